@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -36,10 +36,13 @@ java:  ## Java 17 or later, where it is missing
 	@scripts/java.sh install
 
 postgres: | java  ## PostgreSQL's server programs, where they are missing
-	@scripts/postgres.sh
+	@scripts/debian_package.sh postgresql
 
 promtool: | postgres  ## Prometheus' promtool, where it is missing
-	@scripts/promtool.sh
+	@scripts/debian_package.sh promtool
+
+chromium: | promtool  ## Debian's chromium, where it is missing
+	@scripts/debian_package.sh chromium
 
 delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
 
@@ -70,7 +73,7 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	@touch $@
 
 test: venv  ## check, then every test, in as many processes as WORKERS says
-	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool delta class-archive
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one
@@ -85,6 +88,12 @@ dist: venv  ## the sdist, and the wheel built from it, into dist/
 
 demo: venv java delta  ## the whole product on a real data set
 	$(WITH_JAVA) $(PYTHON) scripts/demo.py
+
+console: venv  ## the web console of the demo's cluster (or of SPARK_LOG_CLUSTER), until Ctrl-C
+	$(PYTHON) -m spark_log console --cluster "$(or $(SPARK_LOG_CLUSTER),.demo/cluster)" --allow produce,offsets,configs,topics
+
+screenshots: venv chromium  ## the pictures of the console's pages in docs
+	$(PYTHON) scripts/screenshots.py
 
 bench: venv java postgres delta  ## how fast the log is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks log
@@ -109,6 +118,9 @@ bench-streams: venv java  ## how fast windowed aggregation is
 
 bench-typed: venv java delta  ## what typed columns cost and bring
 	$(WITH_JAVA) $(PYTHON) -m benchmarks typed
+
+bench-console: venv postgres  ## the console's tail and searches beside pyarrow.compute; pages and scrapes of large clusters
+	$(PYTHON) -m benchmarks console
 
 bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions

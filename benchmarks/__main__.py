@@ -1,5 +1,5 @@
-"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -typed, -transactions, -scale
-and -kafka: on a PostgreSQL of their own too where it is installed.
+"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -typed, -transactions, -scale,
+-console and -kafka: on a PostgreSQL of their own too where it is installed.
 """
 
 import argparse
@@ -20,6 +20,7 @@ SETS = {
     "transactions": ("benchmarks.transactions",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),
     "gateway": ("benchmarks.gateway",),
+    "console": ("benchmarks.console_search", "benchmarks.console_pages"),
     "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }
 

@@ -12,7 +12,7 @@ topic, and one of them is killed (scripts/demo_group.py); and the topic is copie
 disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
 the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
 compared with pandas' own, and drawn (scripts/demo_page.py). A Kafka client reads the flights and writes some of them,
-through a gateway (scripts/demo_kafka.py).
+through a gateway (scripts/demo_kafka.py), and the web console shows them (scripts/demo_console.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -113,6 +113,8 @@ def main() -> int:
             job.submit("../scripts/demo_delays.py", *_delays(arguments, topic.name, package, work, fresh=own))
         with _Step("Let Kafka clients read and write: confluent-kafka through a gateway"):
             differences += _kafka(address, topic.name)
+        with _Step("Look at the cluster in a browser: spark-log console"):
+            differences += _console(address, topic.name)
         with _Step("Draw them"):
             pictures = _pictures(address, work)
     except (DemoError, SparkLogError) as error:
@@ -303,6 +305,12 @@ def _kafka(address: str, topic: str) -> list[str]:
     return [] if done.returncode == 0 else ["Kafka clients did not read or write every record: see above"]
 
 
+def _console(address: str, topic: str) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_console.py"), "--topic", topic]
+    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
+    return [] if done.returncode == 0 else ["the web console did not show the topic: see above"]
+
+
 def _delays(arguments: argparse.Namespace, topic: str, package: Path, work: Path, *, fresh: bool) -> list[str]:
     given = ["--topic", topic, "--data", str(package), "--work", str(work)]
     if fresh:
@@ -419,6 +427,9 @@ def _print_next_steps(address: str, topic: Topic, log_dirs: list[str], parquet: 
         "the jobs": "spark-submit jobs/produce.py --help; spark-submit jobs/consume.py --help",
     }.items():
         console.print(f"  {what:<27} {where}", markup=False, soft_wrap=True)
+    is_default = Path(address) == REPOSITORY / ".demo" / "cluster"
+    serve = "make console" if is_default else f"spark-log console --cluster {shown}"
+    console.print(f"\n`{serve}` serves the web console at [bold]http://127.0.0.1:8080[/bold], and prints its token.")
 
 
 if __name__ == "__main__":

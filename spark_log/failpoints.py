@@ -35,6 +35,8 @@ POINTS = {
     "erase.published": "no segment of the log holds an erased record; the old files are retired",
     "erase.marked": "the retired files of a purge are due for deletion; none has been deleted",
     "transaction.initialized": "a transactional id has its new epoch; its producer has no answer yet",
+    "gateway.transaction-begun": "a Kafka client's transaction is open; the client has no answer yet",
+    "gateway.offsets-added": "group offsets are part of a transaction; the client has no answer yet",
     "transaction.registered": "batches are pending; the producer has no answer yet",
     "transaction.aborted": "a transaction is aborted; the files that it had written still exist",
     "transaction.committed": "a transaction is committed; the producer has no answer yet",

@@ -47,6 +47,14 @@ def rate_of(count: int, seconds: float, what: str = "record") -> str:
     return f", {count / seconds:,.0f} {what}s/s" if 0 < seconds <= count else ""
 
 
+def duration_of(milliseconds: int) -> str:
+    """`350 ms`, `12 s`, `90 min`, `5 h`, `3 d`; whole ones, rounded down."""
+    for unit, size, most in (("ms", 1, 1_000), ("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
+        if milliseconds < size * most:
+            return f"{milliseconds // size} {unit}"
+    return f"{milliseconds // 86_400_000:,} d"
+
+
 def exact_duration_of(milliseconds: int) -> str:
     """`7 days`, `36 hours`, `1 second`, `1,500 ms`: the largest unit that divides it."""
     for unit, size in _DURATIONS:

@@ -6,6 +6,7 @@
     partitions.py    elections, reassignments, log dirs, brokers
     groups.py        consumer groups and their offsets
     transactions.py  transactions, and the producers of partitions
+    audit.py         records of changes in `__audit`; not a part of kafka-python
 
 Results are the dicts and structs into which kafka-python converts a broker's answers.
 """

@@ -100,7 +100,7 @@ def describe_log_dirs(
                     "error_code": 0 if log_dir.online else KafkaStorageError.errno,
                     "log_dir": redact(cluster.absolute(log_dir.uri)),
                     "topics": _by_topic(by_dir.get(log_dir.log_dir_id, [])),
-                    **_space(cluster.absolute(log_dir.uri)),
+                    **log_dir_space(cluster.absolute(log_dir.uri)),
                     "is_cordoned": False,
                 }
                 for log_dir in broker.log_dirs
@@ -150,7 +150,7 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
     return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
 
 
-def _space(uri: str) -> dict[str, int]:
+def log_dir_space(uri: str) -> dict[str, int]:
     """Space of the volume of a local folder; -1 if unknown."""
     try:
         log_dir = LogDir(uri)

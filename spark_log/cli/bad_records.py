@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.output import count_of, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
@@ -21,7 +22,12 @@ def bad_records(
     cluster: Cluster_,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="TOPIC", help="Copy all of them to this topic, with the reasons as headers."),
+        typer.Option(
+            "--to",
+            metavar="TOPIC",
+            help="Copy all of them to this topic, with the reasons as headers.",
+            autocompletion=completion.topics,
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most so many; 0: all.")] = 20,
     as_json: Json = False,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
 from spark_log.cli.output import note, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
@@ -12,7 +13,12 @@ from spark_log.errors import redact
 
 app = typer.Typer(no_args_is_help=True, help="Add, show, serve and remove brokers.")
 
-BrokerId_ = Annotated[int, typer.Option("--id", metavar="N", help="Id of the broker, from 1.", show_default=False)]
+BrokerId_ = Annotated[
+    int,
+    typer.Option(
+        "--id", metavar="N", help="Id of the broker, from 1.", show_default=False, autocompletion=completion.brokers
+    ),
+]
 
 
 @app.command()
@@ -102,6 +108,7 @@ def start(
             "--setting",
             metavar="NAME=VALUE",
             help="A cluster setting for this process, such as broker.session.timeout.ms=9000; repeatable.",
+            autocompletion=completion.cluster_settings,
         ),
     ] = None,
     metrics_port: MetricsPort_ = None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_log.arguments import CLUSTER_ENVIRONMENT_VARIABLE
+from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
@@ -23,11 +24,20 @@ def config(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A setting, such as transaction.max.timeout.ms=60000; repeatable."
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting, such as transaction.max.timeout.ms=60000; repeatable.",
+            autocompletion=completion.cluster_settings,
         ),
     ] = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Reset a setting to its default; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            metavar="NAME",
+            help="Reset a setting to its default; repeatable.",
+            autocompletion=completion.cluster_settings,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.output import count_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
@@ -45,7 +46,12 @@ def consume(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Read as a member of this group: from its committed offsets, and commit."),
+        typer.Option(
+            "--group",
+            "-g",
+            help="Read as a member of this group: from its committed offsets, and commit.",
+            autocompletion=completion.groups,
+        ),
     ] = None,
     isolation_level: Annotated[
         IsolationLevel,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
 from spark_log.cli.output import note, print_facts, print_json, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
@@ -21,6 +22,7 @@ def coordinator(
             metavar="NAME=VALUE",
             help="A cluster setting for this process alone, such as log.merge.interval.ms=60000; repeatable. Later "
             "changes of the cluster's settings then have no effect on this process.",
+            autocompletion=completion.cluster_settings,
         ),
     ] = None,
     metrics_port: MetricsPort_ = None,

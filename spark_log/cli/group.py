@@ -1,16 +1,13 @@
 """`spark-log group …`: show consumer groups and their lag, reset and delete them."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.output import count_of, note, print_facts, print_json, print_table, say
-from spark_log.cli.position import AtOffset, AtTimestamp, parse_position
-from spark_log.cli.position import Earliest as FromEarliest
-from spark_log.cli.position import Latest as FromLatest
 from spark_log.cli.shared_options import Cluster_, Json
 
 if TYPE_CHECKING:
@@ -19,15 +16,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Show consumer groups and their lag, reset and delete them.")
 
-GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="Id of the group.", show_default=False)]
+GroupId = Annotated[
+    str, typer.Argument(metavar="GROUP", help="Id of the group.", show_default=False, autocompletion=completion.groups)
+]
 Topics = Annotated[
     list[str] | None,
     typer.Option(
-        "--topic", "-t", metavar="TOPIC[:PARTITION,…]", help="Only these; repeatable. [default: all committed]"
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITION,…]",
+        help="Only these; repeatable. [default: all committed]",
+        autocompletion=completion.topics,
     ),
 ]
 LIVE_S = 1.0
-_SHIFT = re.compile(r"[+-][0-9]{1,18}")
 
 
 @app.command("list")
@@ -39,7 +41,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     with Cluster.open(cluster) as opened:
         groups = [(group, group_lag(opened.store, group.group_id)) for group in list_groups(opened.store)]
     if as_json:
-        print_json([{**vars(group), "lag": _total(lag)} for group, lag in groups])
+        print_json([{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups])
         return
     if not groups:
         say("There is no group.")
@@ -219,28 +221,12 @@ def remove_member(
 
 
 def _reset_to(text: str) -> "ResetTo":
-    from spark_log.groups import group_operations
+    from spark_log.groups.offset_resets import parse_reset
 
-    if _SHIFT.fullmatch(text.strip()):
-        return group_operations.ShiftBy(int(text))
     try:
-        position = parse_position(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"expected earliest, latest, an offset, +N, -N, a time such as 2026-01-31T12:00:00Z, or @milliseconds;"
-            f" got {text!r}",
-            param_hint="--to",
-        ) from None
-    match position:
-        case FromEarliest():
-            return group_operations.Earliest()
-        case FromLatest():
-            return group_operations.Latest()
-        case AtTimestamp(timestamp_ms):
-            return group_operations.AtTime(timestamp_ms)
-        case AtOffset(offset):
-            return group_operations.Exactly(offset)
-    raise AssertionError(f"-N is a shift: {position}")
+        return parse_reset(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--to") from None
 
 
 def _committed(opened: Any, group: str) -> dict[Any, int]:

@@ -12,6 +12,7 @@ from spark_log.arguments import explain_missing_cluster
 from spark_log.cli import (
     broker,
     cluster,
+    console,
     consume,
     coordinator,
     delta,
@@ -61,6 +62,7 @@ app.command("top")(top.top)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")
+app.command("console")(console.console)
 app.command("registry")(registry.registry)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

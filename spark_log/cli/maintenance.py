@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_table, say
 from spark_log.cli.shared_options import Cluster_
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
@@ -28,7 +29,14 @@ def maintenance(
     ] = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.", show_default=False),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            help="Only this topic; repeatable.",
+            show_default=False,
+            autocompletion=completion.topics,
+        ),
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Seal every inline tail, whatever its age.")] = False,
     dry_run: Annotated[

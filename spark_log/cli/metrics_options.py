@@ -54,8 +54,20 @@ def metrics_of_gateway(host: str, port: int | None, cluster: "Cluster", gateway:
         yield
         return
     with _installed():
-        from spark_log.metrics.gateway_metrics import GatewayCollector
+        from spark_log.gateway.metrics import GatewayCollector
     with _metrics(host, port, cluster, (GatewayCollector(gateway),), gateway.health):
+        yield
+
+
+@contextmanager
+def metrics_of_console(host: str, port: int | None, cluster: "Cluster", health: "Probe") -> Iterator[None]:
+    """Serve the metrics of the cluster."""
+    if port is None:
+        yield
+        return
+    with _installed():
+        from spark_log.metrics.exporter import ClusterCollector
+    with _metrics(host, port, cluster, (ClusterCollector(cluster, lambda: True),), health):
         yield
 
 

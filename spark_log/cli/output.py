@@ -9,6 +9,7 @@ import typer
 
 from spark_log.quantities import bytes_of as bytes_of
 from spark_log.quantities import count_of as count_of
+from spark_log.quantities import duration_of as duration_of
 from spark_log.quantities import time_of as time_of
 
 WIDTH_OF_PIPES = 200
@@ -50,14 +51,6 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print one line that is not data, on stderr."""
     typer.echo(text, err=True)
-
-
-def duration_of(milliseconds: int) -> str:
-    """`350 ms`, `12 s`, `90 min`, `5 h`, `3 d`; whole ones, rounded down."""
-    for unit, size, most in (("ms", 1, 1_000), ("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
-        if milliseconds < size * most:
-            return f"{milliseconds // size} {unit}"
-    return f"{milliseconds // 86_400_000:,} d"
 
 
 def _show(value: object) -> str:

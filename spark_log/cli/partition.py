@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_bytes
 from spark_log.ids import TopicPartition
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Elect leaders, move replicas, show balance and truncations.")
 
-TopicNames = Annotated[list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Repeatable.")]
+TopicNames = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Repeatable.", autocompletion=completion.topics),
+]
 
 
 @app.command()
@@ -226,14 +230,14 @@ def reassign(
 
 def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:
     """All of these topics, or of every topic that has replicas. UnknownTopicOrPartitionError."""
-    from spark_log.cluster.names import is_internal
+    from spark_log.cluster.names import is_kept_by_store
     from spark_log.cluster.topics import find_topic, list_topics
 
     found = opened.store.read(lambda connection: [find_topic(connection, name) for name in topics])
     return [
         TopicPartition(topic.name, number)
         for topic in found or list_topics(opened)
-        if topics or not is_internal(topic.name)
+        if topics or not is_kept_by_store(topic.name)
         for number in range(topic.partition_count)
     ]
 

@@ -11,10 +11,18 @@ import typer
 from spark_log import quantities
 from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.arguments import parse_pairs as parse_pairs
+from spark_log.cli import completion
 
 Cluster_ = ClusterAddress
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+TopicName = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False, autocompletion=completion.topics),
+]
+TopicNames = Annotated[
+    list[str],
+    typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False, autocompletion=completion.topics),
+]
 
 
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:

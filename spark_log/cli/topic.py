@@ -4,25 +4,30 @@ from typing import Annotated
 
 import typer
 
+from spark_log.cli import completion
 from spark_log.cli import topic_tables as show
 from spark_log.cli.bad_records import bad_records
 from spark_log.cli.erase import erase
 from spark_log.cli.output import count_of, print_json, say
 from spark_log.cli.schema_argument import parse_configs
-from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, parse_before
 from spark_log.cli.topic_producers import producers
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change and delete topics.")
 
 Config = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config; repeatable. See `topic configs`."),
-]
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A topic config; repeatable. See `topic configs`.",
+        autocompletion=completion.topic_configs,
+    ),
+]  # fmt: skip
+NewTopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
 
 
 @app.command()
 def create(
-    name: TopicName,
+    name: NewTopicName,
     cluster: Cluster_,
     partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number of partitions.")] = 1,
     replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
@@ -67,7 +72,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
 
 @app.command()
 def describe(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False)],
+    names: TopicNames,
     cluster: Cluster_,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +87,13 @@ def alter(
     config: Config = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", "-d", metavar="NAME", help="Reset a config to its default; repeatable."),
+        typer.Option(
+            "--delete-config",
+            "-d",
+            metavar="NAME",
+            help="Reset a config to its default; repeatable.",
+            autocompletion=completion.topic_configs,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +140,7 @@ def add_partitions(
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False)],
+    names: TopicNames,
     cluster: Cluster_,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
@@ -194,7 +205,10 @@ app.command()(producers)
 @app.command()
 def configs(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG...]", help="Only these.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG...]", help="Only these.", show_default=False, autocompletion=completion.topic_configs
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

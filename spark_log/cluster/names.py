@@ -1,7 +1,8 @@
 """Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
 
 legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide when they are equal with `_` for `.`: metric
-names and folders cannot tell them apart. Clients can read internal topics; only the cluster writes them.
+names and folders cannot tell them apart. Clients can read internal topics; only the cluster writes them. The records of
+`__consumer_offsets` are rows of the metadata store; the others consist of segments, as the topics of users do.
 """
 
 import re
@@ -12,7 +13,9 @@ TOPIC_NAME_LENGTH_MAX = 249
 
 CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
-INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC})
+METRICS_TOPIC = "__metrics"
+AUDIT_TOPIC = "__audit"
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, METRICS_TOPIC, AUDIT_TOPIC})
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -64,6 +67,11 @@ def validate_user_topic(name: object, operation: str, field: str = "topic") -> s
 def is_internal(topic: str) -> bool:
     """Whether only the cluster itself writes to `topic`. Patterns do not match such topics."""
     return topic in INTERNAL_TOPICS
+
+
+def is_kept_by_store(topic: str) -> bool:
+    """Whether the records of `topic` are rows of the metadata store: it has no replicas, segments or Delta table."""
+    return topic == CONSUMER_OFFSETS_TOPIC
 
 
 def collision_key(topic: str) -> str:

@@ -28,18 +28,23 @@ READABLE_RECORDS = sa.case(
 left gaps there: then all records of that segment count."""
 
 
+SMALL_SEGMENT_BYTES = 1024 * 1024
+"""A smaller segment file counts as small: opening it takes about as long as reading it."""
+
+
 class Usage(NamedTuple):
     """`records` that readers see, `bytes` of their segments (files and inline) once, not once a replica, number of
-    `segments`.
+    `segments`, and how many of these are small files.
     """
 
     records: int = 0
     bytes: int = 0
     segments: int = 0
+    small_files: int = 0
 
     def __add__(self, other: object) -> "Usage":
         assert isinstance(other, Usage)
-        return Usage(self.records + other.records, self.bytes + other.bytes, self.segments + other.segments)
+        return Usage(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[tuple[int, int], Usage]:
@@ -55,6 +60,7 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
             sa.func.sum(READABLE_RECORDS),
             sa.func.sum(SEGMENT.bytes),
             sa.func.count(),
+            sa.func.sum(sa.case((~SEGMENT.inline & (SEGMENT.bytes < SMALL_SEGMENT_BYTES), 1), else_=0)),
         )
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
         .where(READABLE)
@@ -62,7 +68,7 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
     )
     committed_to = t.topic.alias()
     commits = (
-        sa.select(TOPIC.topic_id, GROUP_OFFSET.log_partition, sa.func.count(), sa.literal(0), sa.literal(0))
+        sa.select(TOPIC.topic_id, GROUP_OFFSET.log_partition, sa.func.count(), *[sa.literal(0)] * 3)
         .select_from(
             t.group_offset.join(committed_to, committed_to.c.topic_id == GROUP_OFFSET.topic_id).join(
                 t.topic, TOPIC.name == CONSUMER_OFFSETS_TOPIC
@@ -75,7 +81,7 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
         segments = segments.where(SEGMENT.topic_id.in_(topic_ids))
         commits = commits.where(TOPIC.topic_id.in_(topic_ids))
     return {
-        (topic, partition): Usage(int(records), int(size), int(count))
+        (topic, partition): Usage(int(records), int(size), int(count), int(small))
         for query in (segments, commits)
-        for topic, partition, records, size, count in connection.execute(query)
+        for topic, partition, records, size, count, small in connection.execute(query)
     }

@@ -8,10 +8,14 @@ from typing import Any
 from spark_log.config.values import DAY_MS, GIB, INT64_MAX, MIB
 from spark_log.errors import InvalidConfigurationError
 
+_MAY_BE_OFF = frozenset({"metrics_interval_ms"})
+"""Settings that may be -1."""
+
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Limits and leases of the whole cluster, not of one topic. Values are positive whole numbers.
+    """Limits and leases of the whole cluster, not of one topic. Values are positive whole numbers; -1 switches
+    metrics.interval.ms off.
 
     Values that differ from the defaults are stored with the cluster (`cluster/settings.py`). Clients and coordinators
     read them on first use, and again after some seconds (`Store.settings`).
@@ -137,6 +141,11 @@ class ClusterSettings:
     offsets.retention.check.interval.ms).
     """
 
+    metrics_interval_ms: int = 60_000
+    """Not in Kafka. Interval at which the coordinator appends throughput, lag and runs of tasks to topic `__metrics`;
+    -1: it does not.
+    """
+
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
         """From dotted names and text. InvalidConfigurationError names the setting and the value."""
@@ -149,7 +158,7 @@ class ClusterSettings:
                 hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
                 raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
             words = {"true": True, "false": False} if isinstance(known[name].default, bool) else {}
-            digits = text.isascii() and text.isdigit()
+            digits = text.isascii() and text.removeprefix("-").isdigit()
             values[name] = words.get(text.lower(), int(text) if digits and not words else text)
         return cls(**values)
 
@@ -171,6 +180,8 @@ class ClusterSettings:
                     raise InvalidConfigurationError(
                         f"Invalid value {value!r} for cluster setting {entry.name!r}: expected true or false"
                     )
+            elif entry.name in _MAY_BE_OFF and value == -1:
+                continue
             elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
                 raise InvalidConfigurationError(
                     f"Invalid value {value!r} for cluster setting {entry.name!r}: "

@@ -22,6 +22,7 @@ from spark_log.consume.subscription import Move, Subscription, move_of
 from spark_log.consume.topic_watch import TopicWatch
 from spark_log.errors import CommitFailedError, NoOffsetForPartitionError, RetriableError
 from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits, refuse_unknown
+from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition as OurPartition
 
 logger = logging.getLogger(__name__)
@@ -237,8 +238,12 @@ class Polling:
             return
         if self.settings.group_id is not None:
             group_id = self.settings.group_id
-            for partition, commit in self.cluster.store.read(lambda c: read_commits(c, group_id, missing)).items():
-                state = states[partition]
+            commits, unstable = self.cluster.store.read(
+                lambda c: (read_commits(c, group_id, missing), unstable_partitions(self.cluster.store, c, group_id))
+            )
+            missing = [name for name in missing if name not in unstable]  # found at a later poll
+            for partition in commits.keys() - unstable:
+                commit, state = commits[partition], states[partition]
                 state.seek(commit.offset, commit.leader_epoch)
                 state.topic_id = commit.topic_id
             missing = [name for name in missing if states[name].offset is None]

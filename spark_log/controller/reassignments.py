@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
-from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.names import is_kept_by_store, validate_topic_name
 from spark_log.cluster.topics import Topic, find_topics, set_replication_factor
 from spark_log.controller.reassignment_rows import forget, read_ready_partitions, row_of, under_way
 from spark_log.controller.reassignment_rules import begin, cancel, finish
@@ -21,6 +21,7 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
     NoReassignmentInProgressError,
+    PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
@@ -202,7 +203,8 @@ def _check_factor(state: PartitionState, target: Sequence[int]) -> None:
 
 
 def _checked_target(tp: TopicPartition, target: object) -> tuple[int, ...] | None:
-    validate_user_topic(tp.topic, "reassign")
+    if is_kept_by_store(validate_topic_name(tp.topic)):
+        raise PolicyViolationError(f"Cannot reassign topic {tp.topic!r}: it is internal to the metadata store")
     with _naming(tp):
         if isinstance(tp.partition, bool) or not isinstance(tp.partition, int) or not 0 <= tp.partition < 2**31:
             raise UnknownTopicOrPartitionError("unknown topic or partition")

@@ -57,6 +57,30 @@ def create_topic(
     InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
     """
     validate_user_topic(name, "create")
+    return _create_topic(cluster, name, partitions, replication_factor, configs, validate_only=validate_only)
+
+
+def create_internal_topic(
+    cluster: Cluster, name: str, partitions: int, replication_factor_max: int, configs: Mapping[str, str]
+) -> Topic:
+    """Make a topic that the cluster itself writes, with as many replicas as there are brokers that are alive, at most
+    `replication_factor_max`. TopicAlreadyExistsError.
+    """
+    topic = _create_topic(cluster, name, partitions, replication_factor_max, configs, fewer_replicas=True)
+    assert topic is not None
+    return topic
+
+
+def _create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int,
+    replication_factor: int,
+    configs: Mapping[str, str] | None,
+    *,
+    validate_only: bool = False,
+    fewer_replicas: bool = False,
+) -> Topic | None:
     _check_partition_count(partitions, minimum=1)
     overrides = canonical(configs or {})
     validate_overrides(overrides)
@@ -72,12 +96,13 @@ def create_topic(
             collision = f"Topic {name!r} collides with existing topic {taken!r}: '.' and '_' count as the same."
             raise TopicAlreadyExistsError(_exists_already(name) if taken == name else collision)
         loads = _broker_loads(connection, cluster.store.clock(connection))
-        placement = place_replicas(loads, partitions, replication_factor)
+        factor = min(replication_factor, max(1, len(loads))) if fewer_replicas else replication_factor
+        placement = place_replicas(loads, partitions, factor)
         columns = typed_columns(connection, config, None, external)
         if validate_only:
             return None
         now = cluster.store.clock(connection)
-        return insert_topic(connection, name, placement, replication_factor, overrides, now, columns)
+        return insert_topic(connection, name, placement, factor, overrides, now, columns)
 
     try:
         return cluster.store.transact(create, announce=True)

@@ -13,6 +13,7 @@ from spark_log.config import ClusterSettings
 from spark_log.coordinator.background_loops import BackgroundLoops
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.failpoints import failpoint
+from spark_log.metrics.task_runs import TaskRun, TaskRunBuffer, TaskRuns
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ class PeriodicTaskContext:
     settings: ClusterSettings
     fence: Fence
     stopping: Callable[[], bool]
+    term: int | None
+    """The epoch of the lease; differs after another process has held it."""
+    run_buffer: TaskRunBuffer
+    """The runs of the lease's tasks that are to be recorded."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,11 @@ class PeriodicTask:
     name: str
     every_ms: int | Callable[[ClusterSettings], int]
     """Pause from the end of one run to the next, or a function of the settings that returns it."""
-    run: Callable[[PeriodicTaskContext], None]
+    run: Callable[[PeriodicTaskContext], Sequence[str] | None]
+    """Returns notes on its changes, for the history."""
 
     def pause_s(self, settings: ClusterSettings) -> float:
         return (self.every_ms if isinstance(self.every_ms, int) else self.every_ms(settings)) / 1000
-
-
-@dataclass(frozen=True)
-class TaskRuns:
-    """The runs of a periodic task in this process. `success_ms`: wall clock of the last success; None: none yet.
-
-    `seconds`: duration of the last run.
-    """
-
-    success_ms: int | None = None
-    seconds: float = 0.0
-    failures: int = 0
 
 
 class LeaseRunner:
@@ -72,6 +66,7 @@ class LeaseRunner:
         self._tasks = tuple(tasks)
         self.lease = lease
         self.runs: dict[str, TaskRuns] = {task.name: TaskRuns() for task in tasks}
+        self.run_buffer = TaskRunBuffer()
         self._lease = Lease(cluster.store, lease, self._settings.controller_lease_ms)
         self._loops = BackgroundLoops(f"spark-log-{lease}")
         self._term_began = threading.Condition()
@@ -142,13 +137,21 @@ class LeaseRunner:
     def _run(self, task: PeriodicTask) -> float:
         """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""
         pause_s = _RETRY_S
-        began_s = clock.monotonic_s()
+        began_s, start_ms = clock.monotonic_s(), clock.wall_ms()
+
+        def done(error: str | None, notes: Sequence[str] = ()) -> None:
+            seconds = clock.monotonic_s() - began_s
+            self._count(task, seconds, failed=error is not None)
+            self.run_buffer.add(TaskRun(task.name, self.lease, start_ms, seconds, error, "\n".join(notes)))
+
         try:
             settings = self._settings
             pause_s = task.pause_s(settings)
-            task.run(PeriodicTaskContext(self._cluster, settings, self._lease.check, self._loops.stopping.is_set))
+            lease, stopping = self._lease, self._loops.stopping.is_set
+            context = PeriodicTaskContext(self._cluster, settings, lease.check, stopping, lease.epoch, self.run_buffer)
+            notes = task.run(context)
             self._failures.pop(task.name, None)
-            self._record(task, clock.monotonic_s() - began_s, failed=False)
+            done(None, notes or ())
         except (NotCoordinatorError, NotControllerError):
             logger.info("%s: the term has ended during: %s", self.lease, task.name)
         except Exception as error:
@@ -156,10 +159,10 @@ class LeaseRunner:
             if self._failures.get(task.name) != text:  # logged once, not at every run
                 logger.warning("%s: %s: %s", self.lease, task.name, text)
             self._failures[task.name] = text
-            self._record(task, clock.monotonic_s() - began_s, failed=True)
+            done(text)
         return pause_s
 
-    def _record(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
+    def _count(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
         before = self.runs[task.name]
         success_ms = before.success_ms if failed else clock.wall_ms()
         self.runs[task.name] = TaskRuns(success_ms, seconds, before.failures + failed)

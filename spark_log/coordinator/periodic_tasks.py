@@ -17,6 +17,7 @@ from spark_log.groups.target_assignment import groups_with_members, reconcile_gr
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.task_list import TASKS, Task
+from spark_log.metrics.recorder import Recorder, record_task_runs
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.replica_moves import switch_reassignments
 
@@ -58,7 +59,8 @@ GROUP_TASKS: tuple[PeriodicTask, ...] = (
 
 
 def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) -> PeriodicTask:
-    def run(context: PeriodicTaskContext) -> None:
+    def run(context: PeriodicTaskContext) -> list[str]:
+        notes = []
         writer = Writer(context.cluster.store, f"coordinator: {task.name}", context.settings.producer_write_id_lease_ms)
         try:
             maintenance = MaintenanceContext(
@@ -71,16 +73,44 @@ def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) ->
             )
             for report in task.run(maintenance):
                 logger.info("%s", report)
+                notes.append(str(report))
         finally:
             writer.close()
+        return notes
 
     return PeriodicTask(f"maintenance: {task.name}", every_ms, run)
+
+
+_METRICS_OFF_MS = 5_000
+"""How often to look whether metrics.interval.ms is still -1."""
+
+
+def _metrics_interval_ms(settings: ClusterSettings) -> int:
+    return settings.metrics_interval_ms if settings.metrics_interval_ms > 0 else _METRICS_OFF_MS
+
+
+def _recording_task(name: str, record: Callable[[PeriodicTaskContext], None]) -> PeriodicTask:
+    def run(context: PeriodicTaskContext) -> None:
+        if context.settings.metrics_interval_ms > 0:
+            record(context)
+
+    return PeriodicTask(name, _metrics_interval_ms, run)
+
+
+def _record_task_runs(context: PeriodicTaskContext) -> None:
+    record_task_runs(context.cluster, context.run_buffer, context.fence)
 
 
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     """The tasks of the holder of lease `coordinator`."""
     scheduled = [_maintenance_task(task, task.every_ms) for task in TASKS if task.every_ms is not None]
-    return (*GROUP_TASKS, *scheduled)
+    recorder = Recorder()
+    return (
+        *GROUP_TASKS,
+        *scheduled,
+        _recording_task("record metrics", lambda c: recorder.record(c.cluster, c.fence, c.term)),
+        _recording_task("record runs of the coordinator's tasks", _record_task_runs),
+    )
 
 
 # The controller's ----------------------------------------------------------------------------------------------------
@@ -141,4 +171,5 @@ def controller_tasks() -> tuple[PeriodicTask, ...]:
             "elect preferred leaders", lambda settings: settings.leader_imbalance_check_interval_ms, _rebalance_leaders
         ),
         PeriodicTask("delete retired replicas", 600_000, _delete_retired_replicas),
+        _recording_task("record runs of the controller's tasks", _record_task_runs),
     )

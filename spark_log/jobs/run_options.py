@@ -35,6 +35,12 @@ class Every:
 Run = Batch | AvailableNow | Every
 
 Json = Annotated[bool, typer.Option("--json", help="Print progress and summary as JSON lines.")]
+Metrics = Annotated[
+    bool,
+    typer.Option(
+        "--metrics/--no-metrics", help="Report the streaming query's lag and rates in topic __metrics of the cluster."
+    ),
+]
 Checkpoint = typer.Option(metavar="DIR", help="Where the streaming query keeps its progress.", show_default=False)
 
 
@@ -48,6 +54,12 @@ class Shared:
     checkpoint: str | None
     json: bool
     """Progress and summary as JSON lines."""
+    metrics: bool = True
+    """Whether the streaming query is reported in `__metrics` of the cluster."""
+
+    @property
+    def reports_to(self) -> str | None:
+        return self.cluster if self.metrics else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,7 @@ class RunOptions:
         ),
     ] = None
     checkpoint: Annotated[str | None, Checkpoint] = None
+    metrics: Metrics = True
     json: Json = False
 
     def shared(self, default: Run) -> Shared:
@@ -75,7 +88,7 @@ class RunOptions:
         if not self.checkpoint:
             raise usage_error("--checkpoint", "needed with --stream: a restart continues from it")
         run = default if self.trigger is None else parse_trigger(self.trigger)
-        return Shared(self.cluster, run, self.checkpoint, self.json)
+        return Shared(self.cluster, run, self.checkpoint, self.json, self.metrics)
 
 
 def parse_trigger(text: str) -> AvailableNow | Every:

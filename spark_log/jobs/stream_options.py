@@ -12,7 +12,7 @@ from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.errors import SparkLogError, redact
 from spark_log.jobs.command import Group, OneOf, only_with
 from spark_log.jobs.config_file import ConfigFile
-from spark_log.jobs.run_options import Checkpoint, Every, Json, Run, Shared, parse_trigger
+from spark_log.jobs.run_options import Checkpoint, Every, Json, Metrics, Run, Shared, parse_trigger
 from spark_log.quantities import parse_sql_interval_ms
 
 if TYPE_CHECKING:
@@ -169,11 +169,12 @@ class StreamRunOptions:
     group_id: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Commit the end of each batch, so that the lag is visible.")
     ] = None
+    metrics: Metrics = True
     json: Json = False
 
     def shared(self) -> Shared:
         run: Run = Every(0) if self.trigger is None else parse_trigger(self.trigger)
-        return Shared(self.cluster, run, self.checkpoint, self.json)
+        return Shared(self.cluster, run, self.checkpoint, self.json, self.metrics)
 
 
 INPUT = Group(InputOptions, "Input", required=("subscribe", "value_schema"))

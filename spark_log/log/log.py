@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_log.append.append_transaction import AppendRequest, AppendResult, force
+from spark_log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
 from spark_log.append.encoding import (
     LOG_DIR_FAILURES,
     Encoding,
@@ -98,14 +98,16 @@ class Log(LogReader):
         holder: str = "log",
         seal_beside: bool = False,
         inline_bytes_min: tuple[int, int] = (0, 0),
+        internal: bool = False,
     ) -> None:
         """With `seal_beside` tails are sealed and files are published in the background, for a process that appends
         repeatedly. An append seals a full tail itself only if the background thread does not keep up.
 
         `inline_bytes_min`: lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this Log to topics
         that leave these configs at their defaults. For a process that gathers the batches of many clients: a file for
-        each of them costs several times a blob.
+        each of them costs several times a blob. `internal`: it appends to internal topics for the cluster itself.
         """
+        self._internal = internal
         self._inline_max_bytes_min, self._inline_tail_bytes_min = inline_bytes_min
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
@@ -166,16 +168,19 @@ class Log(LogReader):
         acks: Acks = "all",
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        hooks: Sequence[CommitHook] = (),
     ) -> list[Appended | Rejected]:
         """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
 
         `codec` is the producer's, for topics without a compression.type of their own. PolicyViolationError for an
-        internal topic.
+        internal topic. `hooks`: of the append transaction.
         """
         written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
-        request = AppendRequest(written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable)
+        request = AppendRequest(
+            written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable, hooks=hooks
+        )
         try:
             outcomes = list(self.append_batches(request, topics, timeout_ms=timeout_ms).outcomes)
         except Exception:
@@ -198,7 +203,8 @@ class Log(LogReader):
         """Encode records that went through `encoding.prepare`; large ones into files in the log dirs."""
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
-            validate_user_topic(topic.name, "write to")
+            if not self._internal:
+                validate_user_topic(topic.name, "write to")
         encodings = {topic_id: self._encoding(topic, codec) for topic_id, topic in topics.items()}
         batches: list[Batch | None] = []
         blobs: dict[str, bytes] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.cluster.names import is_internal
+from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import UnknownTopicOrPartitionError
@@ -32,7 +32,7 @@ class MaintenanceContext:
     """Whether to leave the remaining work to the next run: called between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
-        """The topics to work on, by name, without internal ones.
+        """The topics to work on, by name, without those that the store keeps.
 
         UnknownTopicOrPartitionError for a named topic that does not exist.
         """
@@ -41,7 +41,7 @@ class MaintenanceContext:
             if name not in topics:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
         for name in sorted(topics):
-            if not is_internal(name):
+            if not is_kept_by_store(name):
                 yield topics[name]
 
 

@@ -14,6 +14,7 @@ class TopicActivity:
 
     topic: str
     partitions: int
+    appended: int
     rate: float
     records: int
     tail_bytes: int
@@ -50,6 +51,7 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
             TopicActivity(
                 topic.name,
                 len(partitions),
+                appended,
                 appended / _seconds(before, now),
                 sum(p.high_watermark - p.log_start_offset for p in partitions),
                 sum(p.tail_bytes for p in partitions),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from spark_log.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
+from spark_log.metrics.exposition import Gauges
 
 PARTITIONS_MAX = 20_000
 """Metrics of single partitions are given for this many; sums are of all."""
@@ -40,7 +41,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
 def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
     """The metrics of segments and bad records."""
     sizes = list(snapshot.sizes.items())[:PARTITIONS_MAX]
-    yield _gauges("kafka_log_log_size", "Bytes of the partition's segments.", _PARTITION,
+    yield Gauges("kafka_log_log_size", "Bytes of the partition's segments.", _PARTITION,
                   (((p.topic, str(p.partition)), size.bytes) for p, size in sizes))  # fmt: skip
     segments: dict[str, int] = defaultdict(int)
     small: dict[str, int] = defaultdict(int)
@@ -57,7 +58,7 @@ def _broker_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     alive = [broker for broker in snapshot.brokers if broker.alive]
     log_dirs = [log_dir for broker in snapshot.brokers for log_dir in broker.log_dirs]
     yield _gauge("kafka_brokers", "Brokers that are alive.", len(alive))
-    yield _gauges("kafka_broker_info", "A broker; address: the process that serves it, or embedded.",
+    yield Gauges("kafka_broker_info", "A broker; address: the process that serves it, or embedded.",
                   ("id", "address"),
                   (((str(b.broker_id), (b.served and b.holder) or "embedded"), 1) for b in alive))  # fmt: skip
     yield _gauge("kafka_log_logmanager_offlinelogdirectorycount", "Log dirs that have failed.",
@@ -121,14 +122,14 @@ def _partition_metrics(partitions: Sequence[PartitionFacts]) -> Iterator[Metric]
         "under_replicated_partition": ("1 if replicas are not in sync.", [p.in_sync < p.replicas for p in partitions]),
     }  # fmt: skip
     for name, (text, values) in columns.items():
-        yield _gauges(prefix + name, text, _PARTITION, zip(labels, values, strict=True))
+        yield Gauges(prefix + name, text, _PARTITION, zip(labels, values, strict=True))
 
 
 def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFacts]) -> Iterator[Metric]:
     labels = [(g.group, g.topic, str(g.partition)) for g in groups]
-    yield _gauges("kafka_consumergroup_current_offset", "Committed offset.", _GROUP_PARTITION,
+    yield Gauges("kafka_consumergroup_current_offset", "Committed offset.", _GROUP_PARTITION,
                   zip(labels, (g.committed for g in groups), strict=True))  # fmt: skip
-    yield _gauges("kafka_consumergroup_lag", "Records between the committed offset and the high watermark.",
+    yield Gauges("kafka_consumergroup_lag", "Records between the committed offset and the high watermark.",
                   _GROUP_PARTITION, zip(labels, (g.lag for g in groups), strict=True))  # fmt: skip
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     lags: dict[tuple[str, str], int] = defaultdict(int)
@@ -138,17 +139,17 @@ def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFac
         lags[g.group, g.topic] += g.lag
         seconds[g.group] = max(seconds.get(g.group, 0.0), g.lag_s or 0.0)
     by_topic = ("consumergroup", "topic")
-    yield _gauges("kafka_consumergroup_current_offset_sum", "Committed offsets, all partitions.", by_topic,
+    yield Gauges("kafka_consumergroup_current_offset_sum", "Committed offsets, all partitions.", by_topic,
                   offsets.items())  # fmt: skip
-    yield _gauges("kafka_consumergroup_lag_sum", "Lag in records, all partitions.", by_topic, lags.items())
-    yield _gauges("kafka_consumergroup_members", "Live members.", ("consumergroup",),
+    yield Gauges("kafka_consumergroup_lag_sum", "Lag in records, all partitions.", by_topic, lags.items())
+    yield Gauges("kafka_consumergroup_members", "Live members.", ("consumergroup",),
                   (((group,), number) for group, number in snapshot.members.items()))  # fmt: skip
     lag_seconds = [((g.group, g.topic, str(g.partition)), g.lag_s or 0.0) for g in groups]
-    yield _gauges("kafka_consumergroup_group_lag_seconds", "Age of the next record to read, from the time index.",
+    yield Gauges("kafka_consumergroup_group_lag_seconds", "Age of the next record to read, from the time index.",
                   ("group", "topic", "partition"), lag_seconds)  # fmt: skip
-    yield _gauges("kafka_consumergroup_group_max_lag_seconds", "Largest lag in seconds, all partitions.", ("group",),
+    yield Gauges("kafka_consumergroup_group_max_lag_seconds", "Largest lag in seconds, all partitions.", ("group",),
                   (((group,), value) for group, value in seconds.items()))  # fmt: skip
-    yield _gauges("spark_log_consumergroup_beyond_retention", "1 if records were deleted before the group read them.",
+    yield Gauges("spark_log_consumergroup_beyond_retention", "1 if records were deleted before the group read them.",
                   _GROUP_PARTITION, _beyond_retention(snapshot, groups))  # fmt: skip
 
 
@@ -180,12 +181,5 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value)
 
 
-def _gauges(name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family
-
-
 def _by_topic(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    return _gauges(name, text, ("topic",), (((topic,), value) for topic, value in values.items()))
+    return Gauges(name, text, ("topic",), (((topic,), value) for topic, value in values.items()))

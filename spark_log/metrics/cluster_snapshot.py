@@ -10,6 +10,7 @@ from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statu
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
 from spark_log.columns.parts import PARTS
 from spark_log.delta.delta_lag import DeltaLag, delta_lags
 from spark_log.ids import LogDirId, TopicId, TopicPartition
@@ -27,10 +28,6 @@ from spark_log.metadata.columns import (
 )
 from spark_log.metadata.store import StoreClock
 from spark_log.transactions.rules import ONGOING
-
-SMALL_SEGMENT_BYTES = 1024 * 1024
-"""A smaller segment file counts as small: opening it takes about as long as reading it."""
-
 
 READ_TIMEOUT_MS = 2_000
 """How long a scrape waits for a store that does not answer."""

@@ -4,8 +4,9 @@ Only the holder exports facts of the cluster, so that a sum over all processes c
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,10 +14,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.coordinator.lease_runner import LeaseRunner
 from spark_log.errors import SparkLogError
 from spark_log.metrics.cluster_metrics import cluster_metrics, size_metrics
-from spark_log.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.metrics.cluster_snapshot import READ_TIMEOUT_MS, read_cluster, read_sizes
+from spark_log.metrics.task_runs import TaskRuns
 
 CACHED_S = 15.0
 """Scrapes within this time get the same facts of the cluster."""
@@ -26,28 +27,44 @@ SIZES_CACHED_S = 60.0
 
 
 class ClusterCollector(Collector):
-    """The metrics of the cluster while `is_holder` says so. A store that does not answer: spark_log_store_up is 0."""
+    """The metrics of the cluster while `is_holder` says so, and of every process whether the store answers it
+    (spark_log_store_up): a store that is down for longer than a lease leaves no holder.
+    """
 
     def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:
-        self._is_holder = is_holder
+        self._cluster, self._is_holder = cluster, is_holder
         self._facts = _Cached(CACHED_S, lambda: list(cluster_metrics(read_cluster(cluster))))
         self._sizes = _Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
 
     def collect(self) -> Iterator[Metric]:
         """Called for each scrape."""
-        if not self._is_holder():
-            return
         families: list[Metric] = []
+        answered = False
         with suppress(SparkLogError):  # the metric says so
-            families = [*self._facts.get(), *self._sizes.get()]
-        yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered.", int(bool(families)))
+            if self._is_holder():
+                families = [*self._facts.get(), *self._sizes.get()]
+            else:
+                self._cluster.store.read(self._cluster.store.clock, timeout_ms=READ_TIMEOUT_MS)
+            answered = True
+        yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered this process.", int(answered))
         yield from families
+
+
+class Tasks(Protocol):
+    """The periodic tasks of a lease: a LeaseRunner. `acting`: this process holds the lease."""
+
+    @property
+    def lease(self) -> str: ...
+    @property
+    def runs(self) -> Mapping[str, TaskRuns]: ...
+    @property
+    def acting(self) -> bool: ...
 
 
 class TaskCollector(Collector):
     """The runs of the periodic tasks of the leases that this process holds."""
 
-    def __init__(self, runners: Sequence[LeaseRunner]) -> None:
+    def __init__(self, runners: Sequence[Tasks]) -> None:
         self._runners = runners
 
     def collect(self) -> Iterator[Metric]:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
 from spark_log.errors import InvalidConfigurationError
+from spark_log.metrics.exposition import CONTENT_TYPE, exposition
 
 Probe = Callable[[], str | None]
 """The reason why something does not work; None: it works."""
@@ -55,8 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(200, content_type, encode(self.server.registry))
+            self._answer(200, CONTENT_TYPE, exposition(self.server.registry))
         elif path in self.server.probes:
             reason = self.server.probes[path]()
             facts = {"status": "ok"} if reason is None else {"status": "failing", "reason": reason}

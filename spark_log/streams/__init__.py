@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from spark_log.streams.outputs import DeltaOutput as DeltaOutput
     from spark_log.streams.outputs import TopicOutput as TopicOutput
     from spark_log.streams.outputs import write_stream as write_stream
+    from spark_log.streams.query_listener import SparkLogListener as SparkLogListener
+    from spark_log.streams.query_listener import observing_queries as observing_queries
     from spark_log.streams.tables import read_table as read_table
     from spark_log.streams.tables import table_changes as table_changes
     from spark_log.streams.tables import write_table as write_table
@@ -54,6 +56,7 @@ _HOME = {
     "Session": "windows",
     "Side": "joins",
     "Sliding": "windows",
+    "SparkLogListener": "query_listener",
     "Table": "live_table",
     "TopicOutput": "outputs",
     "TransactionalLoop": "transactional_loop",
@@ -69,6 +72,7 @@ _HOME = {
     "keep_last": "deduplication",
     "late_records": "windows",
     "mirror_topics": ".mirror.local_mirror",
+    "observing_queries": "query_listener",
     "read_table": "tables",
     "running": "aggregation",
     "table_changes": "tables",
@@ -90,6 +94,7 @@ __all__ = [
     "Session",
     "Side",
     "Sliding",
+    "SparkLogListener",
     "Table",
     "TopicOutput",
     "TransactionalLoop",
@@ -105,6 +110,7 @@ __all__ = [
     "keep_last",
     "late_records",
     "mirror_topics",
+    "observing_queries",
     "read_table",
     "running",
     "table_changes",

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from kafka import KafkaProducer, OffsetAndMetadata
 from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from spark_log import Consumer, Producer, clock
@@ -25,6 +24,8 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metrics import cluster_metrics, export
 from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.metrics.http_server import serving_metrics
+from spark_log.metrics.query_metrics import QueryCollector
+from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import until
 from tests.support.postgres import free_port
@@ -32,17 +33,7 @@ from tests.support.records import table
 from tests.support.replicas import take_away, topic_on
 
 _CONF = Path(__file__).parents[2] / "conf"
-ALERTS = _CONF / "prometheus/alerts.yaml"
 DASHBOARD = _CONF / "grafana/spark-log.json"
-
-
-def samples(text):
-    """{(name, sorted labels): value} of an exposition."""
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def scraped(cluster):
@@ -157,16 +148,15 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
             assert value(one, "spark_log_task_failures_total", task=seal) == 0
             assert value(other, "spark_log_lease_held", lease="coordinator") == 0
             only_process = {name for name, _ in other if name.startswith(("kafka_", "spark_log_"))}
-            assert only_process == {"spark_log_lease_held"}
+            assert only_process == {"spark_log_lease_held", "spark_log_store_up"}
 
 
 def test_every_metric_passes_prometheus_lint_and_is_in_the_alerts_and_the_dashboard(cluster):
     create_topic(cluster, "t")
     with Coordinator(cluster) as process:
         until(lambda: process.acting and process.controller.acting, cluster.store)
-        collectors = (
-            ClusterCollector(cluster, lambda: True), TaskCollector([process.coordinator, process.controller])
-        )  # fmt: skip
+        tasks, queries = TaskCollector([process.coordinator, process.controller]), QueryCollector(lambda: [])
+        collectors = (ClusterCollector(cluster, lambda: True), tasks, queries)
         text = generate_latest(registry_of(*collectors))
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
     # Strimzi's and kafka_exporter's names, which dashboards query, do not follow all of Prometheus' conventions

@@ -15,6 +15,7 @@ from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.jobs import window
 from spark_log.log.log import Log
+from spark_log.metrics.history import read_queries
 from tests.e2e.test_jobs import command, environment, summary_of
 from tests.support.jobs import run_job
 from tests.support.topics import append, make, stored
@@ -91,6 +92,8 @@ def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: 
     assert [letter["value"] for letter in letters] == [b"no JSON", b"[1]"]
     assert all(letter["headers"] for letter in letters), "with the reason"
     assert [lag.lag for lag in group_lag(log.cluster.store, "windows")] == [0]
+    reports = read_queries(log.cluster, from_ms=0)
+    assert [(report.query_name, report.state, report.lag) for report in reports] == [("window", "terminated", 0)]
 
 
 def test_running_totals(spark: SparkSession, log: Log, tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def test_only_services_that_open_the_store_get_its_address_and_password(compose:
     knowing = {
         name for name, service in compose["services"].items() if re.search("PASSWORD|SPARK_LOG_CLUSTER", repr(service))
     }
-    assert knowing == {"postgres", "coordinator", "driver", "gateway"}
+    assert knowing == {"postgres", "coordinator", "driver", "gateway", "console"}
 
 
 def test_every_long_running_service_has_its_own_health_check(compose: dict[str, Any]) -> None:
     running = [service for service in compose["services"].values() if "profiles" not in service]
-    assert len(running) == 7
+    assert len(running) == 8
     checks = [tuple(service["healthcheck"]["test"]) for service in running]
     assert len(set(checks)) == len(checks)
     assert "HEALTHCHECK" not in DOCKERFILE.read_text(), "one image, several kinds of service"

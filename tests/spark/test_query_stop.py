@@ -74,6 +74,6 @@ def test_every_written_record_is_counted(
     def start() -> Any:
         return BatchBeginsAfterStatus(writer.start(), lambda: append(log, "in", "second"), second_begun, stopping)
 
-    totals = run_to_end(spark, start, lambda _batch: os.kill(os.getpid(), signal.SIGTERM))
+    totals = run_to_end(spark, start, lambda _batch: os.kill(os.getpid(), signal.SIGTERM), (), None)
     assert written[:1] == [b"first"]
     assert totals.counted.records == len(written)

@@ -123,8 +123,9 @@ def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
     writer = triggered(_to_sink(shaped(source, arguments, None), arguments), arguments.shared)
     sink = arguments.sink
     written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
+    shared = arguments.shared
     return run_to_end(
-        spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
     )
 
 

@@ -156,6 +156,7 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     writer = triggered(writer, arguments.shared)
     written = [(arguments.shared.cluster, arguments.topic)]
+    shared = arguments.shared
     return run_to_end(
-        spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
     )

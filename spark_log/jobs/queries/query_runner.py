@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from spark_log.jobs.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.summary import BatchProgress, Stages
 from spark_log.log.log import Log
 from spark_log.stopping import Stop
+from spark_log.streams.query_listener import observing_queries
 from spark_log.streams.windows import late_in
 
 _PLANNING = ("latestOffset", "getBatch", "queryPlanning")
@@ -66,22 +68,25 @@ def run_to_end(
     spark: SparkSession,
     start: Callable[[], StreamingQuery],
     on_progress: Callable[[BatchProgress], None],
-    topics: Iterable[tuple[str, str]] = (),
+    topics: Iterable[tuple[str, str]],
+    reports_to: str | None,
 ) -> Totals:
     """Start a query and wait for its end; after a signal, its current batch is the last one. StreamingQueryException.
 
     `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
+    `reports_to`: the cluster in whose `__metrics` the query is reported.
     """
     stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
-    query = start()
     totals = Totals()
     deadline: float | None = None
-    while not query.awaitTermination(_POLL_S):
-        totals = _take_new(query, totals, on_progress)
-        if stop.is_set():
-            deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
-            if _is_after_last_batch(query) or clock.monotonic_s() >= deadline:
-                query.stop()
+    with nullcontext() if reports_to is None else observing_queries(spark, reports_to):
+        query = start()
+        while not query.awaitTermination(_POLL_S):
+            totals = _take_new(query, totals, on_progress)
+            if stop.is_set():
+                deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
+                if _is_after_last_batch(query) or clock.monotonic_s() >= deadline:
+                    query.stop()
     for address, topic in topics:
         with Cluster.open(address) as cluster:
             log = Log(cluster, holder=f"job {query.name or query.id}")

@@ -70,7 +70,9 @@ def run_stream_job(
         name=job,
     )
     written = [(output.cluster, output.topic) for output in _topics_written(arguments)]
-    totals = run_to_end(spark, start, lambda batch: print_lines(progress_line(batch, shared.json)), written)
+    totals = run_to_end(
+        spark, start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
+    )
     before, after = offsets_around(totals)
     counted = totals.counted
     stages = stopwatch.stages_of(totals)

@@ -1,0 +1,84 @@
+"""How users prove who they are: the interface, and the one-time token that a console prints at its start."""
+
+import hmac
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from spark_log.console.access.roles import Role, User, role_of
+from spark_log.console.access.sessions import Sessions
+
+
+class Refused(Exception):
+    """The request has no user. `headers`: of the answer; `status`: 401, or 403 for a user without a role."""
+
+    def __init__(self, text: str, headers: dict[str, str] | None = None, status: int = 401) -> None:
+        super().__init__(text)
+        self.headers, self.status = headers or {}, status
+
+
+def user_with_role(name: str, groups: Sequence[str], roles: Mapping[str, Role]) -> User:
+    """Raises Refused for a user who belongs to no group that has a role."""
+    role = role_of(groups, roles)
+    if role is None:
+        raise Refused(f"User {name} belongs to no group that may use this console.", status=403)
+    return User(name, role, tuple(groups))
+
+
+class Authentication(Protocol):
+    """One method of authentication. `sessions`: None if the browser proves it in each request."""
+
+    sessions: Sessions | None
+
+    async def answer(self, request: Request) -> Response | None:
+        """The answer to a request that belongs to the method itself, such as the return from a login page."""
+
+    async def user(self, request: Request) -> User:
+        """The user who sent the request. Raises Refused."""
+
+
+class TokenAuthentication:
+    """A token in the address that the console prints. It works once, and starts a session in that browser.
+
+    `announce` prints the address with the next token: at the start, and whenever a token was used.
+    """
+
+    def __init__(self, sessions: Sessions, role: Role, announce: Callable[[str], None]) -> None:
+        self.sessions: Sessions | None = sessions
+        self._of_browsers = sessions
+        self._user = User("local", role)
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._token = ""
+        self.renew()
+
+    def renew(self) -> None:
+        self._token = secrets.token_urlsafe(32)
+        self._announce(self._token)
+
+    async def answer(self, request: Request) -> Response | None:
+        given = request.query_params.get("token")
+        if request.method != "GET" or request.scope["path"] != "/" or given is None:
+            return None
+        with self._lock:
+            if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
+                return None if self._of_browsers.user(request) else _unknown_token()
+            self._token = ""
+        response = RedirectResponse("/", 303)
+        self._of_browsers.begin(self._user, response)
+        self.renew()
+        return response
+
+    async def user(self, request: Request) -> User:
+        user = self._of_browsers.user(request)
+        if user is None:
+            raise Refused("Open the address that the console printed: it has a token, which starts a session once.")
+        return user
+
+
+def _unknown_token() -> Response:
+    raise Refused("This token was used already, or is of another console. Open the address that it printed last.")

@@ -1,0 +1,72 @@
+"""Authentication by name and password (HTTP Basic), with the users of the access file."""
+
+import asyncio
+import base64
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spark_log.console.access.access_file import FileUser
+from spark_log.console.access.authentication import Refused, user_with_role
+from spark_log.console.access.passwords import hash_password, matches
+from spark_log.console.access.roles import Role, User
+from spark_log.console.access.sessions import Sessions
+
+_REMEMBERED_S = 300
+_REMEMBERED_MAX = 10_000
+_AT_ONCE_MAX = 2
+"""Passwords that are checked at the same time: each takes a core and 16 MiB."""
+
+
+class BasicAuthentication:
+    """Checks the password of each request; one that was right is remembered for some minutes, as a keyed digest."""
+
+    def __init__(self, users: Mapping[str, FileUser], roles: Mapping[str, Role]) -> None:
+        self.sessions: Sessions | None = None
+        self._users = users
+        self._roles = roles
+        self._key = secrets.token_bytes(32)
+        self._right: dict[bytes, float] = {}
+        self._nobody = hash_password(secrets.token_urlsafe())
+        self._at_once = asyncio.Semaphore(_AT_ONCE_MAX)
+
+    async def answer(self, request: Request) -> Response | None:
+        return None
+
+    async def user(self, request: Request) -> User:
+        name, password = _credentials(request.headers.get("authorization", ""))
+        user = self._users.get(name)
+        if not await self._is_right(name, password, user) or user is None:
+            raise Refused("A name and a password are needed.", {"WWW-Authenticate": 'Basic realm="spark-log"'})
+        return user_with_role(name, user.groups, self._roles)
+
+    async def _is_right(self, name: str, password: str, user: FileUser | None) -> bool:
+        if not name:
+            return False
+        digest = hmac.digest(self._key, f"{name}:{password}".encode(errors="replace"), "sha256")
+        if self._right.get(digest, 0.0) > time.monotonic():
+            return True
+        async with self._at_once:  # an unknown name takes as long as a known one
+            right = await run_in_threadpool(matches, password, self._nobody if user is None else user.password)
+        if right and user is not None:
+            if len(self._right) >= _REMEMBERED_MAX:
+                self._right.clear()
+            self._right[digest] = time.monotonic() + _REMEMBERED_S
+        return right
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    """Name and password of header Authorization; empty texts if it has none."""
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return name, password

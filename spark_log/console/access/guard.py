@@ -1,0 +1,126 @@
+"""The ASGI middleware in front of all routes: no request reaches a page without these checks."""
+
+from collections.abc import Awaitable, Callable, Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spark_log.console.access.authentication import Authentication, Refused
+from spark_log.console.access.request_rules import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    SECURITY_HEADERS,
+    host_allowed,
+    same_origin,
+)
+from spark_log.console.access.roles import User
+
+STATIC = "/static/"
+HEALTH = "/health"
+
+ErrorPage = Callable[[Request, User | None, int, str], Awaitable[Response]]
+"""An error as a page, or as JSON for paths of the API."""
+
+
+_TOO_LARGE = f"a request has at most {BODY_BYTES_MAX:,} bytes"
+
+
+class Guard:
+    """Checks Host, size, method, user and origin, in this order, and adds the security headers to every answer.
+
+    `hosts`: names of the console in addresses. `public_url`: its address in browsers, if a proxy is between.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        authentication: Authentication,
+        hosts: Collection[str],
+        public_url: str | None,
+        error_page: ErrorPage,
+    ) -> None:
+        self._application = application
+        self._authentication = authentication
+        public = urlsplit(public_url) if public_url else None
+        self._hosts = {*hosts, *([public.hostname] if public and public.hostname else [])}
+        self._public_origins = {public.netloc} if public else set()
+        self._error_page = error_page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        is_static = scope["path"].startswith(STATIC)
+        guarded_send = _with_headers(send, is_static)
+        try:
+            response = await self._refusal(request, is_static)
+            if response is None:
+                await self._application(scope, _limited(receive), guarded_send)
+                return
+        except Refused as refused:
+            response = await self._error_page(request, None, refused.status, str(refused))
+            response.headers.update(refused.headers)
+        await response(scope, receive, guarded_send)
+
+    async def _refusal(self, request: Request, is_static: bool) -> Response | None:
+        """The answer to a request that does not reach the routes; None: it may."""
+        if not host_allowed(request.headers.get("host"), self._hosts):
+            return Response(
+                "Header Host does not name this console. Give the name that browsers use as --public-url.\n",
+                400,
+                media_type="text/plain",
+            )
+        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > HEADER_BYTES_MAX:
+            return await self._error_page(request, None, 431, "the headers of a request are too large")
+        if _length(request) > BODY_BYTES_MAX:
+            return await self._error_page(request, None, 413, _TOO_LARGE)
+        if request.method not in ("GET", "HEAD", "POST"):
+            return await self._error_page(request, None, 405, "only GET, HEAD and POST are known here")
+        if is_static or request.scope["path"] == HEALTH:
+            return None
+        answer = await self._authentication.answer(request)
+        if answer is not None:
+            return answer
+        user = await self._authentication.user(request)
+        request.scope["user"] = user
+        origins = {request.headers["host"], *self._public_origins}
+        if request.method == "POST" and not same_origin(dict(request.headers), origins):
+            return await self._error_page(
+                request, user, 403, "Only pages of this console may change something (a header Origin is needed)."
+            )
+        return None
+
+
+def _length(request: Request) -> int:
+    text = request.headers.get("content-length", "0")
+    return int(text) if text.isdecimal() else BODY_BYTES_MAX + 1
+
+
+def _limited(receive: Receive) -> Receive:
+    """`receive` that refuses a body that is larger than its header said."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > BODY_BYTES_MAX:
+            raise HTTPException(413, _TOO_LARGE)
+        return message
+
+    return limited
+
+
+def _with_headers(send: Send, is_static: bool) -> Send:
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(SECURITY_HEADERS)
+            headers["Cache-Control"] = "max-age=3600" if is_static else "no-store"
+        await send(message)
+
+    return with_headers

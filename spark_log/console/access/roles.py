@@ -1,0 +1,65 @@
+"""Users and their roles. Pure."""
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+
+class Allow(StrEnum):
+    """A kind of change. Each is refused unless both option --allow and the user's role have it."""
+
+    PRODUCE = "produce"
+    OFFSETS = "offsets"
+    CONFIGS = "configs"
+    TOPICS = "topics"
+
+
+EVERY_CHANGE = frozenset(Allow)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a user may see and change.
+
+    `topics`: patterns such as `orders-*`; a topic that matches none does not exist for the user.
+    `messages`: whether keys, values and headers are shown. `masked`: fields of messages that are hidden, such as
+    `record.email` or `value.ssn`.
+    """
+
+    allows: frozenset[Allow] = frozenset()
+    topics: tuple[str, ...] = ("*",)
+    messages: bool = True
+    masked: frozenset[str] = frozenset()
+
+    @cached_property
+    def sees_all(self) -> bool:
+        return "*" in self.topics
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(fnmatch.translate(pattern) for pattern in self.topics) or r"(?!)")
+
+    def sees(self, topic: str) -> bool:
+        return self.sees_all or self._pattern.match(topic) is not None
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    role: Role
+    groups: tuple[str, ...] = field(default=())
+
+
+EVERYONE = "*"
+"""The group that every user belongs to."""
+
+
+def role_of(groups: Sequence[str], roles: Mapping[str, Role]) -> Role | None:
+    """The role of a user: that of the first group in `roles` to which the user belongs; None: the user has no access.
+
+    Roles are not added up: the topics of one must not get the changes that another allows.
+    """
+    return next((role for group, role in roles.items() if group == EVERYONE or group in groups), None)

@@ -1,0 +1,277 @@
+"""The console as an ASGI application: the table of routes, and how each kind of route answers."""
+
+import asyncio
+import importlib
+import json
+import logging
+import pkgutil
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+import anyio
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.console import pages
+from spark_log.console.access.authentication import Authentication
+from spark_log.console.access.guard import HEALTH, Guard
+from spark_log.console.access.request_rules import BODY_BYTES_MAX
+from spark_log.console.access.roles import User
+from spark_log.console.audit import audited
+from spark_log.console.errors import error_text, status_of
+from spark_log.console.paths import decode_segment
+from spark_log.console.rendering import environment, to_json
+from spark_log.console.routes import Call, Change, Done, Download, Preference, Stream, View
+from spark_log.console.settings import LOOPBACK, ConsoleSettings
+from spark_log.console.snapshots import Snapshots
+from spark_log.errors import InvalidConfigurationError
+
+API = "/api/v1"
+_MESSAGE_COOKIE = "spark-log-message"
+_MESSAGE_LENGTH_MAX = 1000
+_YEAR_S = 365 * 24 * 3600
+_NAVIGATION = ("/", "/topics", "/groups", "/transactions", "/brokers", "/maintenance", "/queries", "/audit")
+_LOGGER = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Table:
+    """All routes of the pages."""
+
+    views: tuple[View, ...] = ()
+    changes: tuple[Change, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    preferences: tuple[Preference, ...] = ()
+
+    @property
+    def navigation(self) -> list[View]:
+        by_path = {view.path: view for view in self.views if view.title}
+        return [by_path[path] for path in _NAVIGATION if path in by_path]
+
+
+def table() -> Table:
+    """The routes of every module in `console/pages`."""
+    names = sorted(module.name for module in pkgutil.iter_modules(pages.__path__))
+    modules = [importlib.import_module(f"{pages.__name__}.{name}") for name in names]
+
+    def of(kind: str) -> Iterator[object]:
+        for module in modules:
+            yield from getattr(module, kind, ())
+
+    return Table(tuple(of("VIEWS")), tuple(of("CHANGES")), tuple(of("STREAMS")), tuple(of("PREFERENCES")))  # type: ignore[arg-type]
+
+
+def application(cluster: Cluster, settings: ConsoleSettings, authentication: Authentication) -> Guard:
+    """The console of `cluster`, behind its checks."""
+    console = _Console(cluster, settings, authentication, table())
+    hosts = {*LOOPBACK, settings.host} - {"0.0.0.0", "::"}
+    return Guard(console.starlette(), authentication, hosts, settings.public_url, console.error)
+
+
+@dataclass
+class _Console:
+    cluster: Cluster
+    settings: ConsoleSettings
+    authentication: Authentication
+    table: Table
+    snapshots: Snapshots = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.snapshots = Snapshots(self.cluster)
+        self._templates = environment()
+
+    def starlette(self) -> Starlette:
+        routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
+        for base in (API, ""):
+            for view in self.table.views:
+                routes.append(self._route(base + view.path, "GET", self._view(view)))
+            for stream in self.table.streams:
+                routes.append(self._route(base + stream.path, "GET", self._stream(stream)))
+            for change in self.table.changes:
+                routes.append(self._route(base + change.path, "POST", self._change(change)))
+            for preference in self.table.preferences:
+                routes.append(self._route(base + preference.path, "POST", self._preference(preference)))
+        routes.append(Route(HEALTH, _health, methods=["GET"]))
+        routes.append(Route("/logout", self._log_out, methods=["POST"]))
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._http_error})
+
+    def _route(self, path: str, method: str, answer: Callable[[Request, Call], object]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            user: User = request.scope["user"]
+            try:
+                call = self._call(request, user, await _form(request) if method == "POST" else {})
+                response = await answer(request, call)  # type: ignore[misc]
+            except Exception as error:
+                status = status_of(error)
+                if status is None:  # a bug: its text may hold anything
+                    _LOGGER.exception("%s %s failed", method, path)
+                    return await self.error(request, user, 500, f"An error of the console: {type(error).__name__}")
+                return await self.error(request, user, status, error_text(error))
+            assert isinstance(response, Response)
+            return response
+
+        return Route(path, endpoint, methods=[method])
+
+    def _call(self, request: Request, user: User, form: Mapping[str, str]) -> Call:
+        path = {name: decode_segment(value) for name, value in request.path_params.items()}
+        query = dict(request.query_params)
+        cookies = {name: unquote(value) for name, value in request.cookies.items()}
+        return Call(self.cluster, user, path, query, form, self.snapshots, self.settings.allow, cookies=cookies)
+
+    def _view(self, view: View) -> Callable[[Request, Call], object]:
+        async def answer(request: Request, call: Call) -> Response:
+            facts = await _watched(request, call, view.facts)
+            if _of_api(request):
+                return _json(facts)
+            return await run_in_threadpool(self._page, request, call.user, view.template, call=call, facts=facts)
+
+        return answer
+
+    def _stream(self, stream: Stream) -> Callable[[Request, Call], object]:
+        async def answer(request: Request, call: Call) -> Response:
+            download = await _watched(request, call, stream.serve)
+            response = StreamingResponse(_parts(download, call.left), media_type=download.content_type)
+            if download.filename is not None:
+                name = quote(download.filename, safe="")
+                response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{name}"
+            return response
+
+        return answer
+
+    def _change(self, change: Change) -> Callable[[Request, Call], object]:
+        async def answer(request: Request, call: Call) -> Response:
+            try:
+                done: Done = await run_in_threadpool(audited, change, call)
+            finally:
+                self.snapshots.forget()
+            return _done(request, done)
+
+        return answer
+
+    def _preference(self, preference: Preference) -> Callable[[Request, Call], object]:
+        async def answer(request: Request, call: Call) -> Response:
+            return _done(request, preference.apply(call))
+
+        return answer
+
+    def _page(
+        self, request: Request, user: User | None, template: str, status: int = 200, **values: object
+    ) -> Response:
+        message = unquote(request.cookies.get(_MESSAGE_COOKIE, "")) if user is not None else ""
+        sessions = self.authentication.sessions
+        text = self._templates.get_template(template).render(
+            user=user,
+            message=message,
+            navigation=self.table.navigation if user is not None else [],
+            here=request.scope["path"],
+            may_log_out=user is not None and sessions is not None,
+            cluster=str(self.cluster.store.address) if user is not None else "",
+            **values,
+        )
+        response = Response(text, status, media_type="text/html")
+        if message:
+            response.delete_cookie(_MESSAGE_COOKIE, httponly=True, samesite="strict")
+        return response
+
+    async def error(self, request: Request, user: User | None, status: int, text: str) -> Response:
+        """An error as a page, or as JSON for paths of the API."""
+        if _of_api(request):
+            return _json({"error": text}, status)
+        return await run_in_threadpool(self._page, request, user, "error.html", status, status_code=status, text=text)
+
+    async def _http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = "There is no such page." if error.status_code == 404 else str(error.detail)
+        return await self.error(request, request.scope.get("user"), error.status_code, text)
+
+    async def _log_out(self, request: Request) -> Response:
+        sessions = self.authentication.sessions
+        response = await self.error(request, None, 200, "You have logged out.")
+        if sessions is not None:
+            sessions.end(request, response)
+        return response
+
+
+async def _health(_: Request) -> Response:
+    """For load balancers, which have no user: the server answers. --metrics-port has /ready, and reasons."""
+    return _json({"status": "ok"})
+
+
+def _of_api(request: Request) -> bool:
+    return bool(request.scope["path"].startswith(f"{API}/"))
+
+
+def _done(request: Request, done: Done) -> Response:
+    if _of_api(request):
+        response = _json(done.facts if done.facts is not None else {"message": done.message})
+    else:
+        response = RedirectResponse(done.location, 303)
+        message = quote(done.message[:_MESSAGE_LENGTH_MAX], safe="")
+        response.set_cookie(_MESSAGE_COOKIE, message, max_age=60, httponly=True, samesite="strict")
+    for name, value in done.cookies.items():
+        response.set_cookie(name, quote(value, safe=""), max_age=_YEAR_S, httponly=True, samesite="strict")
+    return response
+
+
+def _json(facts: object, status: int = 200) -> Response:
+    return Response(to_json(facts), status, media_type="application/json")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, or of a JSON object."""
+    if request.headers.get("content-type", "").split(";")[0].strip() == "application/json":
+        try:
+            found = json.loads(await request.body())
+        except ValueError as error:
+            raise InvalidConfigurationError(f"the body is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise InvalidConfigurationError("the body must be a JSON object")
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+    async with request.form(max_part_size=BODY_BYTES_MAX) as form:
+        return {name: value for name, value in form.multi_items() if isinstance(value, str)}
+
+
+async def _watched(request: Request, call: Call, function: Callable[[Call], _Result]) -> _Result:
+    """Run `function` in a thread, and set `call.left` when the browser closes the connection meanwhile."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        call.left.set()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return await run_in_threadpool(function, call)
+    finally:
+        watcher.cancel()
+
+
+async def _parts(download: Download, left: Event) -> AsyncIterator[bytes]:
+    """The parts of a download; its iterator is closed at the end, also when the browser leaves."""
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(run_in_threadpool(next, download.parts, None))
+            part = await asyncio.shield(following)  # a thread cannot be cancelled
+            if part is None:
+                return
+            yield part
+    finally:
+        left.set()
+        with anyio.CancelScope(shield=True):
+            if following is not None:
+                await asyncio.wait([following])
+        close = getattr(download.parts, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,161 @@
+"""Page `/brokers`: brokers, their log dirs, balance, reassignments in progress, gateways."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_log.admin.partitions import log_dir_space
+from spark_log.cluster.brokers import LogDirStatus
+from spark_log.cluster.lease import lease_status
+from spark_log.console.routes import Call, View
+from spark_log.controller.balance import Load
+from spark_log.controller.reassignment_rows import list_reassignments
+from spark_log.errors import redact
+from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
+
+_SHOWN_MAX = 50
+
+
+@dataclass(frozen=True)
+class LogDirRow:
+    """`bytes`: of the readable segments of its replicas. `free_bytes`, `size_bytes`: of its file system; None if it
+    is not a folder of this host.
+    """
+
+    log_dir_id: int
+    uri: str
+    online: bool
+    failure: str | None
+    replicas: int
+    leaders: int
+    bytes: int
+    free_bytes: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class BrokerRow:
+    """`preferred`: partitions whose preferred leader it is. `imbalance_percent`: of these, led by another broker.
+    `records_deviation_percent`, `bytes_deviation_percent`: from the mean of all brokers.
+    """
+
+    broker_id: int
+    rack: str | None
+    alive: bool
+    served: bool
+    holder: str | None
+    lease_left_ms: int | None
+    leaders: int
+    preferred: int
+    replicas: int
+    records: int
+    bytes: int
+    imbalance_percent: float
+    records_deviation_percent: float
+    bytes_deviation_percent: float
+    log_dirs: Sequence[LogDirRow]
+
+
+@dataclass(frozen=True)
+class SkewRow:
+    """A partition far above the mean of its topic; `ratio` to it."""
+
+    topic: str
+    partition: int
+    records: int
+    bytes: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ReassignmentRow:
+    topic: str
+    partition: int
+    replicas: Sequence[int]
+    target: Sequence[int]
+    adding: Sequence[int]
+    removing: Sequence[int]
+    bytes_left: int
+    began_ms: int
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """`controller`, `coordinator`: holders of the leases; None: no process has it."""
+
+    controller: str | None
+    coordinator: str | None
+    brokers: Sequence[BrokerRow]
+    skewed: Sequence[SkewRow]
+    reassignments: int
+    first_reassignments: Sequence[ReassignmentRow]
+    gateways: Sequence[LiveGateway]
+
+
+def _facts(call: Call) -> Brokers:
+    store = call.cluster.store
+    snapshot, balance = call.snapshot(), call.snapshots.balance.get()
+    coordinator = lease_status(store, "coordinator")
+    found = {each.broker_id: each for each in balance.brokers}
+    brokers = []
+    for status in snapshot.brokers:
+        own = found.get(status.broker_id)
+        load = own.load if own else Load()
+        loads = own.log_dirs if own else {}
+        brokers.append(
+            BrokerRow(
+                status.broker_id,
+                status.rack,
+                status.alive,
+                status.served,
+                status.holder,
+                status.lease_left_ms,
+                status.leaders,
+                load.preferred,
+                load.replicas,
+                load.records,
+                load.bytes,
+                own.imbalance_percent if own else 0.0,
+                own.records_deviation_percent if own else 0.0,
+                own.bytes_deviation_percent if own else 0.0,
+                [_log_dir(log_dir, loads.get(log_dir.log_dir_id, Load())) for log_dir in status.log_dirs],
+            )
+        )
+    skewed = [
+        SkewRow(each.tp.topic, each.tp.partition, each.records, each.bytes, each.ratio)
+        for each in balance.skewed
+        if call.sees(each.tp.topic)
+    ]
+    reassignments = [
+        ReassignmentRow(
+            tp.topic, tp.partition, each.replicas, each.reassignment.target, each.adding, each.removing,
+            each.bytes_left, each.began_ms,
+        )
+        for tp, each in list_reassignments(store).items()
+        if call.sees(tp.topic)
+    ]  # fmt: skip
+    return Brokers(
+        snapshot.controller,
+        coordinator.holder if coordinator.left_ms else None,
+        brokers,
+        skewed[:_SHOWN_MAX],
+        len(reassignments),
+        reassignments[:_SHOWN_MAX],
+        store.read(lambda connection: read_live_gateways(store, connection)),
+    )
+
+
+def _log_dir(status: LogDirStatus, load: Load) -> LogDirRow:
+    space = log_dir_space(status.uri) if status.online else {"usable_bytes": -1, "total_bytes": -1}
+    return LogDirRow(
+        status.log_dir_id,
+        redact(status.uri),
+        status.online,
+        None if status.failure is None else redact(status.failure),
+        status.replicas,
+        load.leaders,
+        load.bytes,
+        *(None if space[name] < 0 else space[name] for name in ("usable_bytes", "total_bytes")),
+    )
+
+
+VIEWS = (View("/brokers", "brokers.html", _facts, title="Brokers"),)

@@ -1,0 +1,155 @@
+"""Page `/groups/{group}/reset`: the preview of a reset of offsets, and the reset.
+
+The preview shows the old and the new offset of every partition. Applying it commits exactly these, and is refused if
+the group has members or its offsets have changed since.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_log.cluster.topics import find_topics
+from spark_log.console.pages.groups import described
+from spark_log.console.paths import url
+from spark_log.console.routes import Allow, Call, Change, Done, NotFound, View
+from spark_log.errors import IllegalArgumentError, InvalidConfigurationError
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_operations import OffsetReset, ResetTo, resolve_reset
+from spark_log.groups.offset_resets import apply_resets, parse_reset
+from spark_log.ids import TopicPartition
+
+KINDS = ("earliest", "latest", "offset", "time", "shift")
+_PARTITIONS = re.compile(r"[0-9]{1,6}( *, *[0-9]{1,6})*")
+
+
+@dataclass(frozen=True)
+class ResetRow:
+    """`again`: records (offsets) that the group reads again; `skipped`: those that it does not read."""
+
+    topic: str
+    partition: int
+    current: int | None
+    new: int
+    again: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class ResetPreview:
+    """`rows`: None until the query names a reset. `offsets`: what is applied, JSON: topic, partition, current, new."""
+
+    group: str
+    state: str
+    members: int
+    topics: Sequence[str]
+    to: str
+    value: str
+    topic: str
+    partitions: str
+    rows: Sequence[ResetRow] | None
+    again: int
+    skipped: int
+    offsets: str
+
+
+def _facts(call: Call) -> ResetPreview:
+    group = described(call)
+    committed = committed_offsets(call.cluster.store, group.group_id)
+    visible = {partition: offset for partition, offset in committed.items() if call.sees(partition.topic)}
+    kind, value = call.query.get("to", ""), call.query.get("value", "").strip()
+    topic, partitions = call.query.get("topic", ""), call.query.get("partitions", "").strip()
+    rows: list[ResetRow] | None = None
+    if kind:
+        to = parse_kind(kind, value)
+        chosen = _chosen(call, topic, partitions, visible)
+        new = resolve_reset(call.cluster, group.group_id, dict.fromkeys(chosen, to))
+        rows = [_row(partition, visible.get(partition), new[partition]) for partition in sorted(new)]
+    topics = sorted({partition.topic for partition in visible} | {topic for m in group.members for topic in m.topics})
+    return ResetPreview(
+        group.group_id,
+        group.state,
+        len(group.members),
+        [name for name in topics if call.sees(name)],
+        kind or "earliest",
+        value,
+        topic,
+        partitions,
+        rows,
+        sum(row.again for row in rows or ()),
+        sum(row.skipped for row in rows or ()),
+        json.dumps([[row.topic, row.partition, row.current, row.new] for row in rows or ()]),
+    )
+
+
+def parse_kind(kind: str, value: str) -> ResetTo:
+    """A reset as the form names it: one of KINDS with a value. InvalidConfigurationError."""
+    if kind not in KINDS:
+        raise InvalidConfigurationError(f"to: expected {', '.join(KINDS)}, got {kind!r}")
+    text = {"earliest": kind, "latest": kind, "shift": value if value[:1] in ("+", "-") else f"+{value}"}
+    try:
+        found = parse_reset(text.get(kind, value))
+    except ValueError as error:
+        raise InvalidConfigurationError(f"value: {error}") from error
+    expected = {"offset": "Exactly", "time": "AtTime", "shift": "ShiftBy"}.get(kind, kind.title())
+    if type(found).__name__ != expected:
+        raise InvalidConfigurationError(f"value: {value!r} does not fit {kind!r}")
+    return found
+
+
+def _chosen(call: Call, topic: str, partitions: str, committed: dict[TopicPartition, int]) -> list[TopicPartition]:
+    """Those of the topic, or all that have a committed offset."""
+    if not topic:
+        if partitions:
+            raise InvalidConfigurationError("partitions: choose a topic with them")
+        if not committed:
+            raise IllegalArgumentError("the group has committed nothing: choose a topic")
+        return sorted(committed)
+    found = call.topic(topic)
+    if not partitions:
+        return [TopicPartition(found.name, number) for number in range(found.partition_count)]
+    if not _PARTITIONS.fullmatch(partitions):
+        raise InvalidConfigurationError(f"partitions: expected numbers such as 0,1, got {partitions!r}")
+    return [TopicPartition(found.name, number) for number in sorted({int(text) for text in partitions.split(",")})]
+
+
+def _row(partition: TopicPartition, current: int | None, new: int) -> ResetRow:
+    moved = 0 if current is None else new - current
+    return ResetRow(partition.topic, partition.partition, current, new, max(0, -moved), max(0, moved))
+
+
+def _apply(call: Call) -> Done:
+    """Field `offsets`: as in the preview."""
+    group_id = call.path["group"]
+    resets = _parse_offsets(call.form.get("offsets", ""))
+    names = {partition.topic for partition in resets}
+    known = call.cluster.store.read(lambda connection: find_topics(connection, names))
+    for name in sorted(names):
+        if name not in known or not call.sees(name):
+            raise NotFound(f"there is no topic {name!r}")
+    described(call)
+    apply_resets(call.cluster, group_id, resets)
+    text = f"Committed {len(resets):,} offsets for group {group_id}."
+    return Done(url("/groups/{group}", group=group_id), text, {"group": group_id, "committed": len(resets)})
+
+
+def _parse_offsets(text: str) -> dict[TopicPartition, OffsetReset]:
+    expected = "offsets: expected a JSON list of [topic, partition, current offset or null, new offset]"
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfigurationError(f"{expected}: {error}") from error
+    found = {}
+    for row in rows if isinstance(rows, list) else [None]:
+        match row:
+            case [str(topic), int(partition), int() | None as current, int(new)] if min(partition, new) >= 0:
+                found[TopicPartition(topic, partition)] = OffsetReset(current, new)
+            case _:
+                raise InvalidConfigurationError(f"{expected}, got {row!r}")
+    if not found:
+        raise InvalidConfigurationError(f"{expected}: it is empty")
+    return found
+
+
+VIEWS = (View("/groups/{group}/reset", "group_reset.html", _facts),)
+CHANGES = (Change("/groups/{group}/reset", Allow.OFFSETS, _apply),)

@@ -1,0 +1,213 @@
+"""Pages `/groups` and `/groups/{group}`: state, members and lag; deletion of a group or of its offsets."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from spark_log.config.values import can_be_stored
+from spark_log.console.charts import Chart, chart
+from spark_log.console.listing import Listing, listing
+from spark_log.console.paths import url
+from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
+from spark_log.errors import InvalidConfigurationError
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import GroupDescription, describe_groups, group_lag, list_groups
+from spark_log.groups.group_operations import delete_group, delete_offsets
+from spark_log.ids import TopicPartition
+from spark_log.metrics.history import Kind
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """`partitions`: with a committed offset. `lag`: records in all of them; `lag_s`: the largest, None if unknown."""
+
+    group: str
+    state: str
+    members: int
+    partitions: int
+    lag: int
+    lag_s: float | None
+
+
+@dataclass(frozen=True)
+class Groups:
+    listing: Listing[GroupRow]
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """`assignment`: partitions of topics that the user sees."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    assignment: Sequence[str]
+    partitions: int
+    session_left_ms: int
+
+
+@dataclass(frozen=True)
+class LagRow:
+    """The committed offset of a partition, None without one, and its lag. `lag_s`: age of the next record to read."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    log_start: int
+    log_end: int
+    lag: int | None
+    lag_s: float | None
+    member: str | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """`lag`: records of all partitions that the user sees; `topics`: those with a committed offset or a member."""
+
+    group: str
+    state: str
+    assignor: str
+    generation: int
+    lag: int
+    lag_s: float | None
+    members: Sequence[MemberRow]
+    topics: Sequence[str]
+    partitions: Listing[LagRow]
+
+
+_COLUMNS = tuple(field.name for field in fields(GroupRow))
+_LAG_COLUMNS = tuple(field.name for field in fields(LagRow))
+
+
+def _groups(call: Call) -> Groups:
+    snapshot = call.snapshot()
+    lag: dict[str, int] = defaultdict(int)
+    partitions: dict[str, int] = defaultdict(int)
+    lag_s: dict[str, float] = {}
+    for part in snapshot.groups:
+        lag[part.group] += part.lag
+        partitions[part.group] += 1
+        if part.lag_s is not None:
+            lag_s[part.group] = max(part.lag_s, lag_s.get(part.group, 0.0))
+    rows = [
+        GroupRow(group.group_id, group.state, group.members, partitions[group.group_id], lag[group.group_id],
+                 lag_s.get(group.group_id))
+        for group in list_groups(call.cluster.store)
+        if call.role.sees_all or partitions[group.group_id] or any(map(call.sees, group.topics))
+    ]  # fmt: skip
+    return Groups(listing(rows, call.query, columns=_COLUMNS, sort="group", name=lambda row: row.group))
+
+
+def described(call: Call) -> GroupDescription:
+    """The group of the path. NotFound if it is unknown, or has only topics that the user does not see."""
+    group_id = call.path["group"]
+    if not can_be_stored(group_id):
+        raise NotFound(f"there is no group {group_id!r}")
+    [found] = describe_groups(call.cluster.store, [group_id])
+    if found.state != "Dead" and not call.role.sees_all:
+        topics = {topic for member in found.members for topic in member.topics}
+        topics |= {partition.topic for partition in committed_offsets(call.cluster.store, group_id)}
+        if not any(map(call.sees, topics)):
+            raise NotFound(f"there is no group {group_id!r}")
+    if found.state == "Dead":
+        raise NotFound(f"there is no group {group_id!r}")
+    return found
+
+
+def _group(call: Call) -> Group:
+    found = described(call)
+    ages = {(part.topic, part.partition): part.lag_s for part in call.snapshot().groups if part.group == found.group_id}
+    rows = [
+        LagRow(
+            row.topic,
+            row.partition,
+            row.committed,
+            row.log_start,
+            row.log_end,
+            row.lag,
+            ages.get((row.topic, row.partition)) if row.lag else None,
+            row.member.member_id if row.member else None,
+        )
+        for row in group_lag(call.cluster.store, found.group_id)
+        if call.sees(row.topic)
+    ]
+    members = []
+    for member in found.members:
+        seen = sorted(partition for partition in member.assignment if call.sees(partition.topic))
+        members.append(
+            MemberRow(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.host,
+                [str(partition) for partition in seen],
+                len(seen),
+                member.session_left_ms,
+            )
+        )
+    return Group(
+        found.group_id,
+        found.state,
+        found.assignor,
+        found.generation,
+        sum(row.lag or 0 for row in rows),
+        max((row.lag_s for row in rows if row.lag_s is not None), default=None),
+        members,
+        sorted({row.topic for row in rows}),
+        listing(
+            rows,
+            call.query,
+            columns=_LAG_COLUMNS,
+            sort="topic",
+            name=lambda row: f"{row.topic}-{row.partition:06}",
+        ),
+    )
+
+
+def _lag_over_time(call: Call) -> Chart:
+    if not call.role.sees_all:
+        raise Forbidden("The history of a group is of all its topics: your role does not show all of them.")
+    found = described(call)
+    lines = {"lag": "lag"}
+    return chart(call, f"Lag of group {found.group_id}", "records", Kind.GROUP, found.group_id, lines)
+
+
+# Changes -------------------------------------------------------------------------------------------------------------
+
+
+def refuse_hidden(call: Call, topics: set[str]) -> None:
+    """Forbidden if the user's role hides one of the topics."""
+    if not all(map(call.sees, topics)):
+        raise Forbidden("The group has offsets of topics that your role does not show.")
+
+
+def _delete_group(call: Call) -> Done:
+    found = described(call)
+    if call.form.get("confirm") != found.group_id:
+        raise InvalidConfigurationError("confirm: to delete the group with all its offsets, give its id")
+    refuse_hidden(call, {partition.topic for partition in committed_offsets(call.cluster.store, found.group_id)})
+    delete_group(call.cluster.store, found.group_id)
+    return Done("/groups", f"Deleted group {found.group_id}.", {"deleted": found.group_id})
+
+
+def _delete_offsets(call: Call) -> Done:
+    """Of all partitions of field `topic`."""
+    found, topic = described(call), call.topic(call.form.get("topic", ""))
+    committed = committed_offsets(call.cluster.store, found.group_id)
+    chosen = [TopicPartition(*partition) for partition in committed if partition.topic == topic.name]
+    delete_offsets(call.cluster.store, found.group_id, chosen)
+    text = f"Deleted {len(chosen):,} offsets of topic {topic.name}."
+    here = url("/groups/{group}", group=found.group_id)
+    return Done(here, text, {"group": found.group_id, "topic": topic.name, "deleted": len(chosen)})
+
+
+VIEWS = (
+    View("/groups", "groups.html", _groups, title="Groups"),
+    View("/groups/{group}", "group.html", _group),
+    View("/groups/{group}/lag", "chart.html", _lag_over_time),
+)
+CHANGES = (
+    Change("/groups/{group}/delete", Allow.OFFSETS, _delete_group),
+    Change("/groups/{group}/delete-offsets", Allow.OFFSETS, _delete_offsets),
+)

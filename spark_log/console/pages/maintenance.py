@@ -1,0 +1,142 @@
+"""Page `/maintenance`: the periodic tasks, their runs, and the work that waits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import lease_status
+from spark_log.cluster.usage import Usage
+from spark_log.console.routes import Call, View
+from spark_log.errors import InvalidConfigurationError
+from spark_log.maintenance.task_list import TASKS
+from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, RETIRED_REPLICA
+from spark_log.metrics.history import read_task_runs
+from spark_log.metrics.task_runs import TaskRun
+from spark_log.partitions.truncations import RecordedTruncation, list_truncations
+
+_RUNS_MAX = 1_000
+_SHOWN_MAX = 200
+_TRUNCATIONS_MAX = 50
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task of the coordinator. `last_success_ms`, `error`: of the recorded runs, `error` if the last one failed."""
+
+    task: str
+    about: str
+    every_ms: int | None
+    last_ms: int | None
+    last_success_ms: int | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Work that waits. `unsealed_bytes`: in inline tails. `unpublished_records`: that a Delta table of their topic
+    lacks. `small_files`: that a merge may rewrite. `retired_*`: to be deleted when readers no longer use them.
+    """
+
+    unsealed_bytes: int
+    unpublished_records: int
+    small_files: int
+    retired_files: int
+    retired_replicas: int
+    retired_copies: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. `notes`: its changes; hidden from users who do not see all topics."""
+
+    task: str
+    lease: str
+    start_ms: int
+    seconds: float
+    outcome: str
+    error: str | None
+    notes: str
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """`recorded`: whether a coordinator records its runs. Runs that changed nothing and were quick are not recorded."""
+
+    coordinator: str | None
+    recorded: bool
+    tasks: Sequence[TaskRow]
+    waiting: Waiting
+    task: str
+    outcome: str
+    runs: Sequence[Run]
+    truncations: Sequence[RecordedTruncation]
+
+
+def _facts(call: Call) -> Maintenance:
+    cluster = call.cluster
+    task, outcome = call.query.get("task", ""), call.query.get("outcome", "")
+    if outcome not in ("", "failed", "succeeded"):
+        raise InvalidConfigurationError(f"outcome: expected failed or succeeded, got {outcome!r}")
+    runs = read_task_runs(cluster, limit=_RUNS_MAX)
+    shown = [run for run in runs if task in ("", run.task) and outcome in ("", run.outcome)]
+    lease = lease_status(cluster.store, "coordinator")
+    truncations = [each for each in list_truncations(cluster.store) if call.sees(each.topic)]
+    return Maintenance(
+        lease.holder if lease.left_ms else None,
+        cluster.store.settings.metrics_interval_ms > 0,
+        _tasks(call, runs),
+        _waiting(call),
+        task,
+        outcome,
+        [_run(call, run) for run in shown[:_SHOWN_MAX]],
+        truncations[::-1][:_TRUNCATIONS_MAX],
+    )
+
+
+def _tasks(call: Call, runs: Sequence[TaskRun]) -> list[TaskRow]:
+    """The tasks of maintenance, and the others that have recorded runs. `runs`: the newest first."""
+    settings = call.cluster.store.settings
+    known = {f"maintenance: {each.name}": each for each in TASKS if each.every_ms is not None}
+    rows = []
+    for name in dict.fromkeys([*known, *sorted({run.task for run in runs})]):
+        own = [run for run in runs if run.task == name]
+        succeeded = next((run.start_ms for run in own if run.error is None), None)
+        error = own[0].error if own else None
+        about, every_ms = "", None
+        if name in known and known[name].every_ms is not None:
+            about, every_ms = known[name].summary, known[name].every_ms(settings)  # type: ignore[misc]
+        rows.append(TaskRow(name, about, every_ms, own[0].start_ms if own else None, succeeded, _error(call, error)))
+    return rows
+
+
+def _waiting(call: Call) -> Waiting:
+    snapshot = call.snapshot()
+    unpublished: dict[int, int] = {}
+    for (topic_id, _), lag in snapshot.delta_lags.items():
+        unpublished[topic_id] = max(lag.records, unpublished.get(topic_id, 0))
+    sizes = call.snapshots.sizes.get()
+    counted = [
+        sa.select(sa.func.count()).select_from(column.table).scalar_subquery()
+        for column in (RETIRED_FILE.path, RETIRED_REPLICA.topic_id, RETIRED_COPY.path)
+    ]
+    retired = call.cluster.store.read(lambda connection: connection.execute(sa.select(*counted)).one())
+    return Waiting(
+        sum(partition.tail_bytes for partition in snapshot.partitions),
+        sum(unpublished.values()),
+        sum((sizes.get(topic_id, Usage()).small_files for topic_id in snapshot.topics), start=0),
+        *retired,
+    )
+
+
+def _run(call: Call, run: TaskRun) -> Run:
+    notes = run.notes if call.role.sees_all else ""
+    return Run(run.task, run.lease, run.start_ms, run.seconds, run.outcome, _error(call, run.error), notes)
+
+
+def _error(call: Call, text: str | None) -> str | None:
+    """Errors may name topics."""
+    return text if text is None or call.role.sees_all else "failed; your role does not show all topics"
+
+
+VIEWS = (View("/maintenance", "maintenance.html", _facts, title="Maintenance"),)

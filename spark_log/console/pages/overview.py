@@ -1,0 +1,137 @@
+"""Page `/`: the state of the cluster in one view."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spark_log.console.charts import Chart, chart
+from spark_log.console.routes import Call, NotFound, View
+from spark_log.errors import SparkLogError, redact
+from spark_log.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.metrics.history import DAY_MS, Kind
+from spark_log.metrics.task_runs import TaskRun
+
+_SHOWN_MAX = 10
+
+
+@dataclass(frozen=True)
+class GroupLag:
+    """`lag` in records, of all partitions that the user sees; `lag_s`: the largest, None if it is not known."""
+
+    group: str
+    members: int
+    lag: int
+    lag_s: float | None
+
+
+@dataclass(frozen=True)
+class FailedTask:
+    """A run of a task that failed. `error`: None for users who do not see all topics, because it may name one."""
+
+    task: str
+    start_ms: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """`problems`: sentences for people; empty: the cluster is healthy. Lists are cut to the first entries."""
+
+    now_ms: int
+    problems: tuple[str, ...]
+    controller: str | None
+    brokers: int
+    brokers_alive: int
+    gateways: int
+    topics: int
+    partitions: int
+    open_transactions: int
+    offline: int
+    offline_partitions: tuple[PartitionFacts, ...]
+    under_replicated: int
+    under_replicated_partitions: tuple[PartitionFacts, ...]
+    lag_leaders: tuple[GroupLag, ...]
+    failed_tasks: tuple[FailedTask, ...] = ()
+    """Of the last 24 hours, newest first."""
+    history_error: str | None = None
+    """Why the history cannot be read."""
+    shows_throughput: bool = False
+    """Whether the user may see the sum over all topics."""
+
+
+def overview(snapshot: ClusterSnapshot) -> Overview:
+    """The facts of the page. Pure."""
+    alive = sum(broker.alive for broker in snapshot.brokers)
+    replicated = [partition for partition in snapshot.partitions if partition.replicas]
+    offline = [partition for partition in replicated if partition.leader is None]
+    behind = [partition for partition in replicated if partition.in_sync < partition.replicas]
+    below = sum(partition.in_sync < partition.min_in_sync for partition in replicated)
+    checks = (
+        (snapshot.controller is None, "There is no active coordinator: run `spark-log coordinator`."),
+        (
+            alive < len(snapshot.brokers),
+            f"{len(snapshot.brokers) - alive} of {len(snapshot.brokers)} brokers are down.",
+        ),
+        (bool(offline), f"{len(offline):,} partitions are offline."),
+        (below > 0, f"{below:,} partitions have fewer in-sync replicas than min.insync.replicas."),
+        (bool(behind), f"{len(behind):,} partitions are under-replicated."),
+    )
+    return Overview(
+        snapshot.now_ms,
+        tuple(text for found, text in checks if found),
+        snapshot.controller,
+        len(snapshot.brokers),
+        alive,
+        snapshot.gateways,
+        len(snapshot.topics),
+        len(snapshot.partitions),
+        snapshot.open_transactions,
+        len(offline),
+        tuple(offline[:_SHOWN_MAX]),
+        len(behind),
+        tuple(behind[:_SHOWN_MAX]),
+        _lag_leaders(snapshot),
+    )
+
+
+def _lag_leaders(snapshot: ClusterSnapshot) -> tuple[GroupLag, ...]:
+    lag: dict[str, int] = defaultdict(int)
+    lag_s: dict[str, float] = {}
+    for part in snapshot.groups:
+        lag[part.group] += part.lag
+        if part.lag_s is not None:
+            lag_s[part.group] = max(part.lag_s, lag_s.get(part.group, 0.0))
+    leaders = sorted((group for group in lag if lag[group]), key=lambda group: (-lag_s.get(group, 0.0), -lag[group]))
+    return tuple(
+        GroupLag(group, snapshot.members.get(group, 0), lag[group], lag_s.get(group)) for group in leaders[:_SHOWN_MAX]
+    )
+
+
+def _failed(runs: Sequence[TaskRun], now_ms: int, *, with_errors: bool) -> tuple[FailedTask, ...]:
+    recent = [run for run in runs if run.start_ms > now_ms - DAY_MS]
+    return tuple(
+        FailedTask(run.task, run.start_ms, redact(run.error or "") if with_errors else None)
+        for run in recent[:_SHOWN_MAX]
+    )
+
+
+def _facts(call: Call) -> Overview:
+    found = overview(call.snapshot())
+    sees_all = call.role.sees_all
+    try:
+        failed = _failed(call.snapshots.failed_tasks.get(), found.now_ms, with_errors=sees_all)
+    except SparkLogError as error:  # a log dir with the history is offline: the page says so, and shows the rest
+        return replace(found, history_error=redact(str(error)) if sees_all else "the history cannot be read")
+    return replace(found, failed_tasks=failed, shows_throughput=sees_all)
+
+
+def _throughput(call: Call) -> Chart:
+    if not call.role.sees_all:
+        raise NotFound("only users who see all topics see the throughput of the cluster")
+    return chart(call, "Throughput of the cluster", "records/s", Kind.CLUSTER, "", {"rate": "appended"})
+
+
+VIEWS = (
+    View("/", "overview.html", _facts, title="Overview"),
+    View("/throughput", "chart.html", _throughput),
+)

@@ -1,0 +1,281 @@
+"""Page `/topics/{topic}`: partitions, skew, configs, groups, Delta tables, schema and throughput of a topic."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import sqlalchemy as sa
+
+from spark_log.cluster.description import PartitionInfo, describe
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import Topic
+from spark_log.cluster.usage import Usage, usage
+from spark_log.columns.types import type_ddl
+from spark_log.config import definitions
+from spark_log.console.charts import Chart, chart
+from spark_log.console.listing import Listing, listing
+from spark_log.console.pages.topics import favourites
+from spark_log.console.routes import Call, View
+from spark_log.delta.delta_lag import describe_delta_tables
+from spark_log.delta.publication_state import recorded
+from spark_log.errors import SparkLogError, redact
+from spark_log.metadata.columns import PARTITION
+from spark_log.metrics.cluster_snapshot import GroupPartitionFacts
+from spark_log.metrics.history import Kind
+from spark_log.registry.rows import versions_of
+from spark_log.registry.topic_schemas import subject_name
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """`state`: offline, under-replicated or empty. `tail_bytes`: in the metadata store only."""
+
+    partition: int
+    leader: int | None
+    preferred_leader: int | None
+    leader_epoch: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+    state: str
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    records: int
+    bytes: int
+    segments: int
+    small_files: int
+    tail_bytes: int
+
+
+@dataclass(frozen=True)
+class Skew:
+    """The largest partition compared with the mean of the topic. `ratio`: 1 if all are equal; None without records."""
+
+    partition: int
+    records: int
+    bytes: int
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """`is_set`: whether the topic has a value of its own."""
+
+    name: str
+    value: str
+    default: str
+    is_set: bool
+    unit: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """The lag of a group on this topic: in records of all partitions, and the largest in seconds."""
+
+    group: str
+    members: int
+    partitions: int
+    lag: int
+    lag_s: float | None
+
+
+@dataclass(frozen=True)
+class DeltaTable:
+    """`version`: Delta version of the last publication; None before the first. `lag_s`: 0 if it has all records."""
+
+    log_dir_id: int
+    location: str
+    version: int | None
+    lag: int
+    lag_s: float
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The typed columns of keys or values. `subject`, `versions`: of a schema registry, if the topic follows a subject;
+    the versions only of the cluster's own registry.
+    """
+
+    part: str
+    format: str
+    framing: str
+    columns: Sequence[Column]
+    subject: str | None
+    versions: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """One topic. `totals`: of all partitions; `partitions`: one page of them."""
+
+    topic: str
+    topic_id: str
+    internal: bool
+    favourite: bool
+    created_ms: int
+    replication_factor: int
+    partition_count: int
+    totals: Mapping[str, int]
+    tail_bytes: int
+    rate: float | None
+    partitions: Listing[PartitionRow]
+    skew: Skew | None
+    configs: Sequence[ConfigRow]
+    groups: Sequence[GroupRow]
+    delta_tables: Sequence[DeltaTable]
+    schemas: Sequence[Schema]
+
+
+_COLUMNS = tuple(field.name for field in fields(PartitionRow))
+
+
+def _facts(call: Call) -> TopicFacts:
+    topic = call.topic(call.path["topic"])
+    log_dirs = call.cluster.log_dirs()
+
+    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[DeltaTable], list[Schema]]:
+        now = call.cluster.store.clock(connection)
+        [described] = describe(connection, [topic], now)
+        used = usage(connection, [topic.topic_id])
+        tails = sa.select(PARTITION.partition, PARTITION.tail_bytes).where(PARTITION.topic_id == topic.topic_id)
+        tail_bytes: dict[int, int] = dict(tuple(row) for row in connection.execute(tails))
+        rows = [
+            _partition_row(part, used.get((topic.topic_id, part.partition), Usage()), tail_bytes[part.partition])
+            for part in described.partitions
+        ]
+        tables = [
+            DeltaTable(
+                table.log_dir_id,
+                redact(table.location),
+                (recorded(connection, topic, log_dirs[table.log_dir_id]) or (0, None))[1],  # type: ignore[index]
+                table.lag_records,
+                table.lag_ms / 1000,
+            )
+            for table in describe_delta_tables(connection, [topic], log_dirs, now.wall_ms)[topic.topic_id]
+        ]
+        return rows, tables, _schemas(connection, topic)
+
+    rows, tables, schemas = call.cluster.store.read(read)
+    rates = call.snapshots.rates.get()
+    return TopicFacts(
+        topic.name,
+        topic.uuid,
+        is_internal(topic.name),
+        topic.name in favourites(call),
+        topic.created_ms,
+        topic.replication_factor,
+        topic.partition_count,
+        {name: sum(getattr(row, name) for row in rows) for name in Usage._fields},
+        sum(row.tail_bytes for row in rows),
+        None if rates is None else rates.get(topic.name, 0.0),
+        listing(rows, call.query, columns=_COLUMNS, sort="partition", name=lambda row: f"{row.partition:06}"),
+        skew(rows),
+        config_rows(topic),
+        _groups(call, topic.name),
+        tables,
+        schemas,
+    )
+
+
+def _partition_row(part: PartitionInfo, used: Usage, tail_bytes: int) -> PartitionRow:
+    behind = len(part.isr) < len(part.replicas)
+    return PartitionRow(
+        part.partition,
+        part.leader,
+        part.preferred_leader,
+        part.leader_epoch,
+        [replica.broker_id for replica in part.replicas],
+        part.isr,
+        "offline" if part.offline else "under-replicated" if behind else "",
+        part.log_start_offset,
+        part.high_watermark,
+        part.log_end_offset,
+        *used,
+        tail_bytes,
+    )
+
+
+def skew(rows: Sequence[PartitionRow]) -> Skew | None:
+    """None for a topic of one partition. Measured in bytes, or in records if no partition has bytes. Pure."""
+    if len(rows) < 2:
+        return None
+    largest = max(rows, key=lambda row: (row.bytes, row.records))
+    size = sum(row.bytes for row in rows)
+    own, total = (largest.bytes, size) if size else (largest.records, sum(row.records for row in rows))
+    return Skew(largest.partition, largest.records, largest.bytes, own * len(rows) / total if total else None)
+
+
+def config_rows(topic: Topic) -> list[ConfigRow]:
+    """All configs of a topic, without passwords in addresses."""
+    values = topic.config.as_text()
+    return [
+        ConfigRow(each.name, redact(values[each.name]), each.default, each.name in topic.overrides, each.unit, each.doc)
+        for each in definitions()
+    ]
+
+
+def _groups(call: Call, topic: str) -> list[GroupRow]:
+    snapshot = call.snapshot()
+    parts: Mapping[str, list[GroupPartitionFacts]] = defaultdict(list)
+    for part in snapshot.groups:
+        if part.topic == topic:
+            parts[part.group].append(part)
+    return [
+        GroupRow(
+            group,
+            snapshot.members.get(group, 0),
+            len(found),
+            sum(part.lag for part in found),
+            max((part.lag_s for part in found if part.lag_s is not None), default=None),
+        )
+        for group, found in sorted(parts.items())
+    ]
+
+
+def _schemas(connection: sa.Connection, topic: Topic) -> list[Schema]:
+    found = []
+    for part, definition in () if topic.columns is None else topic.columns.parts:
+        notes = {column: f"field {field}" for field, column in definition.renamed.items()}
+        notes |= dict.fromkeys(definition.replaced, "of an earlier schema")
+        columns = [
+            Column(f"{part.record}.{each.name}", type_ddl(each.type), notes.get(each.name, ""))
+            for each in definition.fields
+        ]
+        configs = next(each for each in topic.config.parts if each.source == part.source)
+        try:
+            subject = subject_name(configs)
+        except SparkLogError:
+            subject = None
+        own = subject is not None and not topic.config.schema_registry_url
+        versions = [each.version for each in versions_of(connection, subject.subject)] if own and subject else []
+        found.append(
+            Schema(
+                part.source,
+                definition.format,
+                definition.framing,
+                columns,
+                None if subject is None else subject.subject,
+                versions,
+            )
+        )
+    return found
+
+
+def _throughput(call: Call) -> Chart:
+    topic = call.topic(call.path["topic"])
+    lines = {"rate": "appended"}
+    return chart(call, f"Throughput of {topic.name}", "records/s", Kind.TOPIC, topic.name, lines)
+
+
+VIEWS = (
+    View("/topics/{topic}", "topic.html", _facts),
+    View("/topics/{topic}/throughput", "chart.html", _throughput),
+)

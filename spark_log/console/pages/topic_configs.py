@@ -1,0 +1,91 @@
+"""Page `/topics/{topic}/configs/{config}`: one config of a topic, the preview of a change, and the change."""
+
+from dataclasses import dataclass
+
+from spark_log.cluster.names import is_internal
+from spark_log.config import canonical, definitions
+from spark_log.console.paths import url
+from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
+
+
+@dataclass(frozen=True)
+class ConfigPreview:
+    """A config of a topic. `new`: its value after the change that the query names; None without one. `refused`: why the
+    change would be refused.
+    """
+
+    topic: str
+    name: str
+    value: str
+    default: str
+    is_set: bool
+    kind: str
+    valid: str
+    unit: str
+    doc: str
+    kafka_default: str | None
+    new: str | None
+    resets: bool
+    refused: str | None
+
+
+def _facts(call: Call) -> ConfigPreview:
+    topic = call.topic(call.path["topic"])
+    name = next(iter(canonical({call.path["config"]: ""})))
+    definition = next((each for each in definitions() if each.name == name), None)
+    if definition is None:
+        raise NotFound(f"there is no topic config {name!r}")
+    resets = call.query.get("reset") == "1"
+    given = None if resets else call.query.get("value")
+    new = refused = None
+    if call.may(Allow.CONFIGS) and not is_internal(topic.name) and (resets or given is not None):
+        try:
+            after = alter_configs(call.cluster, topic.name, {name: given}, validate_only=True)
+            new = redact(after.config.as_text()[name])
+        except SparkLogError as error:
+            new, refused = given, redact(str(error))
+    return ConfigPreview(
+        topic.name,
+        name,
+        redact(topic.config.as_text()[name]),
+        definition.default,
+        name in topic.overrides,
+        definition.kind,
+        definition.valid,
+        definition.unit,
+        definition.doc,
+        definition.kafka_default,
+        new,
+        resets,
+        refused,
+    )
+
+
+def _alter(call: Call) -> Done:
+    """Field `config` with `value`, or with `reset` = 1. `expected`: the value that the user saw."""
+    topic = call.topic(call.path["topic"])
+    if is_internal(topic.name):  # a limit or retention of __audit could remove the record of this change
+        raise Forbidden(f"Topic {topic.name} is internal: its configs are changed on the command line only.")
+    name, resets = call.form.get("config", ""), call.form.get("reset") in ("1", "true")
+    value = call.form.get("value")
+    if not resets and value is None:
+        raise InvalidConfigurationError("value: expected the new value of the config, or reset=1")
+    now, expected = topic.config.as_text().get(name), call.form.get("expected")
+    if expected is not None and now is not None and _lines(redact(now)) != _lines(expected):
+        raise InvalidConfigurationError(f"{name}: another user has changed it to {redact(now)!r} meanwhile: look again")
+    changed = alter_configs(call.cluster, topic.name, {name: None if resets else value})
+    set_to = changed.config.as_text().get(name)
+    set_to = None if set_to is None else redact(set_to)
+    text = f"{name} of topic {topic.name} is {set_to} now{' (the default)' if resets else ''}."
+    return Done(url("/topics/{topic}", topic=topic.name) + "#configs", text, {"config": name, "value": set_to})
+
+
+def _lines(text: str) -> list[str]:
+    """Browsers send lines that end with CR and LF."""
+    return text.strip().splitlines()
+
+
+VIEWS = (View("/topics/{topic}/configs/{config}", "topic_config.html", _facts),)
+CHANGES = (Change("/topics/{topic}/configs", Allow.CONFIGS, _alter),)

@@ -1,0 +1,194 @@
+"""Page `/topics`: all topics; creation, deletion and more partitions."""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.usage import Usage
+from spark_log.console.listing import Listing, listing
+from spark_log.console.paths import url
+from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preference, View
+from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.errors import InvalidConfigurationError, TopicAlreadyExistsError
+from spark_log.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+
+FAVOURITES_COOKIE = "spark-log-favourites"
+_FAVOURITES_CHARACTERS_MAX = 3_000
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """`rate`: records appended per second; None: it is not measured. `lag_s`: age of the oldest record that a Delta
+    table of the topic lacks, 0 if there is none; `lag`: number of such records.
+    """
+
+    topic: str
+    internal: bool
+    favourite: bool
+    partitions: int
+    replicas: int
+    rate: float | None
+    records: int
+    bytes: int
+    segments: int
+    small_files: int
+    lag: int
+    lag_s: float
+    under_replicated: int
+    offline: int
+
+
+@dataclass(frozen=True)
+class Topics:
+    """`internal`: whether internal topics are listed too."""
+
+    listing: Listing[TopicRow]
+    internal: bool
+
+
+COLUMNS = tuple(field.name for field in fields(TopicRow))
+
+
+def topic_rows(
+    snapshot: ClusterSnapshot,
+    sizes: Mapping[int, Usage],
+    rates: Mapping[str, float] | None,
+    favourites: Collection[str],
+    internal: bool,
+) -> list[TopicRow]:
+    """The rows of all topics of the snapshot. Pure."""
+    of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
+    for partition in snapshot.partitions:
+        of_topic[partition.topic_id].append(partition)
+    lags: dict[int, tuple[int, float]] = {}
+    for (of, _), behind in snapshot.delta_lags.items():
+        records, age_s = lags.get(of, (0, 0.0))
+        lags[of] = max(records, behind.records), max(age_s, (snapshot.now_ms - behind.oldest_ms) / 1000)
+    rows = []
+    for topic_id, topic in snapshot.topics.items():
+        if is_internal(topic.name) and not internal:
+            continue
+        parts, size = of_topic[topic_id], sizes.get(topic_id, Usage())
+        lag, lag_s = lags.get(topic_id, (0, 0.0))
+        rows.append(
+            TopicRow(
+                topic.name,
+                is_internal(topic.name),
+                topic.name in favourites,
+                topic.partition_count,
+                topic.replication_factor,
+                None if rates is None else rates.get(topic.name, 0.0),
+                size.records,
+                size.bytes,
+                size.segments,
+                size.small_files,
+                lag,
+                lag_s,
+                sum(part.in_sync < part.replicas for part in parts),
+                sum(part.leader is None and part.replicas > 0 for part in parts),
+            )
+        )
+    return rows
+
+
+def _facts(call: Call) -> Topics:
+    internal = call.query.get("internal") == "1"
+    rows = topic_rows(
+        call.snapshot(), call.snapshots.sizes.get(), call.snapshots.rates.get(), favourites(call), internal
+    )
+    found = listing(
+        rows, call.query, columns=COLUMNS, sort="topic", name=lambda row: row.topic, first=lambda row: row.favourite
+    )
+    return Topics(found, internal)
+
+
+# Favourites ----------------------------------------------------------------------------------------------------------
+
+
+def favourites(call: Call) -> frozenset[str]:
+    """The topics that the user's browser lists first."""
+    return frozenset(filter(None, call.cookies.get(FAVOURITES_COOKIE, "").split(",")))
+
+
+def _toggle_favourite(call: Call) -> Done:
+    name = call.path["topic"]
+    if not call.sees(name):
+        raise NotFound(f"there is no topic {name!r}")
+    chosen = favourites(call) ^ {name}
+    text = ",".join(sorted(chosen))
+    if len(text) > _FAVOURITES_CHARACTERS_MAX:
+        raise InvalidConfigurationError("there are too many favourites: remove some first")
+    back = "/topics" if call.form.get("from") == "topics" else url("/topics/{topic}", topic=name)
+    done = f"{name} is a favourite now." if name in chosen else f"{name} is no favourite any more."
+    return Done(back, done, {"favourites": sorted(chosen)}, {FAVOURITES_COOKIE: text})
+
+
+# Changes -------------------------------------------------------------------------------------------------------------
+
+
+def parse_configs(text: str) -> dict[str, str]:
+    """Configs as lines NAME=VALUE, or as a JSON object. InvalidConfigurationError."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise InvalidConfigurationError(f"configs: not JSON: {error}") from error
+        return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+    configs = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise InvalidConfigurationError(f"configs: expected NAME=VALUE in each line, got {line!r}")
+        configs[name.strip()] = value.strip()
+    return configs
+
+
+def whole_number(call: Call, name: str, default: int | None = None) -> int:
+    """A number from a field of the form. InvalidConfigurationError."""
+    text = call.form.get(name, "").strip() or ("" if default is None else str(default))
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise InvalidConfigurationError(f"{name}: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _create(call: Call) -> Done:
+    name = call.form.get("topic", "").strip()
+    if not call.sees(name):
+        raise Forbidden(f"Your role does not show topics of the name {name!r}, so that you cannot create one.")
+    partitions, replicas = whole_number(call, "partitions", 1), whole_number(call, "replication_factor", 1)
+    try:
+        topic = create_topic(call.cluster, name, partitions, replicas, parse_configs(call.form.get("configs", "")))
+    except TopicAlreadyExistsError as error:
+        if call.role.sees_all:
+            raise
+        raise InvalidConfigurationError(f"topic: the name {name} is taken") from error  # the other may be hidden
+    assert topic is not None
+    facts = {"topic": name, "topic_id": topic.uuid, "partitions": topic.partition_count}
+    return Done(url("/topics/{topic}", topic=name), f"Created topic {name}.", facts)
+
+
+def _delete(call: Call) -> Done:
+    topic = call.topic(call.path["topic"])
+    if call.form.get("confirm") != topic.name:
+        raise InvalidConfigurationError(f"confirm: to delete topic {topic.name} with all records, give its name")
+    delete_topic(call.cluster, topic.name)
+    return Done("/topics", f"Deleted topic {topic.name}.", {"deleted": topic.name})
+
+
+def _add_partitions(call: Call) -> Done:
+    topic = call.topic(call.path["topic"])
+    changed = add_partitions(call.cluster, topic.name, whole_number(call, "total"))
+    facts = {"topic": topic.name, "partitions": changed.partition_count}
+    text = f"Topic {topic.name} has {changed.partition_count:,} partitions now."
+    return Done(url("/topics/{topic}", topic=topic.name), text, facts)
+
+
+VIEWS = (View("/topics", "topics.html", _facts, title="Topics"),)
+CHANGES = (
+    Change("/topics", Allow.TOPICS, _create),
+    Change("/topics/{topic}/delete", Allow.TOPICS, _delete),
+    Change("/topics/{topic}/partitions", Allow.TOPICS, _add_partitions),
+)
+PREFERENCES = (Preference("/topics/{topic}/favourite", _toggle_favourite),)

@@ -1,0 +1,58 @@
+"""Facts as pages and as JSON."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from spark_log import __version__
+from spark_log.console.paths import url
+from spark_log.quantities import bytes_of, count_of, duration_of, time_of
+
+
+def environment() -> jinja2.Environment:
+    """Jinja's environment: every value is escaped, and an unknown name is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("spark_log.console"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["url"] = url
+    made.globals["version"] = __version__
+    made.filters.update(
+        number=number, bytes=bytes_of, counted=count_of, duration=duration_of, seconds=seconds, time=time
+    )
+    return made
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """`1,234`, `0.25`; nothing for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def time(wall_ms: int) -> Markup:
+    """A time in ISO and UTC that stays on one line."""
+    return Markup("<time>{}</time>").format(time_of(wall_ms))
+
+
+def seconds(value: float | None) -> str:
+    """A number of seconds as a duration; nothing for None."""
+    return "" if value is None else duration_of(int(value * 1000))
+
+
+def to_json(facts: object) -> bytes:
+    """Dataclasses as objects, bytes in base64, sets and tuples as arrays, times in ISO."""
+    return msgspec.json.encode(facts, enc_hook=_encode_other)
+
+
+def _encode_other(value: object) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, Sequence):
+        return list(value)
+    return str(value)

@@ -1,0 +1,91 @@
+"""The text of a filter to the syntax tree of one condition, with sqlglot. Pure; nothing is evaluated.
+
+The text is cut into tokens before it is parsed, so that neither its length nor its nesting can exhaust the parser.
+Names and literals keep their place in the text, which errors name.
+"""
+
+from typing import Any
+
+import sqlglot
+from sqlglot import TokenType, exp
+from sqlglot.errors import SqlglotError
+
+from spark_log.errors import InvalidOptionError
+
+TEXT_MAX = 4_000
+"""Characters of a filter."""
+TOKENS_MAX = 400
+DEPTH_MAX = 20
+JSON_PATHS_MAX = 8
+"""Nested parentheses and brackets."""
+
+ALLOWED = (
+    "a filter has the columns key, value, offset, partition, timestamp, headers['name'], record.*, key_record.*,"
+    " value.* and key.*, literals, = != < <= > >= AND OR NOT IN LIKE ILIKE BETWEEN IS NULL, + - * /,"
+    " LENGTH, LOWER and UPPER"
+)
+
+
+class FilterError(InvalidOptionError):
+    """A filter that cannot be used. The message names the place in its text.
+
+    Remedy: correct the filter; docs/guides/console.md describes the language.
+    """
+
+
+def parse(text: str) -> exp.Expr:
+    """The tree of the condition. FilterError for any text that is not one condition of SQL within the limits."""
+    if len(text) > TEXT_MAX:
+        raise FilterError(f"filter: {len(text)} characters, at most {TEXT_MAX} are allowed")
+    if "\x00" in text:
+        raise error("a NUL character", text.index("\x00"))
+    try:
+        tokens = sqlglot.tokenize(text)
+        _check(tokens)
+        return sqlglot.maybe_parse(text, into=exp.Condition)
+    except SqlglotError as failure:
+        raise _syntax_error(failure, text) from None
+    except RecursionError:
+        raise too_deep() from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # faults of sqlglot's parser, as in "{:}"
+        raise error("not a condition of SQL", None) from None
+
+
+def error(what: str, start: int | None, advice: str = ALLOWED) -> FilterError:
+    """`start`: place in the text, from 0."""
+    place = "" if start is None else f"at character {start + 1}: "
+    return FilterError(f"filter: {place}{what}; {advice}")
+
+
+def too_deep() -> FilterError:
+    return FilterError(f"filter: nested too deep; parentheses may be nested {DEPTH_MAX} levels deep")
+
+
+def place(node: exp.Expr) -> int | None:
+    """Place of the first name or literal of the node."""
+    starts = [found.meta["start"] for found in node.walk() if "start" in found.meta]
+    return min(starts, default=None)
+
+
+def _check(tokens: list[sqlglot.Token]) -> None:
+    if len(tokens) > TOKENS_MAX:
+        raise FilterError(f"filter: {len(tokens)} names, literals and operators, at most {TOKENS_MAX} are allowed")
+    if not tokens:
+        raise FilterError(f"filter: it is empty; {ALLOWED}")
+    depth = 0
+    for token in tokens:
+        opens = token.token_type in (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
+        closes = token.token_type in (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+        depth += opens - closes
+        if depth > DEPTH_MAX:
+            raise error(f"nested deeper than {DEPTH_MAX} levels", token.start)
+        if token.token_type is TokenType.SEMICOLON:
+            raise error("a second statement", token.start)
+
+
+def _syntax_error(failure: SqlglotError, text: str) -> FilterError:
+    found: dict[str, Any] = next(iter(getattr(failure, "errors", ())), {})
+    start = None
+    if found.get("line") == 1 and found.get("col") is not None:
+        start = max(0, min(found["col"], len(text)) - len(found.get("highlight") or ""))
+    return error("not a condition of SQL", start)

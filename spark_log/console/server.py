@@ -1,0 +1,48 @@
+"""The process that serves the console."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from spark_log.asgi_server import AsgiServer
+from spark_log.cluster.cluster import Cluster
+from spark_log.console.access.authentication import Authentication, TokenAuthentication
+from spark_log.console.access.basic import BasicAuthentication
+from spark_log.console.access.oidc import OidcAuthentication
+from spark_log.console.access.proxy_header import HeaderAuthentication
+from spark_log.console.access.roles import EVERY_CHANGE, Role, role_of
+from spark_log.console.access.sessions import Sessions
+from spark_log.console.app import application
+from spark_log.console.settings import AuthMethod, ConsoleSettings
+from spark_log.errors import InvalidConfigurationError
+
+
+@contextmanager
+def serving(cluster: Cluster, settings: ConsoleSettings, announce: Callable[[str], None]) -> Iterator[AsgiServer]:
+    """Serve the console in a thread. `announce` gets the address to open, anew after each use of a one-time token."""
+    server = AsgiServer(settings.host, settings.port)
+    try:
+        address = (settings.public_url or server.url).rstrip("/")
+        sessions = Sessions(server.port, secure=address.startswith("https://"))
+        authentication = _authentication(settings, sessions, address, announce)
+        server.start(application(cluster, settings, authentication), "spark-log-console")
+        yield server
+    finally:
+        server.stop()
+
+
+def _authentication(
+    settings: ConsoleSettings, sessions: Sessions, address: str, announce: Callable[[str], None]
+) -> Authentication:
+    access = settings.access
+    roles = access.roles() if access is not None else {}
+    if settings.auth is AuthMethod.BASIC and access is not None:
+        return BasicAuthentication(access.users, roles)
+    if settings.auth is AuthMethod.HEADER and access is not None and access.header is not None:
+        return HeaderAuthentication(access.header, roles)
+    if settings.auth is AuthMethod.OIDC and access is not None and access.oidc is not None:
+        return OidcAuthentication(access.oidc, roles, sessions, address)
+    assert settings.auth is AuthMethod.TOKEN, settings
+    role = role_of((), roles) if access is not None else Role(EVERY_CHANGE)
+    if role is None:
+        raise InvalidConfigurationError('--auth token with --access needs a group "*", to which its user belongs')
+    return TokenAuthentication(sessions, role, lambda token: announce(f"{address}/?token={token}"))

@@ -1,0 +1,64 @@
+"""Metrics as text for Prometheus. Gauges with a value for each partition are kept as rows and written directly:
+prometheus_client takes 10 µs for each value.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Sample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class Gauges(Metric):
+    """A gauge with many values. `rows`: the values of the labels, and the value."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+    ) -> None:
+        super().__init__(name, text, "gauge")
+        self.labels = tuple(labels)
+        self.rows = list(rows)
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [Sample(self.name, dict(zip(self.labels, values, strict=True)), value) for values, value in self.rows]
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """Metric's constructor sets it."""
+
+    def lines(self) -> Iterator[str]:
+        """The text format of this metric."""
+        text = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        yield f"# HELP {self.name} {text}\n# TYPE {self.name} gauge\n"
+        form = ",".join(f'{label}="%s"' for label in self.labels)
+        form = self.name + "{" + form + "} %s\n"
+        for values, value in self.rows:
+            shown = tuple(each.translate(_ESCAPED) if _is_special(each) else each for each in values)
+            yield form % (*shown, int(value) if isinstance(value, bool) else value)
+
+
+def _is_special(text: str) -> bool:
+    return "\\" in text or '"' in text or "\n" in text
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """The metrics of the registry in Prometheus' text format (CONTENT_TYPE)."""
+    metrics = list(registry.collect())
+    others = CollectorRegistry()
+    others.register(_Collected([metric for metric in metrics if not isinstance(metric, Gauges)]))
+    gauges = ["".join(metric.lines()).encode() for metric in metrics if isinstance(metric, Gauges)]
+    return b"".join([generate_latest(others), *gauges])

@@ -1,0 +1,211 @@
+"""SparkLogListener: what it reports of a real query, and that it never ends one."""
+
+import subprocess
+import sys
+import urllib.request
+from uuid import uuid4
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.listener import QueryStartedEvent
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.controller.topic_operations import create_topic
+from spark_log.log.log import Records
+from spark_log.metrics.history import Kind, read_queries, read_series
+from spark_log.streams import SparkLogListener, observing_queries
+from tests.support.alerts import firing, samples
+from tests.support.postgres import PostgresServer
+from tests.support.records import table
+
+
+def wait_until(condition):
+    deadline_s = clock.monotonic_s() + 60
+    while not (found := condition()):
+        assert clock.monotonic_s() < deadline_s
+        clock.sleep_s(0.05)
+    return found
+
+
+def counts(spark, cluster, folder, **options):
+    """A running query with state: the number of records of each value of topic t."""
+    source = spark.readStream.format("spark_log").options(cluster=str(cluster.store.address), subscribe="t", **options)
+    counted = source.option("startingOffsets", "earliest").load().groupBy("value").count()
+    writer = counted.writeStream.queryName("counts").outputMode("update").format("noop")
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(processingTime="0 seconds").start()
+
+
+def scraped(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return samples(answer.read().decode())
+
+
+def of_queries(port):
+    return {name: value for (name, _), value in scraped(port).items()}
+
+
+def test_it_reports_what_spark_reports_and_the_lag(spark, cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", 2)
+    log.append(topic, [Records(0, table("a", "a", "b")), Records(1, table("c"))])
+    with observing_queries(spark, cluster, metrics_port=0, record_interval_s=0.05) as listener:
+        query = counts(spark, cluster, tmp_path)
+        try:
+            query.processAllAvailable()
+            log.append(topic, [Records(0, table("a", "d"))])
+            query.processAllAvailable()
+            (facts,) = wait_until(lambda: [q for q in listener.queries() if q.total_rows == 6 and q.state_rows])
+            progress = [each for each in query.recentProgress if each.batchId == facts.batch_id][-1]
+            assert (facts.query_id, facts.run_id, facts.name) == (str(query.id), str(query.runId), "counts")
+            assert (facts.rows, facts.state_rows) == (progress.numInputRows, progress.stateOperators[0].numRowsTotal)
+            rounded = pytest.approx(progress.processedRowsPerSecond, abs=0.1)  # in Spark's JSON
+            assert facts.processed_rate == rounded
+            assert facts.state_bytes == progress.stateOperators[0].memoryUsedBytes > 0
+            assert facts.batch_s == progress.batchDuration / 1000
+            wait_until(lambda: listener.queries()[0].lag == 0)
+            found = of_queries(listener.port)
+            assert found["spark_log_query_lag_records"] == 0 and found["spark_log_query_active"] == 1
+            assert found["spark_log_query_input_rows_total"] == 6 and found["spark_log_query_state_rows"] == 4
+            wait_until(lambda: [q for q in read_queries(cluster, from_ms=0) if q.lag == 0 and q.state == "running"])
+        finally:
+            query.stop()
+        log.append(topic, [Records(1, table("e"))])
+        wait_until(lambda: listener.queries()[0].state == "terminated" and listener.queries()[0].lag == 1)
+        assert of_queries(listener.port)["spark_log_query_active"] == 0
+    (report,) = read_queries(cluster, from_ms=0)
+    assert (report.query_name, report.query_id, report.state) == ("counts", str(query.id), "terminated")
+    assert report.error is None and report.state_rows == 4
+    history = spark.read.format("spark_log").options(cluster=str(cluster.store.address), subscribe="__metrics")
+    rows = history.option("columns", "offset,record.query_name,record.state").load().orderBy("offset").collect()
+    assert (rows[-1].record.query_name, rows[-1].record.state) == ("counts", "terminated")
+    lag = read_series(cluster, Kind.QUERY, str(query.id), from_ms=0, to_ms=10**14, step_ms=10**14).values["lag"]
+    assert lag[0] is not None
+
+
+_NO_COORDINATOR = "SparkLogNoController"
+"""It fires where no coordinator is scraped."""
+
+
+def failing(spark, cluster, log):
+    log.append(create_topic(cluster, "t"), [Records(0, table("a"))])
+    records = spark.readStream.format("spark_log").options(cluster=str(cluster.store.address), subscribe="t")
+    frame = records.option("startingOffsets", "earliest").load().selectExpr("raise_error('on purpose')")
+    return frame.writeStream.format("noop")
+
+
+def test_a_failed_query_is_reported_with_its_error(spark, cluster, log, tmp_path):
+    writer = failing(spark, cluster, log).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with observing_queries(spark, cluster, metrics_port=0) as listener:
+        with pytest.raises(StreamingQueryException, match="on purpose"):
+            writer.start().awaitTermination()
+        wait_until(lambda: listener.queries()[0].state == "failed")
+        found = scraped(listener.port)
+        assert firing(found, found, 1) == {"SparkLogQueryFailed", _NO_COORDINATOR}
+    (report,) = read_queries(cluster, from_ms=0)
+    assert report.state == "failed" and "on purpose" in report.error
+
+
+def test_an_error_that_leaves_the_block_is_reported_too(spark, cluster, log, tmp_path):
+    writer = failing(spark, cluster, log).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(StreamingQueryException), observing_queries(spark, cluster):
+        writer.start().awaitTermination()
+    assert read_queries(cluster, from_ms=0)[0].state == "failed"
+
+
+def test_a_query_that_does_not_read_its_records_is_stalled(spark, cluster, log, tmp_path):
+    topic = create_topic(cluster, "t")
+    log.append(topic, [Records(0, table("a"))])
+    with observing_queries(spark, cluster, metrics_port=0) as listener:
+        source = spark.readStream.format("spark_log").options(cluster=str(cluster.store.address), subscribe="t")
+        records = source.option("startingOffsets", "earliest").load()
+        writer = records.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(processingTime="1 hour").start()
+        try:
+            wait_until(lambda: of_queries(listener.port).get("spark_log_query_lag_records") == 0)
+            found = scraped(listener.port)
+            assert firing(found, found, 1) == {_NO_COORDINATOR}
+            log.append(topic, [Records(0, table("b"))])
+            wait_until(lambda: of_queries(listener.port)["spark_log_query_lag_records"] == 1)
+            found = scraped(listener.port)
+            assert firing(found, found, 1) == {"SparkLogQueryStalled", _NO_COORDINATOR}
+        finally:
+            query.stop()
+
+
+def test_a_query_goes_on_while_the_store_of_its_reports_is_down(spark, cluster, log, tmp_path):
+    topic = create_topic(cluster, "t")
+    server = PostgresServer()
+    server.start()
+    try:
+        with (
+            Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as reports,
+            observing_queries(spark, reports, record_interval_s=0.05) as listener,
+        ):
+            query = counts(spark, cluster, tmp_path)
+            try:
+                log.append(topic, [Records(0, table("a"))])
+                query.processAllAvailable()
+                wait_until(lambda: read_queries(reports, from_ms=0))
+                server.kill()
+                for _ in range(3):
+                    began_s = clock.monotonic_s()
+                    log.append(topic, [Records(0, table("a", "b"))])
+                    query.processAllAvailable()
+                    assert clock.monotonic_s() - began_s < 10
+                wait_until(lambda: listener.queries()[0].total_rows == 7)
+                assert query.isActive and query.exception() is None
+            finally:
+                query.stop()
+    finally:
+        server.kill()
+        server.remove()
+
+
+def test_events_beyond_the_queue_are_dropped_and_not_waited_for(cluster):
+    listener = SparkLogListener(cluster, record=False)
+    listener.request_stop()[0].join(10)
+    began_s = clock.monotonic_s()
+    for _ in range(2_000):
+        listener.onQueryTerminated(None)
+    assert listener.dropped >= 900 and clock.monotonic_s() - began_s < 1
+    listener.close()
+
+
+@pytest.mark.parametrize(("interval", "recorded"), [("1000", 1), ("-1", 0)])
+def test_queries_are_recorded_unless_the_history_is_off(cluster, interval, recorded):
+    alter_settings(cluster, {"metrics.interval.ms": interval})
+    listener = SparkLogListener(cluster)
+    listener.onQueryStarted(QueryStartedEvent(uuid4(), uuid4(), "n", "2026-01-01T00:00:00Z", set()))
+    listener.close()
+    assert len(read_queries(cluster, from_ms=0)) == recorded
+    assert len(listener.queries()) == 1
+
+
+def test_it_works_in_spark_connect(cluster, tmp_path):
+    pytest.importorskip("grpc")
+    pytest.importorskip("grpc_status")
+    pytest.importorskip("zstandard")
+    program = f"""
+from pyspark.sql import SparkSession
+from spark_log import create_topic, Cluster, Producer
+from spark_log.metrics.history import read_queries
+from spark_log.streams import observing_queries
+
+address = {str(cluster.store.address)!r}
+create_topic(Cluster.open(address), "t")
+with Producer(cluster=address) as producer:
+    producer.send("t", b"v")
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+with observing_queries(spark, address):
+    source = spark.readStream.format("spark_log").option("cluster", address).option("subscribe", "t")
+    frame = source.option("startingOffsets", "earliest").load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", {str(tmp_path / "c")!r})
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+(report,) = read_queries(Cluster.open(address), from_ms=0)
+print("REPORT", report.state, report.lag, report.input_records)
+spark.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert "REPORT terminated 0 1" in done.stdout, done.stderr[-3000:]
