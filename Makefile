@@ -72,9 +72,10 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	$(WITH_JAVA) $(PYTHON) -m tests.support.class_archive
 	@touch $@
 
+# A lost worker ends the run, with the name of its test: pytest-xdist 3.8 waits forever after it has replaced one.
 test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool chromium delta class-archive
-	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one
 	@echo "SEED=$(SEED)"
