@@ -319,17 +319,21 @@ def test_rows_are_stored_once_when_the_driver_is_killed_repeatedly(
     def copied() -> int:
         return sum(end for _, end in log.positions(out).values())
 
+    killed = 0
     for _ in range(2):
-        enough = copied() + chance.choice([1, 201, 401])
+        enough = copied() + chance.choice([1, 201])
         with (checkpoint.parent / "driver.log").open("ab") as output:
             driver = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output, start_new_session=True)
         while copied() < enough and ended(driver, 0.05) is None:
             pass
-        ended(driver, chance.uniform(0, 0.5))
-        assert driver.poll() is None, (checkpoint.parent / "driver.log").read_text()[-5000:]
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+        if ended(driver, chance.uniform(0, 0.5)) is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+            killed += 1
+        else:  # the second driver was fast
+            assert stored(cluster, "out") == given, (checkpoint.parent / "driver.log").read_text()[-5000:]
         assert all(values == given[p][: len(values)] for p, values in stored(cluster, "out").items())
+    assert killed > 0
     copy(source(spark, cluster, maxOffsetsPerTrigger=200), cluster, checkpoint)
     assert stored(cluster, "out") == given
 
