@@ -244,9 +244,10 @@ class TopicAlreadyExistsError(FatalError):
 
 
 class PolicyViolationError(FatalError):
-    """The operation is not allowed on this topic: it is internal, or its cleanup.policy does not permit it.
+    """The operation is not allowed on this topic: it is internal, or its cleanup.policy does not permit it. Or a
+    transaction would have too many batches.
 
-    Remedy: choose another topic, or alter its cleanup.policy if the message names it.
+    Remedy: choose another topic, or alter its cleanup.policy if the message names it; commit more often.
     """
 
 

@@ -1,11 +1,13 @@
 """Named points where a test can kill this process, to check what a crash there leaves behind.
 
 `SPARK_LOG_FAILPOINT=append.committed` kills the process with SIGKILL the first time it passes the point;
-`append.committed:3` the third time. Without the variable a point costs one dictionary look-up.
+`append.committed:3` the third time; `append.committed:3:stop` stops it (SIGSTOP). Without the variable a point costs
+one dictionary look-up.
 """
 
 import os
 import signal
+import threading
 
 POINTS = {
     "file.temporary-written": "a segment's bytes are in a temporary file, not forced to disk",
@@ -35,6 +37,7 @@ POINTS = {
     "erase.published": "no segment of the log holds an erased record; the old files are retired",
     "erase.marked": "the retired files of a purge are due for deletion; none has been deleted",
     "transaction.initialized": "a transactional id has its new epoch; its producer has no answer yet",
+    "gateway.transaction-request-read": "a request of a transaction has been read, and nothing of it is executed",
     "gateway.transaction-begun": "a Kafka client's transaction is open; the client has no answer yet",
     "gateway.offsets-added": "group offsets are part of a transaction; the client has no answer yet",
     "transaction.registered": "batches are pending; the producer has no answer yet",
@@ -65,14 +68,18 @@ _passed: dict[str, int] = {}
 
 
 def failpoint(name: str) -> None:
-    """Kill this process with SIGKILL if the environment names this point. `name` is a key of `POINTS`."""
+    """Kill or stop this process if the environment names this point. `name` is a key of `POINTS`."""
     wanted = os.environ.get(_ENVIRONMENT_VARIABLE)
     if wanted is None:
         return
-    point, _, count = wanted.partition(":")
+    point, _, rest = wanted.partition(":")
+    count, _, action = rest.partition(":")
     assert name in POINTS and point in POINTS, f"no such failpoint: {name if name not in POINTS else point}"
     if point != name:
         return
     _passed[name] = _passed.get(name, 0) + 1
     if _passed[name] == int(count or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+        if action == "stop":
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread first, and with it all others
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from spark_log.append.producer_rows import delete_producer_batches, delete_producers
 from spark_log.config import ClusterSettings
-from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH
+from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH, TRANSACTION
 from spark_log.metadata.store import Attempt, Store
 
 _PRODUCERS_A_TURN = 1_000
@@ -15,9 +15,9 @@ _PRODUCERS_A_TURN = 1_000
 def expire_producers(
     store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
 ) -> int:
-    """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms.
-    Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of these producers is
-    refused.
+    """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
+    no open transaction. Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of
+    these producers is refused.
 
     Returns the number of deleted producers. Works in several transactions; `fence` raises inside them if the caller may
     not act any more.
@@ -43,6 +43,7 @@ def expire_producers(
                 )
             ).scalars()
         )
+        alive |= set(connection.execute(_open().where(TRANSACTION.producer_id.in_(ids))).scalars())
         gone = [row.producer_id for row in found if row.producer_id not in alive]
         without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
         delete_producer_batches(connection, gone)
@@ -76,5 +77,13 @@ def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
     )
     has_any = sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
     return sa.select(PRODUCER.producer_id, PRODUCER.transactional_id).where(
-        PRODUCER.last_used_ms <= before_ms, ~recent, has_any | PRODUCER.transactional_id.is_(None)
+        PRODUCER.last_used_ms <= before_ms,
+        ~recent,
+        has_any | PRODUCER.transactional_id.is_(None),
+        PRODUCER.producer_id.not_in(_open()),
     )
+
+
+def _open() -> sa.Select[tuple[int]]:
+    """The producers that have an open transaction: their next sequences count on."""
+    return sa.select(TRANSACTION.producer_id).where(TRANSACTION.state == "Ongoing")

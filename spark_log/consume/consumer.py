@@ -273,10 +273,15 @@ class Consumer(ConsumerQueries):
 
     @exclusive
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
-        """Offset of the next record to be returned. IllegalStateError if the partition is not assigned."""
+        """Offset of the next record to be returned. IllegalStateError if the partition is not assigned.
+
+        Waits while an open transaction may change the committed offset; None after `timeout_ms` (default:
+        request_timeout_ms).
+        """
         state = self._subscription.state(partition)
         if state.offset is None:
-            self._polling.resolve_positions()
+            timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+            self._polling.resolve_positions(partition, timeout_ms / 1000)
         return state.offset
 
     def offsets_to_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:

@@ -7,6 +7,7 @@ read.
 
 import logging
 import threading
+from collections.abc import Collection
 
 from kafka.structs import TopicPartition
 
@@ -115,10 +116,21 @@ class Polling:
         self._changed = True
         self._short_since_s = None
 
-    def resolve_positions(self) -> None:
-        """Find a position for every assigned partition. Raises the same errors as `poll`."""
-        self._find_missing()
-        self.fetching.settle_positions(self.subscription)
+    def resolve_positions(self, awaited: TopicPartition | None = None, timeout_s: float = 0.0) -> None:
+        """Find a position for every assigned partition. Raises the same errors as `poll`.
+
+        Waits while an open transaction may change the committed offset of the partition `awaited`.
+        """
+        deadline_s = clock.monotonic_s() + timeout_s
+        changes = self.cluster.store.changes
+        while True:
+            seen = changes.current()
+            unstable = self._find_missing()
+            self.fetching.settle_positions(self.subscription)
+            left_s = deadline_s - clock.monotonic_s()
+            if awaited not in unstable or left_s <= 0 or self.closed.is_set():
+                return
+            changes.wait(seen, min(left_s, _WAIT_S_MAX))
 
     def refresh_topics(self) -> None:
         """Follow created and deleted topics; without a group, assign all partitions of subscribed topics."""
@@ -230,19 +242,23 @@ class Polling:
         clock.sleep_s(seconds)
         return True
 
-    def _find_missing(self) -> None:
-        """Initialize missing positions: from the group's committed offset, otherwise by auto_offset_reset."""
+    def _find_missing(self) -> Collection[TopicPartition]:
+        """Initialize missing positions: from the group's committed offset, otherwise by auto_offset_reset.
+
+        Returns the partitions whose committed offset an open transaction may change: found at a later poll.
+        """
         states = self.subscription.partitions
         missing = [name for name, state in states.items() if state.offset is None and state.reset is None]
         if not missing:
-            return
+            return ()
+        unstable: Collection[TopicPartition] = ()
         if self.settings.group_id is not None:
             group_id = self.settings.group_id
             commits, unstable = self.cluster.store.read(
-                lambda c: (read_commits(c, group_id, missing), unstable_partitions(self.cluster.store, c, group_id))
+                lambda c: (read_commits(c, group_id, missing), unstable_partitions(c, group_id))
             )
-            missing = [name for name in missing if name not in unstable]  # found at a later poll
-            for partition in commits.keys() - unstable:
+            missing = [name for name in missing if name not in unstable]
+            for partition in commits.keys() - set(unstable):
                 commit, state = commits[partition], states[partition]
                 state.seek(commit.offset, commit.leader_epoch)
                 state.topic_id = commit.topic_id
@@ -252,6 +268,7 @@ class Polling:
             raise NoOffsetForPartitionError(set(missing))
         for name in missing:
             states[name].ask_reset("earliest" if policy == "earliest" else "latest")
+        return unstable
 
     def _commit_before_revocation(self) -> None:
         self.commits.auto_now(self.to_commit())

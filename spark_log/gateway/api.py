@@ -1,9 +1,10 @@
 """What an API of the protocol is to a gateway, and what a handler gets."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_log.gateway.claims import Claims
 from spark_log.gateway.wire import Message
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ class Client:
     host: str
     software: str = ""
     """Name and version of the client's library (KIP-511), if it has told them."""
+    claims: Claims = field(default_factory=Claims)
+    """Those of the connection."""
 
     @property
     def zone(self) -> str | None:

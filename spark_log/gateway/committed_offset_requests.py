@@ -123,7 +123,7 @@ def _committed(
     store = gateway.cluster.store
 
     def read(connection: sa.Connection) -> tuple[Mapping[TopicPartition, Commit], Collection[TopicPartition]]:
-        unstable = unstable_partitions(store, connection, group_id) if stable else ()
+        unstable = unstable_partitions(connection, group_id) if stable else ()
         return read_commits(connection, group_id), unstable
 
     try:

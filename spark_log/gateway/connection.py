@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spark_log import clock
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.claims import Claims
 from spark_log.gateway.metadata_requests import versions_response
 from spark_log.gateway.wire import (
     MalformedRequestError,
@@ -45,6 +46,7 @@ class Connection:
         self._last: asyncio.Task[bytes | None] | None = None
         self._last_is_pipelined = False
         self._software = ""
+        self._claims = Claims()
 
     async def serve(self) -> None:
         """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
@@ -85,7 +87,7 @@ class Connection:
     async def _handle(self, frame: memoryview) -> None:
         header = read_request_header(frame, self._gateway.is_flexible)
         api = self._gateway.apis.get(header.api_key)
-        client = Client(header.client_id, self._host, self._software)
+        client = Client(header.client_id, self._host, self._software, self._claims)
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")

@@ -1,5 +1,6 @@
 """Transactions: their begin, the offsets that they commit, and their end. Produce sends their records."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka.protocol.producer.transaction import (
@@ -24,6 +25,7 @@ from spark_log.errors import (
 )
 from spark_log.gateway import transactions
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
@@ -32,6 +34,7 @@ from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
 from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.wire_transactions import WireProducer
 
 if TYPE_CHECKING:
@@ -39,46 +42,53 @@ if TYPE_CHECKING:
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 _OPERATION_NOT_ATTEMPTED = 55
+_COORDINATOR_LOAD_IN_PROGRESS = 14
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_PRODUCER_EPOCH = 47
 _KNOWS_FENCED = {InitProducerIdRequest: 4, AddPartitionsToTxnRequest: 2, AddOffsetsToTxnRequest: 2, EndTxnRequest: 2}
 """The first version that may answer PRODUCER_FENCED; others, and other requests, answer INVALID_PRODUCER_EPOCH."""
-_TIMEOUT_MS = 30_000
+_RETRIES_LOAD_IN_PROGRESS = 3
+"""The first version of TxnOffsetCommit. KafkaJS, at a lower one, retries it only after UNKNOWN_TOPIC_OR_PARTITION."""
 _ID_LENGTH_MAX = 249
 
 
-def _code(error: SparkLogError, request: Message) -> int:
+def _code(error: Exception, request: Message) -> int:
+    if isinstance(error, ClaimTakenError):
+        if isinstance(request, TxnOffsetCommitRequest) and request.version < _RETRIES_LOAD_IN_PROGRESS:
+            return _UNKNOWN_TOPIC_OR_PARTITION
+        return _COORDINATOR_LOAD_IN_PROGRESS
     if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
         return _INVALID_PRODUCER_EPOCH
     return error_code(error)
 
 
-async def init_producer_id(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def init_producer_id(gateway: "Gateway", request: Message, client: Client) -> Message:
     """A new producer id, or the id and the next epoch of a transactional id."""
     try:
-        producer_id, epoch = await gateway.call(_init, gateway, request)
+        producer_id, epoch = await gateway.call(_init, gateway, request, client)
     except SparkLogError as error:
         code = _code(error, request)
         return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
 
 
-def _init(gateway: "Gateway", request: Message) -> tuple[int, int]:
-    store, name = gateway.cluster.store, request.transactional_id
+def _init(gateway: "Gateway", request: Message, client: Client) -> tuple[int, int]:
+    name = request.transactional_id
     if name is None:
-        return register_producer(store, _TIMEOUT_MS), 0
+        return register_producer(gateway.cluster.store, TIMEOUT_MS), 0
     if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
     given = None
     if request.version >= 3 and request.producer_id >= 0:
         given = request.producer_id, request.producer_epoch
-    ref = transaction_store.init_producer(
-        store, name, request.transaction_timeout_ms, given=given, timeout_ms=_TIMEOUT_MS
+    ref, claim = transaction_store.init_producer(
+        gateway.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
     )
+    client.claims.keep(name, ref.producer_id, claim)
     return ref.producer_id, ref.epoch
 
 
-async def add_partitions_to_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def add_partitions_to_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Begins the transaction. Which partitions it has is known from its records."""
     topics = request.v3_and_below_topics
     known = await gateway.call(gateway.topics.find, [topic.name for topic in topics])
@@ -95,7 +105,7 @@ async def add_partitions_to_txn(gateway: "Gateway", request: Message, _client: C
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
         )
-        code = await _begin(gateway, producer, request)
+        code = await _begin(gateway, client, producer, request)
 
     def code_of(place: tuple[str, int]) -> int:
         if not missing:
@@ -120,28 +130,33 @@ async def add_partitions_to_txn(gateway: "Gateway", request: Message, _client: C
     )
 
 
-async def add_offsets_to_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def add_offsets_to_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Begins the transaction. Which groups it has is known from its offsets."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
-    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(gateway, producer, request))
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(gateway, client, producer, request))
 
 
-async def _begin(gateway: "Gateway", producer: WireProducer, request: Message) -> int:
+async def _begin(gateway: "Gateway", client: Client, producer: WireProducer, request: Message) -> int:
+    def begin(claim: Claim) -> None:
+        wire_transactions.begin(gateway.cluster.store, producer, claim, timeout_ms=TIMEOUT_MS)
+
     try:
-        await gateway.call(wire_transactions.begin, gateway.cluster.store, producer, timeout_ms=_TIMEOUT_MS)
-    except SparkLogError as error:
+        await client.claims.call(gateway, producer, Role.COORDINATOR, begin)
+    except (SparkLogError, ClaimTakenError) as error:
         return _code(error, request)
     return NONE
 
 
-async def txn_offset_commit(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def txn_offset_commit(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Offsets of a group that EndTxn will commit."""
     kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
     unknown: list[TopicPartition] = []
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    add = partial(_add_offsets, gateway, request, producer)
     try:
-        unknown = await gateway.call(_add_offsets, gateway, request)
+        unknown = await client.claims.call(gateway, producer, Role.OFFSETS, add)
         code = NONE
-    except SparkLogError as error:
+    except (SparkLogError, ClaimTakenError) as error:
         code = _code(error, request)
     topics = [
         kind(
@@ -160,7 +175,7 @@ async def txn_offset_commit(gateway: "Gateway", request: Message, _client: Clien
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
-def _add_offsets(gateway: "Gateway", request: Message) -> list[TopicPartition]:
+def _add_offsets(gateway: "Gateway", request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
     store = gateway.cluster.store
     check_group_id(request.group_id)
     given = {
@@ -178,21 +193,25 @@ def _add_offsets(gateway: "Gateway", request: Message) -> list[TopicPartition]:
         request.group_instance_id,
         unfenced=not member_id,
     )
-    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
-    return add_offsets(store, producer, who, check_commits(given, store.settings), timeout_ms=_TIMEOUT_MS)
+    return add_offsets(store, producer, claim, who, check_commits(given, store.settings), timeout_ms=TIMEOUT_MS)
 
 
-async def end_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def end_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Commit or abort. After an error that is not final the transaction is open, and the client calls again."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     code = NONE
-    try:
+
+    def end(claim: Claim) -> None:
         if request.committed:
-            await gateway.call(transactions.commit, gateway.log, producer, timeout_ms=_TIMEOUT_MS)
+            transactions.commit(gateway.log, producer, claim, timeout_ms=TIMEOUT_MS)
         else:
-            await gateway.call(wire_transactions.abort, gateway.cluster, producer, timeout_ms=_TIMEOUT_MS)
-    except SparkLogError as error:
-        code = _COORDINATOR_NOT_AVAILABLE if error.retriable else _code(error, request)
+            wire_transactions.abort(gateway.cluster, producer, claim, timeout_ms=TIMEOUT_MS)
+
+    try:
+        await client.claims.call(gateway, producer, Role.COORDINATOR, end)
+    except (SparkLogError, ClaimTakenError) as error:
+        retriable = isinstance(error, SparkLogError) and error.retriable
+        code = _COORDINATOR_NOT_AVAILABLE if retriable else _code(error, request)
     return EndTxnResponse(throttle_time_ms=0, error_code=code)
 
 

@@ -14,6 +14,7 @@ from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
 from spark_log.log.log import Log, Records
 from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions.claim_rules import Claim
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
 
@@ -47,15 +48,15 @@ def register_records(
     return in_order
 
 
-def commit(log: Log, producer: WireProducer, *, timeout_ms: int) -> None:
+def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -> None:
     """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
 
     Does nothing if the same call was done before. Batches of deleted topics are dropped, as in Kafka. Raises the errors
-    of `wire_rules.is_ended`, and the error of a partition that cannot be appended to now: then the transaction is still
-    open.
+    of `wire_rules.is_ended`, ClaimLostError, and the error of a partition that cannot be appended to now: then the
+    transaction is still open.
     """
     store = log.cluster.store
-    found = wire_transactions.read_open(store, producer, commit=True, timeout_ms=timeout_ms)
+    found = wire_transactions.read_open(store, producer, claim, commit=True, timeout_ms=timeout_ms)
     if found is None:
         return
     ref, pending = found
@@ -66,12 +67,16 @@ def commit(log: Log, producer: WireProducer, *, timeout_ms: int) -> None:
 
     offsets, topics = store.read(read, timeout_ms=timeout_ms)
     batches = [each.batch for each in pending if each.batch.topic_id in topics]
-    hooks = [transaction_store.commit_transaction_hook(ref, len(pending)), commit_offsets_hook(store, offsets)]
+    dropped = [each.batch for each in pending if each.batch.topic_id not in topics]
+    hooks = [
+        transaction_store.commit_transaction_hook(ref, len(pending), dropped=dropped),
+        commit_offsets_hook(store, offsets),
+    ]
     result = log.append_batches(AppendRequest(batches, atomic=True, hooks=hooks), topics, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
     for outcome in result.outcomes:
         if isinstance(outcome, Rejected):
             if isinstance(outcome.error, UnknownTopicOrPartitionError):
-                return commit(log, producer, timeout_ms=timeout_ms)  # a topic was deleted meanwhile
+                return commit(log, producer, claim, timeout_ms=timeout_ms)  # a topic was deleted meanwhile
             raise outcome.error
     return None

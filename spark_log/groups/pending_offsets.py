@@ -17,22 +17,29 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import wire_rules
+from spark_log.transactions.claim_rules import Claim
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_rows import write_pending_offsets
 from spark_log.transactions.wire_transactions import WireProducer, locked
 
 
 def add_offsets(
-    store: Store, producer: WireProducer, who: Committer, commits: Commits, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    store: Store,
+    producer: WireProducer,
+    claim: Claim,
+    who: Committer,
+    commits: Commits,
+    *,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[TopicPartition]:
     """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
 
-    Raises the errors of `wire_rules.check_open`; UnknownMemberIdError, IllegalGenerationError and
+    Raises the errors of `wire_rules.check_open`, ClaimLostError; UnknownMemberIdError, IllegalGenerationError and
     FencedInstanceIdError if the member may not commit them now.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
-        transaction = locked(connection, store, producer).transaction
+        transaction = locked(connection, store, producer, claim).transaction
         wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
         # the group's lock orders this and an assignment to another member, which then finds the pending offset
         check_committing(store, connection, who, commits, lock=True)
@@ -78,17 +85,15 @@ def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping
     return found
 
 
-def unstable_partitions(store: Store, connection: sa.Connection, group_id: str) -> Collection[TopicPartition]:
-    """The partitions whose committed offset of the group may change by the end of an open transaction."""
-    now = store.clock(connection)
+def unstable_partitions(connection: sa.Connection, group_id: str) -> Collection[TopicPartition]:
+    """The partitions whose committed offset of the group may change by the end of an open transaction.
+
+    Also of one that has timed out, until it is aborted: its commit may be under way, and began in time.
+    """
     query = (
-        sa.select(TOPIC.name, TRANSACTION_OFFSET.partition, TRANSACTION.until_ms, TRANSACTION.clock_epoch)
+        sa.select(TOPIC.name, TRANSACTION_OFFSET.partition)
         .join(t.topic, TOPIC.topic_id == TRANSACTION_OFFSET.topic_id)
         .join(t.transaction, TRANSACTION.producer_id == TRANSACTION_OFFSET.producer_id)
         .where(TRANSACTION_OFFSET.group_id == group_id, TRANSACTION.state == ONGOING.value)
     )
-    return {
-        TopicPartition(name, partition)
-        for name, partition, until_ms, clock_epoch in connection.execute(query)
-        if not now.expired(until_ms, clock_epoch)  # it can only be aborted
-    }
+    return {TopicPartition(name, partition) for name, partition in connection.execute(query)}

@@ -1,18 +1,29 @@
-"""Inserts a row that may exist already."""
+"""Inserts rows that may exist already. Only the dialect in use is imported, which saves time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 
 def insert_if_missing(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """INSERT ... ON CONFLICT DO NOTHING. Only the dialect in use is imported, which saves time."""
+    """INSERT ... ON CONFLICT DO NOTHING."""
+    connection.execute(_insert(connection, table).values(values).on_conflict_do_nothing())
+
+
+def insert_or_replace(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, all with the same columns, in one statement; those with the same primary key are replaced."""
+    statement = _insert(connection, table).values(list(rows))
+    keys = list(table.primary_key.columns)
+    values = {name: statement.excluded[name] for name in rows[0] if name not in {key.name for key in keys}}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> Any:
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql
 
-        connection.execute(postgresql.insert(table).values(values).on_conflict_do_nothing())
-    else:
-        from sqlalchemy.dialects import sqlite
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
 
-        connection.execute(sqlite.insert(table).values(values).on_conflict_do_nothing())
+    return sqlite.insert(table)

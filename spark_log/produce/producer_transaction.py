@@ -138,8 +138,8 @@ class ProducerTransaction:
                 return
             timeout_ms = self._settings.transaction_timeout_ms
             self._ref = transaction_store.init_producer(
-                self._cluster.store, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
-            )
+                self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
+            ).ref
             self._state = State.READY
 
     def begin(self) -> None:

@@ -159,9 +159,8 @@ class BatchTransaction:
         return True
 
     def _initialized(self) -> TransactionRef:
-        store = self._cluster.store
-        timeout_ms = self._timeout_ms or store.settings.transaction_max_timeout_ms
-        return transaction_store.init_producer(store, self._transactional_id, timeout_ms)
+        timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
+        return transaction_store.init_producer(self._cluster, self._transactional_id, timeout_ms).ref
 
     def _end(self, *, failed: bool) -> None:
         committed = False

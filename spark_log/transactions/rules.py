@@ -10,7 +10,15 @@ PrepareCommit and PrepareAbort do not exist.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
+from spark_log.errors import (
+    InvalidTxnStateError,
+    PolicyViolationError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
+
+PENDING_MAX = 50_000
+"""Pending batches of a transaction. The commit reads them all, and appends them in one SQL transaction."""
 
 
 class TransactionState(StrEnum):
@@ -61,6 +69,10 @@ class Transaction:
     """False: begun by a Kafka client, whose calls do not name the number (`wire_rules`)."""
     bumped_from: int = -1
     """The epoch that asked for the current one (`wire_rules.bump`); -1: none."""
+    claim: int = 0
+    """The newest claim of a connection of a Kafka client (`claim_rules`)."""
+    offsets_claim: int = 0
+    """The same for TxnOffsetCommit."""
 
 
 def initialize(transaction: Transaction) -> Transaction:
@@ -75,11 +87,23 @@ def fence(transaction: Transaction) -> Transaction:
 
 
 def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
-    """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`."""
+    """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`, and
+    PolicyViolationError above PENDING_MAX.
+    """
     check(transaction, ref)
+    check_room(transaction if ref.number == transaction.number else replace(transaction, pending=0), batches)
     if ref.number > transaction.number:
         return replace(transaction, number=ref.number, state=ONGOING, pending=batches, numbered=True)
     return replace(transaction, pending=transaction.pending + batches)
+
+
+def check_room(transaction: Transaction, batches: int) -> None:
+    """PolicyViolationError if the transaction would have more than PENDING_MAX pending batches."""
+    if transaction.pending + batches > PENDING_MAX:
+        raise PolicyViolationError(
+            f"transaction of {transaction.transactional_id!r}: more than {PENDING_MAX} batches before its commit; abort"
+            " it, and commit more often or send larger batches (linger, batch size)"
+        )
 
 
 def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:

@@ -31,7 +31,7 @@ def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
     """Abort transactions that have been open for longer than their transaction.timeout.ms; yields transactional ids."""
     store = cluster.store
     for producer_id, transactional_id in timed_out(store):
-        dropped = store.transact(partial(_time_out, store, fence, producer_id))
+        dropped = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
         if dropped is not None:
             delete_files(cluster, dropped)
             yield transactional_id

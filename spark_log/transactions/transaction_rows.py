@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from spark_log.append.rules import REMEMBERED_BATCHES, Batch, ProducerSequence, 
 from spark_log.errors import InvalidProducerIdMappingError
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
-from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import StoreClock
 from spark_log.segments.segment_rows import delete_blobs
@@ -30,29 +30,30 @@ _ROW = (
         PRODUCER.transaction_timeout_ms,
         TRANSACTION.numbered,
         TRANSACTION.bumped_from,
+        TRANSACTION.pending,
+        TRANSACTION.claim,
+        TRANSACTION.offsets_claim,
     )
     .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
     .where(PRODUCER.producer_id == bindparam("producer_id"))
 )
 _READ = Prepared(_ROW)
 _LOCK = Prepared(_ROW.with_for_update(of=t.producer))
-_PENDING = Prepared(
-    sa.select(sa.func.count())
-    .select_from(t.transaction_segment)
-    .where(TRANSACTION_SEGMENT.producer_id == bindparam("producer_id"))
-)
-_STATE = ("producer_epoch", "number", "state", "numbered", "bumped_from")
+_STATE = ("producer_epoch", "number", "state", "numbered", "bumped_from", "pending", "claim", "offsets_claim")
 _TIME = ("began_ms", "until_ms", "clock_epoch")
 _HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
 _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
 _NOTHING_YET = {
     "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
-    "clock_epoch": "", "numbered": True, "bumped_from": -1,
+    "clock_epoch": "", "numbered": True, "bumped_from": -1, "pending": 0, "claim": 0, "offsets_claim": 0,
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == bindparam("key")))
 _NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
+
+_ROWS_A_STATEMENT = 1_000
+"""SQLite takes up to 32,766 parameters."""
 
 
 class TransactionRow(NamedTuple):
@@ -76,9 +77,7 @@ def insert_empty_transaction(connection: sa.Connection, producer_id: int) -> Non
 def ask_transaction(
     connection: sa.Connection, now: Callable[[], StoreClock], producer_id: int
 ) -> Callable[[], TransactionRow]:
-    """The transaction, without the count of its pending batches. Inside `one_message` it can be read after the block;
-    InvalidProducerIdMappingError then.
-    """
+    """The transaction. Inside `one_message` it can be read after the block; InvalidProducerIdMappingError then."""
     answer = _READ.ask(connection, {"producer_id": producer_id})
 
     def read() -> TransactionRow:
@@ -87,17 +86,21 @@ def ask_transaction(
             raise InvalidProducerIdMappingError(
                 f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
             )
-        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms, numbered, bumped_from)] = rows
+        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms, numbered, *numbers)] = rows
+        bumped_from, pending, claim, offsets_claim = numbers
         state = TransactionState(state)
         found = Transaction(
             producer_id,
             epoch,
             number,
             state,
+            pending,
             expired=state is ONGOING and now().expired(until_ms, clock_epoch),
             transactional_id=transactional_id,
             numbered=bool(numbered),
             bumped_from=bumped_from,
+            claim=claim,
+            offsets_claim=offsets_claim,
         )
         return TransactionRow(found, timeout_ms)
 
@@ -111,12 +114,8 @@ def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: in
         # separate statements: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the
         # lock
         transaction = ask_transaction(connection, lambda: now, producer_id)
-        pending = _PENDING.ask(connection, {"producer_id": producer_id})
     locked.rows()
-    found, [(count,)] = transaction(), pending.rows()
-    if found.transaction.state is not ONGOING:
-        return found
-    return TransactionRow(replace(found.transaction, pending=count), found.timeout_ms)
+    return transaction()
 
 
 def save_transaction(
@@ -126,7 +125,7 @@ def save_transaction(
     belong to the log now.
     """
     before = row.transaction
-    facts, known = ((each.epoch, each.number, each.state, each.numbered, each.bumped_from) for each in (after, before))
+    facts, known = _facts(after), _facts(before)
     if facts != known:
         values = {"key": after.producer_id, **dict(zip(_STATE, facts, strict=True))}
         if after.number == before.number:
@@ -146,6 +145,11 @@ def save_transaction(
         _NO_OFFSETS.run(connection, [{"key": after.producer_id}])
     if after.epoch != before.epoch:
         set_epoch(connection, after.producer_id, after.epoch)
+
+
+def _facts(transaction: Transaction) -> tuple[Any, ...]:
+    """The values of the columns `_STATE`."""
+    return tuple(getattr(transaction, "epoch" if name == "producer_epoch" else name) for name in _STATE)
 
 
 def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:
@@ -212,18 +216,9 @@ def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> li
 
 def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add group offsets to the open transaction; the last one of a group and partition counts."""
-    for row in rows:
-        here = [TRANSACTION_OFFSET[name] == row[name] for name in ("group_id", "topic_id", "partition")]
-        connection.execute(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == producer_id, *here))
-    if rows:
-        connection.execute(t.transaction_offset.insert(), [{"producer_id": producer_id, **row} for row in rows])
-
-
-def next_position(connection: sa.Connection, producer_id: int) -> int:
-    """The position behind the last pending batch."""
-    query = sa.select(sa.func.max(TRANSACTION_SEGMENT.position)).where(TRANSACTION_SEGMENT.producer_id == producer_id)
-    last = connection.execute(query).scalar_one()
-    return 0 if last is None else last + 1
+    for first in range(0, len(rows), _ROWS_A_STATEMENT):
+        some = [{"producer_id": producer_id, **row} for row in rows[first : first + _ROWS_A_STATEMENT]]
+        insert_or_replace(connection, t.transaction_offset, some)
 
 
 def _pending_row(ref: TransactionRef, pending: PendingBatch) -> dict[str, Any]:

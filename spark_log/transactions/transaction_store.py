@@ -12,6 +12,7 @@ all records of the transaction or none.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,15 +28,15 @@ from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import topics_of_ids
-from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-from spark_log.segments.segment_rows import insert_blobs
-from spark_log.transactions import rules, wire_rules
-from spark_log.transactions.rules import TransactionRef
+from spark_log.segments.segment_rows import delete_blobs, insert_blobs
+from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions.rules import ONGOING, TransactionRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
@@ -52,28 +53,35 @@ logger = logging.getLogger(__name__)
 _NAMES_A_QUERY = 1_000
 
 
+class Initialized(NamedTuple):
+    """A producer that may begin: its epoch and last number, and the claim of its connection."""
+
+    ref: TransactionRef
+    claim: Claim
+
+
 def init_producer(
-    store: Store,
+    cluster: Cluster,
     transactional_id: str,
     transaction_timeout_ms: int,
     *,
     given: tuple[int, int] | None = None,
-    settings: ClusterSettings | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
-) -> TransactionRef:
+) -> Initialized:
     """A producer id and a new epoch for the transactional id, with the number of its last transaction.
 
     Producers that had the id before are fenced, and the transaction that one had open is aborted. With `given`, only
     the producer with this id and epoch gets a new epoch (`wire_rules.bump`).
     InvalidTransactionTimeoutError above transaction.max.timeout.ms.
     """
-    limit = (settings or store.settings).transaction_max_timeout_ms
+    store = cluster.store
+    limit = store.settings.transaction_max_timeout_ms
     if transaction_timeout_ms > limit:
         raise InvalidTransactionTimeoutError(
             f"transaction_timeout_ms={transaction_timeout_ms} is above transaction.max.timeout.ms ({limit})"
         )
 
-    def initialize(connection: sa.Connection, _attempt: Attempt) -> TransactionRef:
+    def initialize(connection: sa.Connection, _attempt: Attempt) -> tuple[Initialized, list[PendingBatch]]:
         now = store.clock(connection)
         producer_id = lock_transactional_producer(connection, transactional_id)
         if producer_id is None:
@@ -84,6 +92,9 @@ def init_producer(
             after = rules.initialize(before.transaction)
         else:
             after = wire_rules.bump(before.transaction, *given)
+        ends = before.transaction.state is ONGOING and after.state is not ONGOING
+        dropped = read_pending(connection, producer_id) if ends else []
+        after, claim = claim_rules.take(after, Role.COORDINATOR)
         save_transaction(connection, now, before, after)
         if after.epoch > wire_rules.EPOCH_MAX:
             release_transactional_id(connection, producer_id)
@@ -91,13 +102,14 @@ def init_producer(
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
             before = lock_transaction(connection, now, producer_id)
-            after = rules.initialize(before.transaction)
+            after, claim = claim_rules.take(rules.initialize(before.transaction), Role.COORDINATOR)
             save_transaction(connection, now, before, after)
         begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
-        return TransactionRef(producer_id, after.epoch, after.number)
+        return Initialized(TransactionRef(producer_id, after.epoch, after.number), claim), dropped
 
-    found = store.transact(initialize, timeout_ms=timeout_ms)
+    found, dropped = store.transact(initialize, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.initialized")
+    delete_files(cluster, dropped)
     return found
 
 
@@ -149,12 +161,16 @@ def register(
     return registered
 
 
-def commit_transaction_hook(ref: TransactionRef, batches: int) -> CommitHook:
-    """Hook of the append transaction that commits: it appends all `batches` pending batches of the transaction."""
+def commit_transaction_hook(ref: TransactionRef, batches: int, dropped: Sequence[Batch] = ()) -> CommitHook:
+    """Hook of the append transaction that commits: it appends all `batches` pending batches of the transaction, except
+    the `dropped` ones, whose topics were deleted.
+    """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_transaction(connection, now, ref.producer_id)
         after = rules.commit(before.transaction, ref, batches)
+        if dropped:
+            delete_blobs(connection, [batch.name for batch in dropped if batch.inline])
         with sent_with_commit(connection):
             save_transaction(connection, now, before, after, keep_blobs=True)
         return after is not before.transaction
@@ -173,7 +189,7 @@ def abort(cluster: Cluster, ref: TransactionRef, *, timeout_ms: int = DEFAULT_TI
         save_transaction(connection, now, before, after)
         return dropped
 
-    dropped = cluster.store.transact(body, timeout_ms=timeout_ms)
+    dropped = cluster.store.transact(body, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.aborted")
     delete_files(cluster, dropped)
 

@@ -19,6 +19,7 @@ from spark_log.append.rules import (
     remember,
 )
 from spark_log.errors import InvalidProducerIdMappingError, InvalidTxnStateError, ProducerFencedError, SparkLogError
+from spark_log.transactions.claim_rules import end_offsets_claim
 from spark_log.transactions.rules import ABORTED, COMMITTED, ONGOING, Transaction, initialize, over
 
 EPOCH_MAX = 2**15 - 2
@@ -73,7 +74,7 @@ def abort(transaction: Transaction, producer_id: int, epoch: int) -> Transaction
     """EndTxn that aborts. Unchanged if it was aborted before. Raises as `is_ended`."""
     if is_ended(transaction, producer_id, epoch, commit=False):
         return transaction
-    return over(transaction, ABORTED)
+    return end_offsets_claim(over(transaction, ABORTED))
 
 
 def check_producer(transaction: Transaction, producer_id: int, epoch: int) -> None:
@@ -103,6 +104,11 @@ def accept(
     if repeated is not None:
         return Appended(-1, -1, duplicate=True), None
     return Appended(-1, -1), remember(known, batch, Appended(-1, -1)).batches[-1]
+
+
+def add_pending(transaction: Transaction, batches: int) -> Transaction:
+    """The open transaction with new pending batches."""
+    return replace(transaction, pending=transaction.pending + batches)
 
 
 def remember_aborted(state: ProducerState, last: RememberedBatch) -> ProducerState:

@@ -1,5 +1,6 @@
 """Transactions of Kafka clients in the metadata store: read under lock, decide (`transactions.wire_rules`), write.
 
+    take_claim      nothing but that the caller's connection may act from now on (`transactions.claim_rules`)
     begin           AddPartitionsToTxn, AddOffsetsToTxn
     register        Produce: batches become pending
     add_offsets     TxnOffsetCommit: group offsets become pending
@@ -23,14 +24,14 @@ from spark_log.failpoints import failpoint
 from spark_log.metadata.columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.segments.segment_rows import insert_blobs
-from spark_log.transactions import wire_rules
+from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     TransactionRow,
     insert_pending,
     lock_transaction,
-    next_position,
     partitions_with_sequences,
     read_last_pending,
     read_pending,
@@ -56,22 +57,42 @@ class Registration:
     batches: Sequence[Batch]
 
 
-def locked(connection: sa.Connection, store: Store, producer: WireProducer) -> TransactionRow:
-    """The transaction of the producer, its row locked. InvalidProducerIdMappingError unless it has that id."""
+def locked(
+    connection: sa.Connection, store: Store, producer: WireProducer, claim: Claim | None = None
+) -> TransactionRow:
+    """The transaction of the producer, its row locked. InvalidProducerIdMappingError unless it has that id;
+    ClaimLostError unless `claim` is the newest one (None: the call needs none).
+    """
     row = lock_transaction(connection, store.clock(connection), producer.producer_id)
     if row.transaction.transactional_id != producer.transactional_id:
         raise InvalidProducerIdMappingError(
             f"producer {producer.producer_id} is not that of transactional_id {producer.transactional_id!r}"
         )
+    if claim is not None:
+        claim_rules.check(row.transaction, claim)
     return row
 
 
-def begin(store: Store, producer: WireProducer, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Begin a transaction unless one is open. InvalidProducerIdMappingError, ProducerFencedError."""
+def take_claim(store: Store, producer: WireProducer, role: Role, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Claim:
+    """A new claim, for a connection. Raises the errors of `wire_rules.check_producer`: a fenced producer takes none."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> Claim:
+        now = store.clock(connection)
+        before = locked(connection, store, producer)
+        wire_rules.check_producer(before.transaction, producer.producer_id, producer.epoch)
+        after, claim = claim_rules.take(before.transaction, role)
+        save_transaction(connection, now, before, after)
+        return claim
+
+    return store.transact(body, timeout_ms=timeout_ms)
+
+
+def begin(store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Begin a transaction unless one is open. InvalidProducerIdMappingError, ProducerFencedError, ClaimLostError."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)
-        before = locked(connection, store, producer)
+        before = locked(connection, store, producer, claim)
         after = wire_rules.begin(before.transaction, producer.producer_id, producer.epoch)
         save_transaction(connection, now, before, after)
 
@@ -111,7 +132,8 @@ def _register(
 ) -> list[Appended | Rejected]:
     producer, batches = registration.producer, registration.batches
     try:
-        transaction = locked(connection, store, producer).transaction
+        before = locked(connection, store, producer)
+        transaction = before.transaction
         wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
     except SparkLogError as error:
         return [Rejected(error)] * len(batches)
@@ -127,15 +149,21 @@ def _register(
             outcomes.append(Rejected(UnknownTopicOrPartitionError(f"topic {key[0]}, partition {key[1]}: deleted")))
             continue
         outcome, remembered = wire_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)
-        outcomes.append(outcome)
         if remembered is not None:
+            try:
+                rules.check_room(transaction, len(new) + 1)
+            except SparkLogError as error:
+                outcomes.append(Rejected(error))
+                continue
             pending[key] = (*pending[key], remembered)
             new.append(batch)
+        outcomes.append(outcome)
     if new:
-        first = next_position(connection, producer.producer_id)
+        first = transaction.pending
         ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
         insert_pending(connection, ref, [PendingBatch(first + row, batch) for row, batch in enumerate(new)])
         insert_blobs(connection, {batch.name: blobs[batch.name] for batch in new if batch.inline})
+        save_transaction(connection, store.clock(connection), before, wire_rules.add_pending(transaction, len(new)))
     return outcomes
 
 
@@ -147,15 +175,16 @@ def existing_partitions(connection: sa.Connection, keys: Collection[tuple[int, i
 
 
 def read_open(
-    store: Store, producer: WireProducer, *, commit: bool, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    store: Store, producer: WireProducer, claim: Claim, *, commit: bool, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> tuple[TransactionRef, list[PendingBatch]] | None:
     """The open transaction and its pending batches; None if the same call of EndTxn has ended it before.
 
-    Raises the errors of `wire_rules.is_ended`.
+    The commit names the number of this transaction, so it needs no claim any more. Raises the errors of
+    `wire_rules.is_ended`, and ClaimLostError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> tuple[TransactionRef, list[PendingBatch]] | None:
-        transaction = locked(connection, store, producer).transaction
+        transaction = locked(connection, store, producer, claim).transaction
         if wire_rules.is_ended(transaction, producer.producer_id, producer.epoch, commit=commit):
             return None
         ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
@@ -164,13 +193,15 @@ def read_open(
     return store.transact(body, timeout_ms=timeout_ms)
 
 
-def abort(cluster: Cluster, producer: WireProducer, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `wire_rules.is_ended`."""
+def abort(cluster: Cluster, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `wire_rules.is_ended`,
+    and ClaimLostError.
+    """
     store = cluster.store
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
         now = store.clock(connection)
-        before = locked(connection, store, producer)
+        before = locked(connection, store, producer, claim)
         after = wire_rules.abort(before.transaction, producer.producer_id, producer.epoch)
         if after is before.transaction:
             return []
@@ -188,7 +219,7 @@ def abort(cluster: Cluster, producer: WireProducer, *, timeout_ms: int = DEFAULT
         save_transaction(connection, now, before, after)
         return dropped
 
-    dropped = store.transact(body, timeout_ms=timeout_ms)
+    dropped = store.transact(body, timeout_ms=timeout_ms, announce=True)  # consumers wait for its offsets
     failpoint("transaction.aborted")
     delete_files(cluster, dropped)
 

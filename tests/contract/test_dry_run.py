@@ -79,7 +79,7 @@ def due_work(cluster, log, produce):
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("small", b"pending").get(timeout=10)
-    init_producer(cluster.store, "idle", 60_000)
+    init_producer(cluster, "idle", 60_000)
     commit_offsets(cluster.store, "readers", {TopicPartition("small", 0): 1})
     old_id = write_ids.register(cluster.store, "killed", 60_000)
     orphan = folder_of(cluster, 1) / small.folder / "_segments" / "0" / f"{old_id}-0.parquet"

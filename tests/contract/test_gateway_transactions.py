@@ -21,11 +21,14 @@ from spark_log.metadata.columns import PRODUCER
 from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_inspection import list_transactions
 from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer
 from tests.support.records import ranges_of
 from tests.support.topics import make
+from tests.support.wire_producer import WireProducer
 
 WAIT_S = 30
+INVALID_TXN_STATE = 48
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
@@ -264,6 +267,23 @@ def test_commit_goes_on_without_a_topic_that_was_deleted(cluster, gateway):
     producer.send("t", b"kept")
     delete_topic(cluster, "gone")
     producer.commit()
+    assert values(cluster, "t") == [b"kept"]
+    blobs, segments = (
+        cluster.store.read(lambda c, table=table: set(c.execute(sa.select(table.c.name)).scalars()))
+        for table in (t.blob, t.segment)
+    )
+    assert blobs <= segments, "no blob of the deleted topic is left"
+
+
+def test_batch_and_request_must_both_belong_to_the_transaction(cluster, gateway):
+    make(cluster, "t", 1)
+    with WireConnection(gateway.port) as connection:
+        producer = WireProducer(connection)
+        connection.exchange(producer.add_partitions("t"), 1)
+        assert producer.send(connection, "t", b"lost", flag=0).error_code == INVALID_TXN_STATE
+        assert producer.send(connection, "t", b"lost", transactional=False).error_code == INVALID_TXN_STATE
+        assert producer.send(connection, "t", b"kept").error_code == 0
+        connection.exchange(producer.end(commit=True), 1)
     assert values(cluster, "t") == [b"kept"]
 
 

@@ -42,6 +42,7 @@ from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET
+from spark_log.transactions.transaction_rows import insert_empty_transaction
 from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
@@ -522,6 +523,7 @@ def test_idle_producers_expire(cluster):
         "silent": (None, old_ms, old_ms),
         "busy": (None, old_ms, now_ms),
         "named": ("tx", old_ms, old_ms),
+        "in an open transaction": ("open", old_ms, old_ms),
         "new": (None, now_ms, None),
     }
 
@@ -539,9 +541,12 @@ def test_idle_producers_expire(cluster):
                 batch = {"producer_id": number, "topic_id": 1, "partition": 0, "producer_epoch": 0, "first_sequence": 0}
                 more = {"last_sequence": 0, "base_offset": 0, "end_offset": 1, "appended_ms": appended_ms}
                 connection.execute(t.producer_batch.insert(), {**batch, **more})
+            if named == "open":
+                insert_empty_transaction(connection, number)
+                connection.execute(t.transaction.update().values(state="Ongoing"))
 
     cluster.store.transact(make)
     assert expire_producers(cluster.store) == 1
     left = cluster.store.read(lambda c: c.execute(sa.select(t.producer.c.producer_id)).scalars().all())
     batches = cluster.store.read(lambda c: c.execute(sa.select(t.producer_batch.c.producer_id)).scalars().all())
-    assert (sorted(left), sorted(batches)) == ([2, 3, 4], [2])
+    assert (sorted(left), sorted(batches)) == ([2, 3, 4, 5], [2, 4])

@@ -157,7 +157,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
 
     def another_driver(batch: DataFrame) -> None:
-        init_producer(cluster.store, f"spark-{this_batch(batch.sparkSession).query_id}", 60_000)
+        init_producer(cluster, f"spark-{this_batch(batch.sparkSession).query_id}", 60_000)
 
     def trips(batch: DataFrame, transaction: BatchTransaction) -> None:
         transaction.write(batch, topic="b")

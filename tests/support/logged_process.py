@@ -36,6 +36,11 @@ class LoggedProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def wait_until_stopped(self) -> None:
+        """Until all threads of the process have stopped (SIGSTOP), or it has ended."""
+        assert self._process is not None
+        self._process.wait_until_stopped()
+
     def kill(self) -> None:
         """SIGKILL, also to a stopped process; does nothing if it has ended."""
         if self._process is not None:

@@ -26,6 +26,14 @@ transaction = _table(
         "epoch that asked for the current one (KIP-360), so that it may ask again; -1: another producer, or a time-out",
         server_default=text("-1"),
     ),
+    column("pending", BigInteger, "number of rows in transaction_segment while it is open", server_default=text("0")),
+    column(
+        "claim",
+        BigInteger,
+        "newest claim of a Kafka client's connection: only requests of that connection are executed",
+        server_default=text("0"),
+    ),
+    column("offsets_claim", BigInteger, "the same for TxnOffsetCommit", server_default=text("0")),
     comment="The current or last transaction of a producer.",
 )
 

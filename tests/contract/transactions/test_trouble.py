@@ -247,6 +247,7 @@ def test_clean_up_keeps_pending_files(cluster, log, topic, begin):
     producer.begin_transaction()
     producer.send(name, LARGE).get(timeout=30)
     change(cluster, t.transaction_segment.delete())  # as a crash of the store would
+    change(cluster, t.transaction.update().values(pending=0))
     with pytest.raises(TransactionAbortableError, match="1 batches were sent and 0 are there"):
         producer.commit_transaction()
     producer.abort_transaction()

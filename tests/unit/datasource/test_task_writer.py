@@ -438,7 +438,7 @@ def test_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> Non
 def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: Log) -> None:
     """The later write runs first; the rows of the earlier one still come first."""
     topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
-    first = init_producer(cluster.store, "t", 60_000)
+    first = init_producer(cluster, "t", 60_000).ref
     ref = TransactionRef(first.producer_id, first.epoch, first.number + 1)
     for order in (1, 0):
         this = plan(cluster)

@@ -1,0 +1,53 @@
+"""Calls of a Kafka client that are executed only under the newest claim of its connection (`claim_rules`)."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from spark_log.failpoints import failpoint
+from spark_log.transactions import wire_transactions
+from spark_log.transactions.claim_rules import Claim, ClaimLostError, Role
+from spark_log.transactions.wire_transactions import WireProducer
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+T = TypeVar("T")
+
+_HELD_MAX = 1_000
+TIMEOUT_MS = 30_000
+"""Of the SQL transactions of a request."""
+
+
+class ClaimTakenError(Exception):
+    """The connection had no claim, or had lost it, and has taken one now: the client sends the request again."""
+
+
+class Claims:
+    """The claims that a connection has taken. One that is forgotten is taken again."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[str, int, Role], Claim] = OrderedDict()
+
+    def keep(self, transactional_id: str, producer_id: int, claim: Claim) -> None:
+        self._held[transactional_id, producer_id, claim.role] = claim
+        if len(self._held) > _HELD_MAX:
+            self._held.popitem(last=False)
+
+    async def call(self, gateway: "Gateway", producer: WireProducer, role: Role, function: Callable[[Claim], T]) -> T:
+        """The result of the function, which blocks, under the claim of this connection. ClaimTakenError."""
+        held = self._held.get((producer.transactional_id, producer.producer_id, role))
+        if held is not None:
+            try:
+                return await gateway.call(_passed_on, function, held)
+            except ClaimLostError:
+                pass
+        store = gateway.cluster.store
+        taken = await gateway.call(wire_transactions.take_claim, store, producer, role, timeout_ms=TIMEOUT_MS)
+        self.keep(producer.transactional_id, producer.producer_id, taken)
+        raise ClaimTakenError
+
+
+def _passed_on(function: Callable[[Claim], T], claim: Claim) -> T:
+    failpoint("gateway.transaction-request-read")
+    return function(claim)

@@ -1,0 +1,203 @@
+"""Transactions of Kafka clients in the store, without a gateway: claims, pending batches and offsets, aborts."""
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+from kafka.structs import TopicPartition as KafkaPartition
+
+from spark_log import Consumer
+from spark_log.append.rules import Appended, Batch, ProducerSequence
+from spark_log.consume import poll_loop
+from spark_log.errors import PolicyViolationError, ProducerFencedError
+from spark_log.groups.committed_offsets import Commit, committed_offsets
+from spark_log.groups.pending_offsets import add_offsets, unstable_partitions
+from spark_log.groups.transacted_offsets import Committer
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.transactions import rules, wire_transactions
+from spark_log.transactions.claim_rules import ClaimLostError, Role
+from spark_log.transactions.transaction_expiry import abort_timed_out
+from spark_log.transactions.transaction_store import init_producer
+from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_claim
+from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, rows, segment_files
+from tests.support.producing import change
+
+
+class Wire:
+    """A client's producer with an open transaction, and the claims of its connections."""
+
+    def __init__(self, cluster):
+        self.cluster, self.store = cluster, cluster.store
+        ref, self.claim = init_producer(cluster, f"id{next(NUMBERS)}", 60_000)
+        self.who = WireProducer(self.name_of(ref.producer_id), ref.producer_id, ref.epoch)
+        self.offsets_claim = take_claim(self.store, self.who, Role.OFFSETS)
+        self.begin()
+
+    def name_of(self, producer_id):
+        query = sa.select(t.producer.c.transactional_id).where(t.producer.c.producer_id == producer_id)
+        return self.store.read(lambda c: c.execute(query).scalar_one())
+
+    def begin(self):
+        wire_transactions.begin(self.store, self.who, self.claim)
+
+    def abort(self):
+        wire_transactions.abort(self.cluster, self.who, self.claim)
+
+    def add_offsets(self, group_id, topic, *numbers, offset=1):
+        commits = {TopicPartition(topic, number): Commit(offset) for number in numbers}
+        return add_offsets(self.store, self.who, self.offsets_claim, Committer(group_id, unfenced=True), commits)
+
+    def send(self, topic, first, count=1):
+        """The outcomes of batches of one record."""
+        batches = [
+            Batch(
+                topic.topic_id, 0, f"{self.who.producer_id}-{number}", True, 1, 1, 0, 0, 0, "none", "",
+                sequence=ProducerSequence(self.who.producer_id, self.who.epoch, number),
+            )
+            for number in range(first, first + count)
+        ]  # fmt: skip
+        [found] = register(self.store, [Registration(self.who, batches)], {each.name: b"" for each in batches})
+        return found
+
+    @property
+    def row(self):
+        [row] = rows(self.cluster, t.transaction, t.transaction.c.producer_id == self.who.producer_id)
+        return row
+
+
+def unstable(cluster, group_id):
+    return cluster.store.read(lambda connection: unstable_partitions(connection, group_id))
+
+
+def test_only_the_newest_claim_may_act(cluster, topic):
+    name, mine = topic(), group()
+    wire = Wire(cluster)
+    wire.add_offsets(mine, name, 0)
+    old, old_offsets = wire.claim, wire.offsets_claim
+    wire.claim = take_claim(cluster.store, wire.who, Role.COORDINATOR)
+    for call in (
+        lambda: wire_transactions.begin(cluster.store, wire.who, old),
+        lambda: wire_transactions.abort(cluster, wire.who, old),
+        lambda: wire_transactions.read_open(cluster.store, wire.who, old, commit=True),
+    ):
+        with pytest.raises(ClaimLostError):
+            call()
+    wire.add_offsets(mine, name, 0)  # this role has a claim of its own
+    wire.abort()
+    wire.begin()
+    with pytest.raises(ClaimLostError):  # the client aborts if it has given one up
+        wire.add_offsets(mine, name, 0)
+    wire.offsets_claim = take_claim(cluster.store, wire.who, Role.OFFSETS)
+    wire.add_offsets(mine, name, 0)
+    assert old_offsets != wire.offsets_claim
+    init_producer(cluster, wire.who.transactional_id, 60_000)
+    with pytest.raises(ProducerFencedError):
+        take_claim(cluster.store, wire.who, Role.COORDINATOR)
+
+
+def test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted(cluster, topic):
+    name, mine = topic(), group()
+    wire = Wire(cluster)
+    wire.add_offsets(mine, name, 0)
+    change(
+        cluster, t.transaction.update().where(t.transaction.c.producer_id == wire.who.producer_id).values(until_ms=0)
+    )
+    assert unstable(cluster, mine) == {(name, 0)}, "a commit that began in time may be under way"
+    seen = cluster.store.changes.current()
+    assert list(abort_timed_out(cluster)) == [wire.who.transactional_id]
+    assert cluster.store.changes.wait(seen, 30), "consumers that wait for it are woken"
+    assert unstable(cluster, mine) == set()
+
+
+@pytest.mark.parametrize("end", ["client", "next producer"])
+def test_abort_wakes_those_who_wait_for_its_offsets(cluster, topic, end, monkeypatch):
+    wire = Wire(cluster)
+    wire.add_offsets(group(), topic(), 0)
+    announced = []
+    monkeypatch.setattr(cluster.store.changes, "announce", lambda: announced.append(True))
+    if end == "client":
+        wire.abort()
+    else:
+        init_producer(cluster, wire.who.transactional_id, 60_000)
+    assert announced
+
+
+def test_position_waits_for_the_end_of_the_transaction(cluster, cluster_address, topic, monkeypatch):
+    name, mine = topic(), group()
+    wire = Wire(cluster)
+    wire.add_offsets(mine, name, 0, offset=7)
+    asked = threading.Event()
+
+    def noticed(*arguments):
+        found = unstable_partitions(*arguments)
+        asked.set()
+        return found
+
+    monkeypatch.setattr(poll_loop, "unstable_partitions", noticed)
+    consumer = Consumer(cluster=cluster_address, group_id=mine, auto_offset_reset="earliest")
+    partition = KafkaPartition(name, 0)
+    consumer.assign([partition])
+    assert consumer.position(partition, timeout_ms=1) is None
+    asked.clear()
+
+    def abort_later():
+        asked.wait()
+        wire.abort()
+
+    ending = threading.Thread(target=abort_later)
+    ending.start()
+    assert consumer.position(partition) == 0
+    ending.join()
+    consumer.close()
+
+
+def test_pending_batches_are_counted_and_bounded(cluster, topic, log, monkeypatch):
+    there = log.find_topic(topic())
+    wire = Wire(cluster)
+    monkeypatch.setattr(rules, "PENDING_MAX", 3)
+    assert [type(each) for each in wire.send(there, 0, 2)] == [Appended] * 2
+    assert [each.duplicate for each in wire.send(there, 0, 2)] == [True, True]
+    assert wire.row.pending == 2
+    third, refused = wire.send(there, 2, 2)
+    assert isinstance(third, Appended)
+    assert isinstance(refused.error, PolicyViolationError)
+    assert "more than 3 batches" in str(refused.error)
+    assert wire.row.pending == 3
+    pending = rows(cluster, t.transaction_segment, t.transaction_segment.c.producer_id == wire.who.producer_id)
+    assert sorted(each.position for each in pending) == [0, 1, 2]
+    wire.abort()
+    assert wire.row.pending == 0
+
+
+def test_offsets_of_a_request_are_written_by_one_statement(cluster, topic):
+    name, mine = topic(50), group()
+    wire = Wire(cluster)
+    statements = []
+
+    def written(offset, *numbers):
+        statements.clear()
+        assert wire.add_offsets(mine, name, *numbers, offset=offset) == []
+        return sum("transaction_offset" in each for each in statements)
+
+    def note(_connection, _cursor, statement, *_):
+        statements.append(statement)
+
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", note)
+    try:
+        assert [written(1, 0), written(2, *range(50))] == [1, 1]
+    finally:
+        sa.event.remove(cluster.store.engine, "before_cursor_execute", note)
+    found = rows(cluster, t.transaction_offset, t.transaction_offset.c.group_id == mine)
+    assert sorted((each.partition, each.committed_offset) for each in found) == [(n, 2) for n in range(50)]
+    assert committed_offsets(cluster.store, mine) == {}
+
+
+def test_next_producer_deletes_the_files_of_the_transaction_that_it_aborts(cluster, log, topic, begin):
+    name = topic(**FILES)
+    producer = begin()
+    producer.send(name, LARGE).get(timeout=30)
+    there = log.find_topic(name)
+    assert len(segment_files(cluster, there)) == 1
+    init_producer(cluster, producer.config["transactional_id"], 60_000)
+    assert segment_files(cluster, there) == []
