@@ -91,6 +91,7 @@ demo: venv java delta  ## the whole product on a real data set
 	$(WITH_JAVA) $(PYTHON) scripts/demo.py
 
 console: venv  ## the web console of the demo's cluster (or of SPARK_LOG_CLUSTER), until Ctrl-C
+	@test -n "$(SPARK_LOG_CLUSTER)" || test -d .demo/cluster || { echo "no cluster: run make demo first, or set SPARK_LOG_CLUSTER"; exit 1; }
 	$(PYTHON) -m spark_log console --cluster "$(or $(SPARK_LOG_CLUSTER),.demo/cluster)" --allow produce,offsets,configs,topics
 
 screenshots: venv chromium  ## the pictures of the console's pages in docs

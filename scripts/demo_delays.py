@@ -45,6 +45,7 @@ from spark_log.streams import (
     Tumbling,
     decode,
     join_streams,
+    observing_queries,
     valid,
     windowed,
     write_stream,
@@ -93,7 +94,8 @@ def main() -> int:
         send_weather_and_planes(arguments.cluster, names, source)
         spark = start_session("spark-log demo: delays", delta=False)
         spark.conf.set("spark.sql.shuffle.partitions", "2")
-        run_queries(spark, arguments.cluster, names, work, arguments.speed_up)
+        with observing_queries(spark, arguments.cluster):  # the console shows them
+            run_queries(spark, arguments.cluster, names, work, arguments.speed_up)
         differences = compare(read_json(arguments.cluster, names.delays), expected(source))
         spark.stop()
     except SparkLogError as error:
