@@ -18,6 +18,9 @@ _HEADER_BYTES_MAX = 64 * 1024
 """Of the request line and all headers of a request; a client that sends more gets status 400."""
 
 
+_UNSENT_MS_MAX = 120_000
+
+
 class AsgiServer:
     """Serves an application in a thread of its own. Port 0: a free port, see `url`.
 
@@ -33,6 +36,8 @@ class AsgiServer:
         # Connections inherit it; asyncio sets it only for sockets that name their protocol. Without it, the body of
         # an answer waits 40 ms until the client has acknowledged the headers.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Of a client that receives nothing for so long: the kernel ends its connection, with all that waits for it.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNSENT_MS_MAX)
         self.port: int = self._socket.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}"

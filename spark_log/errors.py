@@ -615,10 +615,44 @@ class DeltaNotInstalledError(FatalError):
     """
 
 
-_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s/]*@")
-_QUERY_SECRET = re.compile(r"([?&](?:password|secret_key|access_key|sslpassword|token)=)[^&\s'\"]*", re.IGNORECASE)
+_USER_INFO = re.compile(
+    r"""
+    ://
+    (?: (?P<user> [^\s/?#:]* ) : (?: (?!://) \S )*   # a password may have / ? # and @ that should be escaped
+      | (?P<token> [^\s/?#:@]+ )
+    ) @
+    """,
+    re.VERBOSE,
+)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
+_SCHEME_LENGTH_MAX = 40
+_SECRET_PARAMETER = re.compile(
+    r"""
+    ( (?: ^ | [?&;\s] )
+      (?: [\w.-]{0,40} (?: passw(?:or)?d | secret | token | api[_-]?key | access[_-]?key | credential | signature )
+          [\w.-]{0,40} | sig ) = )
+    (?: "[^"]*" | '[^']*' | [^&;\s'"]* )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def redact(text: str) -> str:
-    """`text` with the secrets of every URL in it replaced, for messages, logs, reprs and Spark plans."""
-    return _QUERY_SECRET.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
+    """`text` with the secrets of every URL in it replaced, for messages, logs, reprs and Spark plans.
+
+    Secrets are passwords, user information that is a token (`https://TOKEN@host`), and parameters such as `token=`. A
+    password ends at the last @ before a space, so that one with an unescaped / is hidden too; of `http://h:80/a@b`,
+    more is hidden than necessary.
+    """
+    return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(_without_secret, text))
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    """Only where a user name is no secret, it stays: Git servers and schema registries take tokens in its place."""
+    before = _SCHEME.search(found.string[max(0, found.start() - _SCHEME_LENGTH_MAX) : found.start()])
+    scheme = before[0].lower() if before else ""
+    if scheme.startswith("postgres"):
+        return found[0] if found["user"] is None else f"://{found['user']}:***@"
+    if found["user"] is None or scheme in ("http", "https"):
+        return "://***@"
+    return f"://{found['user']}:***@"

@@ -5,19 +5,17 @@ import importlib
 import json
 import logging
 import pkgutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
-import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -28,10 +26,11 @@ from spark_log.console.access.guard import HEALTH, Guard
 from spark_log.console.access.request_rules import BODY_BYTES_MAX
 from spark_log.console.access.roles import User
 from spark_log.console.audit import audited
+from spark_log.console.downloads import DownloadResponse, RunningDownloads
 from spark_log.console.errors import error_text, status_of
 from spark_log.console.paths import decode_segment
 from spark_log.console.rendering import environment, to_json
-from spark_log.console.routes import Call, Change, Done, Download, Preference, Stream, View
+from spark_log.console.routes import Call, Change, Done, Preference, Preview, Stream, View
 from spark_log.console.settings import LOOPBACK, ConsoleSettings
 from spark_log.console.snapshots import Snapshots
 from spark_log.errors import InvalidConfigurationError
@@ -53,6 +52,7 @@ class Table:
     changes: tuple[Change, ...] = ()
     streams: tuple[Stream, ...] = ()
     preferences: tuple[Preference, ...] = ()
+    previews: tuple[Preview, ...] = ()
 
     @property
     def navigation(self) -> list[View]:
@@ -69,7 +69,8 @@ def table() -> Table:
         for module in modules:
             yield from getattr(module, kind, ())
 
-    return Table(tuple(of("VIEWS")), tuple(of("CHANGES")), tuple(of("STREAMS")), tuple(of("PREFERENCES")))  # type: ignore[arg-type]
+    kinds = ("VIEWS", "CHANGES", "STREAMS", "PREFERENCES", "PREVIEWS")
+    return Table(*(tuple(of(kind)) for kind in kinds))  # type: ignore[arg-type]
 
 
 def application(cluster: Cluster, settings: ConsoleSettings, authentication: Authentication) -> Guard:
@@ -86,9 +87,11 @@ class _Console:
     authentication: Authentication
     table: Table
     snapshots: Snapshots = field(init=False)
+    downloads: RunningDownloads = field(init=False)
 
     def __post_init__(self) -> None:
         self.snapshots = Snapshots(self.cluster)
+        self.downloads = RunningDownloads()
         self._templates = environment()
 
     def starlette(self) -> Starlette:
@@ -100,6 +103,8 @@ class _Console:
                 routes.append(self._route(base + stream.path, "GET", self._stream(stream)))
             for change in self.table.changes:
                 routes.append(self._route(base + change.path, "POST", self._change(change)))
+            for preview in self.table.previews:
+                routes.append(self._route(base + preview.path, "POST", self._preview(preview)))
             for preference in self.table.preferences:
                 routes.append(self._route(base + preference.path, "POST", self._preference(preference)))
         routes.append(Route(HEALTH, _health, methods=["GET"]))
@@ -121,7 +126,9 @@ class _Console:
             assert isinstance(response, Response)
             return response
 
-        return Route(path, endpoint, methods=[method])
+        route = Route(path, endpoint, methods=[method])
+        route.methods = {method}  # without HEAD, which Starlette adds: it would do all the work of a GET
+        return route
 
     def _call(self, request: Request, user: User, form: Mapping[str, str]) -> Call:
         path = {name: decode_segment(value) for name, value in request.path_params.items()}
@@ -129,7 +136,7 @@ class _Console:
         cookies = {name: unquote(value) for name, value in request.cookies.items()}
         return Call(self.cluster, user, path, query, form, self.snapshots, self.settings.allow, cookies=cookies)
 
-    def _view(self, view: View) -> Callable[[Request, Call], object]:
+    def _view(self, view: View | Preview) -> Callable[[Request, Call], object]:
         async def answer(request: Request, call: Call) -> Response:
             facts = await _watched(request, call, view.facts)
             if _of_api(request):
@@ -138,14 +145,19 @@ class _Console:
 
         return answer
 
+    def _preview(self, preview: Preview) -> Callable[[Request, Call], object]:
+        show = self._view(preview)
+
+        async def answer(request: Request, call: Call) -> Response:
+            call.require(preview.allow)
+            return await show(request, call)  # type: ignore[misc,no-any-return]
+
+        return answer
+
     def _stream(self, stream: Stream) -> Callable[[Request, Call], object]:
         async def answer(request: Request, call: Call) -> Response:
             download = await _watched(request, call, stream.serve)
-            response = StreamingResponse(_parts(download, call.left), media_type=download.content_type)
-            if download.filename is not None:
-                name = quote(download.filename, safe="")
-                response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{name}"
-            return response
+            return DownloadResponse(download, self.downloads, f"{stream.path} of {call.user.name}", call.left)
 
         return answer
 
@@ -184,11 +196,15 @@ class _Console:
             response.delete_cookie(_MESSAGE_COOKIE, httponly=True, samesite="strict")
         return response
 
-    async def error(self, request: Request, user: User | None, status: int, text: str) -> Response:
-        """An error as a page, or as JSON for paths of the API."""
+    async def error(
+        self, request: Request, user: User | None, status: int, text: str, link: str | None = None
+    ) -> Response:
+        """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to."""
         if _of_api(request):
             return _json({"error": text}, status)
-        return await run_in_threadpool(self._page, request, user, "error.html", status, status_code=status, text=text)
+        return await run_in_threadpool(
+            self._page, request, user, "error.html", status, status_code=status, text=text, link=link
+        )
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -255,23 +271,3 @@ async def _watched(request: Request, call: Call, function: Callable[[Call], _Res
         return await run_in_threadpool(function, call)
     finally:
         watcher.cancel()
-
-
-async def _parts(download: Download, left: Event) -> AsyncIterator[bytes]:
-    """The parts of a download; its iterator is closed at the end, also when the browser leaves."""
-    following: asyncio.Future[bytes | None] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(run_in_threadpool(next, download.parts, None))
-            part = await asyncio.shield(following)  # a thread cannot be cancelled
-            if part is None:
-                return
-            yield part
-    finally:
-        left.set()
-        with anyio.CancelScope(shield=True):
-            if following is not None:
-                await asyncio.wait([following])
-        close = getattr(download.parts, "close", None)
-        if close is not None:
-            close()

@@ -1,7 +1,7 @@
 """The contract between the frame of the console and its pages.
 
-A page module of `console/pages` has tuples `VIEWS`, `CHANGES`, `PREFERENCES` and `STREAMS`; any may be absent. Paths
-are templates such as `/topics/{topic}`; a value in a path is one segment (`paths.encode_segment`).
+A page module of `console/pages` has tuples `VIEWS`, `CHANGES`, `PREVIEWS`, `PREFERENCES` and `STREAMS`; any may be
+absent. Paths are templates such as `/topics/{topic}`; a value in a path is one segment (`paths.encode_segment`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -115,6 +115,19 @@ class Change:
     allow: Allow
     apply: Callable[[Call], Done]
     hidden: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """POST `path`, as of a Change: a page, `template` rendered with the facts of what a change would do; or JSON.
+
+    Nothing is changed or recorded, and no other host is asked. A form that may hold a secret is in no address.
+    """
+
+    path: str
+    allow: Allow
+    template: str
+    facts: Callable[[Call], object]
 
 
 @dataclass(frozen=True)

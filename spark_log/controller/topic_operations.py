@@ -32,6 +32,7 @@ from spark_log.partitions.partition_rows import insert_partitions
 from spark_log.partitions.retired_files import retire_folder
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
+    asks_registry,
     external_subjects,
     lock_subjects,
     parts_changed_by,
@@ -120,13 +121,15 @@ def alter_configs(
     changes: Mapping[str, str | None],
     *,
     validate_only: bool = False,
+    ask_registry: bool = True,
     reset: bool = False,
 ) -> Topic:
     """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
     maintenance.
 
-    With `validate_only` they stay as they are, and the result is the topic as it would be. With `reset`, a field of a
-    new key.schema or value.schema that does not fit its typed column gets another one (`columns/resets.py`).
+    With `validate_only` they stay as they are, and the result is the topic as it would be; without `ask_registry`,
+    typed columns that depend on an external schema registry are left as they are. With `reset`, a field of a new
+    key.schema or value.schema that does not fit its typed column gets another one (`columns/resets.py`).
     """
     changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
@@ -139,7 +142,10 @@ def alter_configs(
     external = None
     if sources:
         topic = cluster.store.read(lambda connection: find_topic(connection, name))
-        external = external_subjects(_merged(topic, changes)[1], sources)
+        config = _merged(topic, changes)[1]
+        if validate_only and not ask_registry and asks_registry(config, sources):
+            sources = ()
+        external = external_subjects(config, sources)
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
         if sources:

@@ -1,13 +1,15 @@
 """The topics that the cluster itself writes and keeps in files: `__metrics` and `__audit`.
 
 They are made at their first record. Values are JSON with a schema, so that segment files and the Delta table have
-columns; a newer spark-log adds the fields that it knows.
+columns; a newer spark-log adds the fields that it knows. Records are appended whatever the configs of the topic say
+about records: no limit or schema that a user sets can switch the audit off.
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +23,18 @@ from spark_log.cluster.names import AUDIT_TOPIC, METRICS_TOPIC
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config.values import DAY_MS
 from spark_log.controller.topic_operations import alter_configs, create_internal_topic
-from spark_log.errors import TopicAlreadyExistsError
+from spark_log.errors import FatalError, TopicAlreadyExistsError, redact
 from spark_log.log.log import Log, Records
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS, StoreClock
+from spark_log.records.check import RECORD_BYTES_MAX, RecordLimits
 from spark_log.records.schema import RECORD_SCHEMA
 
+logger = logging.getLogger(__name__)
+
 REPLICATION_FACTOR_MAX = 3
+
+_LIMITS = RecordLimits(max_message_bytes=RECORD_BYTES_MAX)
+"""In place of max.message.bytes, message.timestamp.*.max.ms and cleanup.policy of the topic."""
 
 _DELTA_LAG_MS = 10 * 60_000
 """Age at which records are written to a file: every 10 minutes, so that a quiet topic does not get a file a minute."""
@@ -108,7 +116,7 @@ def append_records(
         return
     topic = _prepared_topic(cluster, recorded, timeout_ms)
     now_ms = cluster.store.now().wall_ms
-    encoding = Encoding.of(topic)
+    encoding = replace(Encoding.of(topic), limits=_LIMITS, rejecting=())
     items = [
         (topic, Records(number, prepare(_table(records, number, now_ms), encoding, now_ms)))
         for number in sorted({record.partition for record in records})
@@ -140,7 +148,9 @@ def _table(records: Sequence[Recorded], partition: int, now_ms: int) -> pa.Table
 
 
 def _prepared_topic(cluster: Cluster, recorded: RecordedTopic, timeout_ms: int) -> Topic:
-    """The topic with all fields; made or altered if necessary."""
+    """The topic with all fields, made or altered if necessary; as it is, if a user has given it a schema that these
+    fields do not fit.
+    """
     topic = find_recorded(cluster, recorded, timeout_ms=timeout_ms)
     if topic is None:
         with suppress(TopicAlreadyExistsError):  # by another process, just now
@@ -149,7 +159,10 @@ def _prepared_topic(cluster: Cluster, recorded: RecordedTopic, timeout_ms: int) 
             )
         topic = cluster.store.read(lambda connection: find_topic(connection, recorded.name))
     if not _field_names(recorded) <= _field_names(topic):
-        topic = alter_configs(cluster, recorded.name, {"value.format": "json", "value.schema": recorded.fields})
+        try:
+            topic = alter_configs(cluster, recorded.name, {"value.format": "json", "value.schema": recorded.fields})
+        except FatalError as error:
+            logger.warning("%s has no columns of its own: %s", recorded.name, redact(str(error)))
     return topic
 
 

@@ -64,13 +64,20 @@ def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:
         rows.lock_registry(connection)
 
 
+def asks_registry(config: TopicConfig, sources: Collection[str] = SOURCES) -> bool:
+    """Whether these parts name subjects of an external registry, which has to be asked for their schemas."""
+    return bool(config.schema_registry_url) and any(
+        part.source in sources and subject_name(part) is not None for part in config.parts
+    )
+
+
 def external_subjects(config: TopicConfig, sources: Collection[str] = SOURCES) -> "dict[str, SubjectSchemas]":
     """The schemas of the subjects of these parts, if the configs name some of an external registry, which is asked for
     them.
 
     Raises SchemaRegistryUnavailableError, SchemaNotFoundError.
     """
-    if not config.schema_registry_url:
+    if not asks_registry(config, sources):
         return {}
     from spark_log.registry.external import find_subject
 

@@ -1,14 +1,15 @@
 """The audit log: who changed what, without secrets, and never in the way of the change."""
 
 import logging
+from contextlib import suppress
 
 import pytest
 
 from spark_log import Consumer
 from spark_log.admin.audit import hide_secrets, read_changes, record_change
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import delete_topic
-from spark_log.errors import PolicyViolationError
+from spark_log.controller.topic_operations import alter_configs, delete_topic
+from spark_log.errors import IncompatibleSchemaError, PolicyViolationError
 
 
 def test_changes_are_read_newest_first_and_by_what_was_changed(cluster, cluster_address):
@@ -47,6 +48,28 @@ def test_secrets_are_never_recorded(cluster):
     assert "s3cret" not in repr(found)
     assert found.parameters["name"] == "plain" and found.parameters["nested"]["list"] == [{"client_secret": "***"}]
     assert len(hide_secrets({str(i): "x" for i in range(1_000)})) == 100
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"max.message.bytes": "100", "message.timestamp.before.max.ms": "0", "message.timestamp.after.max.ms": "0"},
+        {"value.bad.records": "reject", "value.schema": "who BIGINT, action BIGINT, target BIGINT, parameters BIGINT,"
+         " outcome BIGINT, error BIGINT, source BIGINT"},
+        {"value.format": "avro", "value.bad.records": "reject",
+         "value.schema": '{"type": "record", "name": "r", "fields": [{"name": "who", "type": "long"}]}'},
+        {"key.format": "json", "key.schema": "k BIGINT", "key.bad.records": "reject"},
+    ],
+)  # fmt: skip
+def test_no_config_of_the_topic_switches_the_audit_off(cluster, cluster_address, configs):
+    assert record_change(cluster, "anna", "a", "t", {}, "succeeded", "console")
+    with suppress(IncompatibleSchemaError):
+        alter_configs(cluster, "__audit", configs, reset=True)
+    assert record_change(cluster, "bob", "a", "t", {}, "succeeded", "console")
+    with Consumer(
+        "__audit", cluster=cluster_address, auto_offset_reset="earliest", consumer_timeout_ms=100
+    ) as consumer:
+        assert [record.key for record in consumer] == [b"anna", b"bob"]
 
 
 def test_a_store_that_is_down_is_logged_once_and_does_not_fail_the_change(own_postgres_server, tmp_path, caplog):

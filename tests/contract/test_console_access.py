@@ -2,6 +2,7 @@
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urljoin
 
 import httpx2
@@ -68,7 +69,7 @@ def posts(routes):
 def test_every_changing_route_is_refused_read_only_cross_site_without_a_session_and_without_role(
     cluster, access, applied
 ):
-    routes = list(posts(table().changes))
+    routes = [*posts(table().changes), *posts(table().previews)]
     every_route = [*routes, *posts(table().preferences)]
     assert "/test-change/x" in routes
     roles = access('[users.ann]\npassword = "' + hash_password("p") + '"\ngroups = ["viewers"]\n')
@@ -100,6 +101,29 @@ def test_every_changing_route_is_refused_read_only_cross_site_without_a_session_
     assert refused == {change.path for change in table().changes}
 
 
+@pytest.mark.parametrize("method", [AuthMethod.BASIC, AuthMethod.HEADER, AuthMethod.TOKEN])
+def test_another_site_cannot_send_any_request_whatever_the_authentication(cluster, access, method):
+    users = f'[users.ann]\npassword = "{hash_password("p")}"\ngroups = ["operators"]\n'
+    roles = access(users + '[header]\nproxies = ["127.0.0.0/8"]\n[groups."*"]\n')
+    paths = [url(route.path, **EXAMPLES) for route in (*table().views, *table().streams)]
+    with running_console(cluster, auth=method, access=roles) as console:
+        client = console.client
+        del client.headers["Sec-Fetch-Site"]
+        client.headers |= {"X-Forwarded-User": "ann", "X-Forwarded-Groups": "operators"}
+        client.headers["Authorization"] = "Basic " + base64.b64encode(b"ann:p").decode()
+        for path in (*paths, *(f"/api/v1{path}" for path in paths)):
+            for sender in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Referer": "http://e/"}):
+                assert client.get(path, headers=sender).status_code == 403, (path, sender)
+            assert client.get(path, headers={"Sec-Fetch-Site": "none"}).status_code != 403, "a bookmark"
+            expected = path != "/" and method is not AuthMethod.TOKEN
+            assert (client.get(path).status_code == 403) is expected, (path, "no header says where it comes from")
+        page = client.get("/topics?q=%22%3E", headers={"Sec-Fetch-Site": "cross-site"}).text
+        assert '<a href="/topics?q=%22%3E">Open this page' in page
+        outside = client.get(f"{console.url}//evil.example", headers={"Sec-Fetch-Site": "cross-site"}).text
+        assert '<a href="/evil.example">' in outside
+        assert client.head("/topics", headers={"Sec-Fetch-Site": "none"}).status_code == 405
+
+
 def test_a_change_is_applied_shown_once_and_recorded_without_hidden_fields(cluster, applied):
     with running_console(cluster, allow=frozenset({Allow.CONFIGS})) as console:
         done = console.change("/test-change/~2E~2E", value="my <b>text</b>", other="1")
@@ -109,8 +133,12 @@ def test_a_change_is_applied_shown_once_and_recorded_without_hidden_fields(clust
         answer = console.client.post("/api/v1/test-change/a", json={"other": {"b": 1}})
         assert (answer.status_code, answer.json()) == (200, {"by": "local"})
         assert console.client.post("/api/v1/test-change/a", json=[1]).status_code == 400
+        many = {f"field-{number}": "x" for number in range(51)}
+        answer = console.client.post("/api/v1/test-change/many", json=many)
+        assert (answer.status_code, "51 fields" in answer.json()["error"]) == (400, True), "they would hide each other"
     assert applied == ["..", "a"]
-    newest, first = read_changes(cluster)
+    failed, newest, first = read_changes(cluster)
+    assert (failed.target, failed.outcome) == ("name many", "failed")
     assert (first.who, first.action, first.target, first.outcome, first.source) == (
         "local", "/test-change/{name}", "name ..", "succeeded", "console",
     )  # fmt: skip
@@ -216,8 +244,15 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
             back = httpx2.get(to_provider.headers["location"]).headers["location"]
             with console.stranger() as other:
                 assert other.get(back).status_code == 401, "another browser"
-            assert client.get(back).status_code == 401, "a state works once"
+                other.get("/")
+                assert other.get(back).status_code == 401, "another login"
+            own_cookies = dict(client.cookies)
+            assert client.get(back).status_code == 200
+            with console.stranger() as other:
+                other.cookies.update(own_cookies)
+                assert other.get(back).status_code == 401, "a state works once"
             assert client.get("/oidc/callback?code=x&state=y").status_code == 401
+            client.post("/logout")
 
             provider.claims["groups"] = ["strangers"]
             assert login(console, client).status_code == 403
@@ -231,3 +266,18 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
             provider.rotate_keys()
             assert login(console, client).status_code == 200
             assert console.page("/")
+
+
+def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(cluster, access):
+    with running_provider() as provider:
+        table = f'[oidc]\nissuer = "{provider.issuer}"\nclient_id = "{CLIENT_ID}"\n'
+        with running_console(cluster, auth=AuthMethod.OIDC, access=access(table)) as console:
+            provider.may_answer.clear()
+            with ThreadPoolExecutor(50) as pool:  # more than the console has threads
+                logins = [pool.submit(httpx2.get, f"{console.url}/topics") for _ in range(50)]
+                assert provider.asked.wait(30)
+                assert console.client.get("/health").status_code == 200
+                assert console.client.get("/static/console.css").status_code == 200, "read in a thread"
+                provider.may_answer.set()
+                assert {login.result().status_code for login in logins} == {303}
+            assert provider.metadata_requests == 1

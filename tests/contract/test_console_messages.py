@@ -232,6 +232,8 @@ def test_masked_fields_are_in_no_page_download_or_filter(of_group, cluster, log)
     secret = '{"item": "S3CRET", "n": 1, "person": {"SSN": "S3CRET", "name": "ann"}, "list": [{"item": "x"}]}'
     append(log, topic, secret, "S3CRET", '["S3CRET"]', key=b"k", headers=[("token", b"S3CRET"), ("h", b"1")])
     console = of_group("masked")
+    progress = console.facts(messages("orders"))["progress"]
+    assert progress["records"] == 3 and progress["bytes"] is None, "it would tell the length of what is hidden"
     for path in (
         *(messages("orders", format=form) for form in ("auto", "text", "json", "hex", "columns")),
         "/topics/orders/messages/0/0", "/topics/orders/messages/0/1", "/topics/orders/messages/0/2",

@@ -1,6 +1,8 @@
 """The pages of the console other than messages: their facts are those of the command line, and changes are safe."""
 
 import json
+import socket
+from contextlib import ExitStack
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +14,7 @@ from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import find_topic, list_topics
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.app import table
+from spark_log.console.pages import audit
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
 from spark_log.console.settings import AuthMethod
@@ -23,6 +26,7 @@ from spark_log.metrics.measurement import task_records
 from spark_log.metrics.recorded_topics import METRICS, Recorded, append_records
 from spark_log.metrics.recorder import Recorder
 from spark_log.metrics.task_runs import TaskRun
+from spark_log.registry.registry import Registry
 from tests.support.console import running_console
 from tests.support.topics import fill, make
 
@@ -76,6 +80,12 @@ def _place(name):
 def rows(console, path):
     facts = console.facts(path)
     return facts["listing"]["rows"]
+
+
+def previewed(console, path, **form):
+    answer = console.client.post(f"/api/v1{path}/preview", data=form)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def cli(cluster_address, *arguments):
@@ -298,6 +308,62 @@ def test_hidden_topics_are_nowhere(restricted, cluster, cluster_address, topics)
     assert {topic.name for topic in list_topics(cluster)} >= {"seen", "seen2", "hidden"}
 
 
+def test_a_restricted_user_sees_transactions_of_seen_topics_only(restricted, cluster, cluster_address, topics):
+    writers = {"of seen": "seen", "of hidden": "hidden", "ended": "seen"}
+    with ExitStack() as stack:
+        for name, topic in writers.items():
+            producer = stack.enter_context(Producer(cluster=cluster_address, transactional_id=name))
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, b"x", partition=0).get(10)
+            if name == "ended":
+                producer.commit_transaction()
+        facts = restricted.facts("/transactions")
+        assert (facts["open"], [row["transactional_id"] for row in facts["listing"]["rows"]]) == (1, ["of seen"])
+        assert restricted.facts("/transactions?state=CompleteCommit")["listing"]["rows"] == []
+        assert restricted.facts(url("/transactions/{id}", id="of seen"))["records"] == 1
+        for name in ("of hidden", "ended"):
+            restricted.page(url("/transactions/{id}", id=name), 404)
+        assert restricted.facts("/")["open_transactions"] is None
+        assert "Open transactions" not in restricted.page("/")
+
+
+def test_a_restricted_user_sees_changes_of_seen_topics_and_groups_only(restricted, cluster, topics, monkeypatch):
+    monkeypatch.setattr(audit, "LIMIT", 2)
+    commit(cluster, "both", seen_0=1, hidden_0=1)
+    commit(cluster, "only-hidden", hidden_0=1)
+    changes = [
+        ("/topics/{topic}/configs", "topic seen", {"value": "1"}),
+        ("/topics/{topic}/configs", "topic hidden", {"value": "1"}),
+        ("/groups/{group}/reset", "group both", {"offsets": "hidden"}),
+        ("/groups/{group}/reset", "group only-hidden", {}),
+        ("/groups/{group}/delete", "group gone", {}),
+        ("/brokers", "broker 1", {}),
+        ("/topics", "", {"topic": "hidden"}),
+    ]
+    for number, (action, target, parameters) in enumerate(changes):
+        record_change(cluster, f"user {number}", action, target, parameters, "failed", "x", "error of hidden")
+    facts = restricted.facts("/audit")
+    assert [(each["who"], each["parameters"], each["error"]) for each in facts["changes"]] == [
+        ("user 2", {}, None), ("user 0", {"value": "1"}, "error of hidden"),
+    ]  # fmt: skip
+    assert facts["older_ms"] == facts["changes"][-1]["time_ms"]
+    for query in ("who=user+1", "target=group+only-hidden", "outcome=failed&who=user+5"):
+        facts = restricted.facts(f"/audit?{query}")
+        assert (facts["changes"], facts["older_ms"]) == ([], None), query
+
+
+def test_reports_of_spark_queries_are_for_users_who_see_all_topics(restricted, cluster):
+    report = {"name": "q-1", "query_name": "prices", "run_id": "r", "state": "running", "lag": 7}
+    append_records(cluster, METRICS, [Recorded(int(Kind.QUERY), "q-1", report)])
+    with running_console(cluster) as console:
+        assert [row["query_name"] for row in rows(console, "/queries")] == ["prices"]
+    assert rows(restricted, "/queries") == []
+    assert "prices" not in restricted.page("/queries")
+    for path in ("/queries/q-1", "/queries/q-1/lag"):
+        restricted.page(path, 404)
+
+
 # Changes -------------------------------------------------------------------------------------------------------------
 
 
@@ -320,19 +386,59 @@ def test_topics_are_created_enlarged_and_deleted_by_name(console, cluster):
 
 def test_a_config_is_previewed_set_and_reset(console, cluster, topics):
     path = "/topics/seen/configs/retention.ms"
-    preview = console.facts(f"{path}?value=1000")
+    preview = previewed(console, path, value="1000")
     assert (preview["value"], preview["new"], preview["refused"]) == ("604800000", "1000", None)
-    refused = console.facts(f"{path}?value=soon")
-    assert "retention.ms" in refused["refused"] and "would be refused" in console.page(f"{path}?value=soon")
+    assert "retention.ms" in previewed(console, path, value="soon")["refused"]
+    assert "would be refused" in console.change(f"{path}/preview", value="soon").text
+    assert console.facts(f"{path}?value=1000")["new"] is None, "an address previews nothing"
     form = {"config": "retention.ms", "value": "1000", "expected": "604800000"}
     assert console.change("/topics/seen/configs", **form).status_code == 303
     assert console.change("/topics/seen/configs", **form).status_code == 400, "it is another value now"
     assert console.change("/topics/seen/configs", config="retention.ms", value="soon").status_code == 400
     assert console.change("/topics/seen/configs", config="nothing", value="1").status_code == 400
-    assert console.facts(f"{path}?reset=1")["new"] == "604800000"
+    assert previewed(console, path, reset="1")["new"] == "604800000"
     assert console.change("/topics/seen/configs", config="retention.ms", reset="1", expected="1000").status_code == 303
     assert cluster.store.read(lambda connection: find_topic(connection, "seen")).overrides == {}
     console.page("/topics/seen/configs/nothing", 404)
+
+
+def test_a_preview_does_not_ask_the_schema_registry_that_a_user_names(console, cluster):
+    schema = '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}'
+    Registry(cluster).register("s", schema)
+    make(cluster, "typed", 1, value_format="avro", value_schema="registry:s", value_framing="confluent")
+    path = "/topics/typed/configs/schema.registry.url"
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        registry.setblocking(False)
+        address = f"http://127.0.0.1:{registry.getsockname()[1]}"
+        preview = previewed(console, path, value=address)
+        assert (preview["new"], preview["refused"], preview["asks_registry"]) == (address, None, True)
+        assert "registry is asked when the change is applied" in console.change(f"{path}/preview", value=address).text
+        with pytest.raises(BlockingIOError):
+            registry.accept()
+
+
+def test_configs_of_internal_topics_are_refused(console, cluster):
+    record_change(cluster, "ann", "x", "y", {}, "succeeded", "test")
+    refused = console.change("/topics/__audit/configs", config="retention.ms", value="1")
+    assert refused.status_code == 403 and "internal" in refused.text
+    assert console.change("/topics/__audit/configs/retention.ms/preview", value="1").status_code == 403
+    topic = cluster.store.read(lambda connection: find_topic(connection, "__audit"))
+    assert topic.config.retention_ms > 1
+
+
+def test_a_hidden_password_is_not_stored_as_it_is_shown(console, cluster):
+    address = "http://ann:pass/word@registry.example"
+    make(cluster, "typed", 1)
+    path = "/topics/typed/configs/schema.registry.url"
+    page = console.change(f"{path}/preview", value=address).text
+    assert f">{address}</textarea>" in page, "what is applied is what was given"
+    form = {"config": "schema.registry.url"}
+    assert console.change("/topics/typed/configs", **form, value=address).status_code == 303
+    shown = console.facts(path)["value"]
+    assert "pass" not in shown and "word" not in shown
+    for value in (shown, shown + "/path"):
+        assert console.change("/topics/typed/configs", **form, value=value).status_code == 400
+        assert "write the secret" in previewed(console, path, value=value)["refused"]
 
 
 def test_passwords_in_configs_are_hidden(console, cluster):
@@ -431,4 +537,4 @@ def test_a_read_only_console_shows_no_forms_for_changes(cluster, topics):
                      "/groups/readers/reset?to=earliest"):  # fmt: skip
             forms = [form for form in console.page(path).split("<form")[1:] if 'method="post"' in form.split(">")[0]]
             assert all("favourite" in form or "/logout" in form for form in forms), path
-        assert console.facts("/topics/seen/configs/retention.ms?value=1")["new"] is None
+        assert console.change("/topics/seen/configs/retention.ms/preview", value="1").status_code == 403

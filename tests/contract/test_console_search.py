@@ -6,11 +6,12 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.position import Position
 from spark_log.console.search.running import RunningSearches
-from spark_log.console.search.search import Budget, Conditions, Search
+from spark_log.console.search.search import STEP_RECORDS, Budget, Conditions, Search
 from spark_log.errors import InvalidOptionError
 from tests.support.records import ranges_of
 from tests.support.table_topics import compact_now
@@ -125,6 +126,22 @@ def test_a_budget_that_is_too_small_for_one_record_still_makes_progress(log, clu
         assert sorted(places) == [(partition, offset) for partition in range(2) for offset in range(3)]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("conditions", [Conditions(), Conditions(filter=compile_filter("offset >= 0"))])
+def test_a_budget_is_looked_at_within_a_batch(log, cluster, backwards, conditions):
+    topic = make(cluster, "t", 1)
+    count = 3 * STEP_RECORDS
+    append(log, topic, *map(str, range(count)))
+    position = begin(log, topic, backwards)
+    asked = []
+    budget = Budget(1 << 30, 60, lambda: bool(asked.append(1)) or len(asked) > 3)
+    search = Search(log, topic, position, conditions, count, budget)
+    found = [place for batch in search.batches() for place in batch.column("offset").to_pylist()]
+    assert len(found) < count and search.records <= count and not search.complete
+    rest = searched(log, topic, position, conditions, count, 1 << 30)
+    assert sorted([*found, *(offset for _, offset in rest)]) == list(range(count)), "it is continued exactly there"
+
+
 def test_a_search_stops_at_once_when_it_is_told_to(log, found):
     topic, _ = found
     asked = []
@@ -132,6 +149,15 @@ def test_a_search_stops_at_once_when_it_is_told_to(log, found):
     search = Search(log, topic, begin(log, topic, False), Conditions(filter=compile_filter("key = 'none'")), 10, budget)
     assert not list(search.batches())
     assert not search.complete and len(asked) <= 6
+
+
+def test_there_are_only_so_many_searches():
+    running = RunningSearches()
+    with running.of("ann", 2), running.of("bob", 2):
+        with pytest.raises(HTTPException, match="2 searches"), running.of("carl", 2):
+            pass
+        with running.of("ann", 2), running.of("a download"):
+            assert running.count == 3
 
 
 def test_the_next_search_of_a_user_stops_the_one_before():

@@ -23,7 +23,10 @@ CLIENT_ID, CLIENT_SECRET = "the console", "s:e/cret"
 
 
 class OidcProvider(ThreadingHTTPServer):
-    """`claims`: of the next ID tokens, over the right ones. `key`: signs them; another one is a changed key."""
+    """`claims`: of the next ID tokens, over the right ones. `key`: signs them; another one is a changed key.
+
+    `asked` is set by the first request for metadata, which is answered once `may_answer` is set.
+    """
 
     daemon_threads = True
 
@@ -34,6 +37,9 @@ class OidcProvider(ThreadingHTTPServer):
         self.key = new_key()
         self.published = self.key
         self.codes: dict[str, dict[str, str]] = {}
+        self.metadata_requests = 0
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.may_answer.set()
 
     def rotate_keys(self) -> None:
         self.key = self.published = new_key()
@@ -58,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         issuer = self.server.issuer
         if url.path == "/realm/.well-known/openid-configuration":
+            self.server.metadata_requests += 1
+            self.server.asked.set()
+            assert self.server.may_answer.wait(30)
             names = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
             self._answer(200, {"issuer": issuer} | {name: f"{issuer}/{path}" for name, path in names.items()})
         elif url.path == "/realm/keys":

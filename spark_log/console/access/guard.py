@@ -1,7 +1,8 @@
 """The ASGI middleware in front of all routes: no request reaches a page without these checks."""
 
-from collections.abc import Awaitable, Callable, Collection
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Collection
+from typing import Protocol
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -15,15 +16,21 @@ from spark_log.console.access.request_rules import (
     HEADER_BYTES_MAX,
     SECURITY_HEADERS,
     host_allowed,
-    same_origin,
+    may_send,
+    sender_of,
 )
 from spark_log.console.access.roles import User
 
 STATIC = "/static/"
 HEALTH = "/health"
 
-ErrorPage = Callable[[Request, User | None, int, str], Awaitable[Response]]
-"""An error as a page, or as JSON for paths of the API."""
+
+class ErrorPage(Protocol):
+    """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to."""
+
+    def __call__(
+        self, request: Request, user: User | None, status: int, text: str, link: str | None = None
+    ) -> Awaitable[Response]: ...
 
 
 _TOO_LARGE = f"a request has at most {BODY_BYTES_MAX:,} bytes"
@@ -88,11 +95,20 @@ class Guard:
         user = await self._authentication.user(request)
         request.scope["user"] = user
         origins = {request.headers["host"], *self._public_origins}
-        if request.method == "POST" and not same_origin(dict(request.headers), origins):
-            return await self._error_page(
-                request, user, 403, "Only pages of this console may change something (a header Origin is needed)."
-            )
-        return None
+        sender = sender_of(dict(request.headers), origins)
+        if may_send(request.method, request.scope["path"], sender, self._authentication.sessions is not None):
+            return None
+        if request.method == "POST":
+            text = "Only pages of this console may change something (a header Origin is needed)."
+            return await self._error_page(request, user, 403, text)
+        text = f"The request comes from {sender.value}. Scripts send the header Sec-Fetch-Site: same-origin."
+        return await self._error_page(request, user, 403, text, _address(request))
+
+
+def _address(request: Request) -> str:
+    """The path and the query of the request, for a link on a page of the console."""
+    path = "/" + quote(request.scope["path"]).lstrip("/")
+    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 def _length(request: Request) -> int:

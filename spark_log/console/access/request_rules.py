@@ -1,6 +1,7 @@
-"""Checks of a request's headers: Host, the page that sent a change, and the headers of answers. Pure."""
+"""Checks of a request's headers: Host, the page that sent it, and the headers of answers. Pure."""
 
 from collections.abc import Collection, Mapping
+from enum import Enum
 from urllib.parse import urlsplit
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -34,20 +35,42 @@ def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
     return name is not None and name in allowed
 
 
-def same_origin(headers: Mapping[str, str], origins: Collection[str]) -> bool:
-    """Whether a page of the console sent the request, by Sec-Fetch-Site, else Origin, else Referer.
+class Sender(Enum):
+    """Who made the browser send a request."""
 
-    `headers`: names in lower case. `origins`: `host` or `host:port` of the console as browsers name it. A request
-    without any of the three headers is refused: it may come from an old browser.
+    CONSOLE = "a page of the console"
+    USER = "the user, who typed the address or has a bookmark"
+    OTHER_SITE = "a page of another origin"
+    UNKNOWN = "a script, or a browser that does not say it"
+
+
+def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
+    """By Sec-Fetch-Site, else Origin, else Referer; no page can set or change these.
+
+    `headers`: names in lower case. `origins`: `host` or `host:port` of the console as browsers name it. Browsers send
+    Sec-Fetch-Site to https and to this machine, and a page can ask them to send no Referer.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
-        return site == "same-origin"
+        return {"same-origin": Sender.CONSOLE, "none": Sender.USER}.get(site, Sender.OTHER_SITE)
     sender = headers.get("origin") or headers.get("referer")
     if not sender:
-        return False
+        return Sender.UNKNOWN
     try:
         parts = urlsplit(sender)
     except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and parts.netloc.lower() in {origin.lower() for origin in origins}
+        return Sender.OTHER_SITE
+    own = parts.scheme in ("http", "https") and parts.netloc.lower() in {origin.lower() for origin in origins}
+    return Sender.CONSOLE if own else Sender.OTHER_SITE
+
+
+def may_send(method: str, path: str, sender: Sender, has_session: bool) -> bool:
+    """Whether a request is answered. Every one costs something, and a search or a download costs much.
+
+    `has_session`: a strict cookie proves the user, which browsers do not send for other sites. Without it the browser
+    itself proves the user (passwords, proxies), whoever makes it send the request; then one without the headers reads
+    the first page only.
+    """
+    if method == "POST":
+        return sender is Sender.CONSOLE
+    return sender is not Sender.OTHER_SITE and (sender is not Sender.UNKNOWN or has_session or path == "/")

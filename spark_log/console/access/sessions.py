@@ -12,6 +12,7 @@ from spark_log.console.access.roles import User
 
 SESSION_S_MAX = 12 * 3600
 _SESSIONS_MAX = 10_000
+_OF_ONE_USER_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Sessions:
         now = time.monotonic()
         with self._lock:
             self._sessions = {key: each for key, each in self._sessions.items() if now < each.until}
+            own = [key for key, each in self._sessions.items() if each.user.name == user.name]
+            if len(own) >= _OF_ONE_USER_MAX:  # a user who logs in again and again ends no other's session
+                self._sessions.pop(own[0])
             while len(self._sessions) >= _SESSIONS_MAX:
                 self._sessions.pop(next(iter(self._sessions)))
             self._sessions[secret] = _Session(user, now + SESSION_S_MAX)

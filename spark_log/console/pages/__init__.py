@@ -1,1 +1,1 @@
-"""The pages of the console. Each module has tuples VIEWS, CHANGES, PREFERENCES and STREAMS; any may be absent."""
+"""The pages of the console. Each module has some of the tuples VIEWS, CHANGES, PREVIEWS, PREFERENCES and STREAMS."""

@@ -1,12 +1,16 @@
 """Page `/audit`: who changed what, newest first."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from spark_log.admin.audit import RecordedChange, read_changes
+from spark_log.console.access.roles import Role
+from spark_log.console.pages.groups import visible_groups
 from spark_log.console.routes import Call, View
 
 LIMIT = 200
+SEARCHED_MAX = 10_000
+"""Changes among which those are found that concern what a user sees."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +33,28 @@ def _facts(call: Call) -> Audit:
         target=target or None,
         outcome=outcome or None,
         to_ms=int(before) if before.isascii() and before.isdecimal() and len(before) < 16 else None,
-        limit=LIMIT,
+        limit=LIMIT if call.role.sees_all else SEARCHED_MAX,
     )
-    shown = [change for each in found if (change := _visible(call, each)) is not None]
-    return Audit(who, target, outcome, shown, found[-1].time_ms if len(found) == LIMIT else None)
+    if not call.role.sees_all:
+        groups = {group.group_id for group in visible_groups(call)}
+        found = [shown for each in found if (shown := visible_change(each, call.role, groups)) is not None][:LIMIT]
+    return Audit(who, target, outcome, found, found[-1].time_ms if len(found) == LIMIT else None)
 
 
-def _visible(call: Call, change: RecordedChange) -> RecordedChange | None:
-    """The change as the user's role shows it. Changes of a topic that it hides are left out, and the parameters of
-    changes of other objects, since they may name topics.
+def visible_change(change: RecordedChange, role: Role, groups: Collection[str]) -> RecordedChange | None:
+    """The change as a role shows it that hides topics; None if it does not concern a topic or a group that it shows.
+    Pure.
+
+    `groups`: those that the role shows. Their changes are shown without parameters and errors, which may name topics.
     """
-    if call.role.sees_all:
-        return change
-    topic = None
     if change.action.startswith("/topics/{topic}"):  # then the target begins with it; names of topics have no comma
-        topic = change.target.partition(", ")[0].removeprefix("topic ")
-    if topic is None:
+        return change if role.sees(change.target.partition(", ")[0].removeprefix("topic ")) else None
+    if change.action == "/topics":
         created = change.parameters.get("topic")
-        if change.action == "/topics" and not (isinstance(created, str) and call.sees(created)):
-            return None
-        return change if change.action == "/topics" else replace(change, parameters={}, error=None)
-    return change if call.sees(topic) else None
+        return change if isinstance(created, str) and role.sees(created) else None
+    if change.action.startswith("/groups/{group}") and change.target.removeprefix("group ") in groups:
+        return replace(change, parameters={}, error=None)
+    return None
 
 
 VIEWS = (View("/audit", "audit.html", _facts, title="Audit"),)

@@ -117,7 +117,7 @@ def _facts(call: Call) -> Brokers:
                 own.imbalance_percent if own else 0.0,
                 own.records_deviation_percent if own else 0.0,
                 own.bytes_deviation_percent if own else 0.0,
-                [_log_dir(log_dir, loads.get(log_dir.log_dir_id, Load())) for log_dir in status.log_dirs],
+                [_log_dir(call, log_dir, loads.get(log_dir.log_dir_id, Load())) for log_dir in status.log_dirs],
             )
         )
     skewed = [
@@ -144,13 +144,13 @@ def _facts(call: Call) -> Brokers:
     )
 
 
-def _log_dir(status: LogDirStatus, load: Load) -> LogDirRow:
+def _log_dir(call: Call, status: LogDirStatus, load: Load) -> LogDirRow:
     space = log_dir_space(status.uri) if status.online else {"usable_bytes": -1, "total_bytes": -1}
     return LogDirRow(
         status.log_dir_id,
         redact(status.uri),
         status.online,
-        None if status.failure is None else redact(status.failure),
+        None if status.failure is None else redact(status.failure) if call.role.sees_all else "failed",
         status.replicas,
         load.leaders,
         load.bytes,

@@ -11,7 +11,7 @@ from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import GroupDescription, describe_groups, group_lag, list_groups
+from spark_log.groups.group_inspection import GroupDescription, GroupListing, describe_groups, group_lag, list_groups
 from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metrics.history import Kind
@@ -93,10 +93,18 @@ def _groups(call: Call) -> Groups:
     rows = [
         GroupRow(group.group_id, group.state, group.members, partitions[group.group_id], lag[group.group_id],
                  lag_s.get(group.group_id))
-        for group in list_groups(call.cluster.store)
-        if call.role.sees_all or partitions[group.group_id] or any(map(call.sees, group.topics))
+        for group in visible_groups(call)
     ]  # fmt: skip
     return Groups(listing(rows, call.query, columns=_COLUMNS, sort="group", name=lambda row: row.group))
+
+
+def visible_groups(call: Call) -> list[GroupListing]:
+    """The groups with an offset or a member of a topic that the user sees."""
+    groups = list_groups(call.cluster.store)
+    if call.role.sees_all:
+        return groups
+    committed = {part.group for part in call.snapshot().groups}
+    return [group for group in groups if group.group_id in committed or any(map(call.sees, group.topics))]
 
 
 def described(call: Call) -> GroupDescription:
@@ -134,6 +142,9 @@ def _group(call: Call) -> Group:
     ]
     members = []
     for member in found.members:
+        topics = {*member.topics, *(partition.topic for partition in member.assignment)}
+        if not call.role.sees_all and not any(map(call.sees, topics)):
+            continue
         seen = sorted(partition for partition in member.assignment if call.sees(partition.topic))
         members.append(
             MemberRow(

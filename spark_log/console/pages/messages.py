@@ -1,7 +1,7 @@
 """Pages `/topics/{topic}/messages`: searches, the live tail, single messages, and downloads."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,10 @@ BYTES_MAX, SECONDS_MAX = 256 << 20, 10.0
 LIVE_BYTES_MAX, LIVE_SECONDS_MAX = 32 << 20, 1.0
 """The budget of each look of a live tail."""
 DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, DOWNLOAD_COUNT_MAX = 4 << 30, 600.0, 1_000_000
+PART_BYTES = 64 << 10
+"""A part of a download has more, if it is one message: so much waits in memory for a browser that is slow."""
+SEARCHES_MAX = 16
+"""Searches and pages of messages at a time, of all users."""
 SHORT, WHOLE = 300, 2 << 20
 """Characters of a key, value or header in a table, and on the page of one message."""
 
@@ -49,11 +53,13 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search came. `stopped_by`: count, bytes, seconds, another search, or empty if it is complete."""
+    """How far a search came. `stopped_by`: count, bytes, seconds, another search, or empty if it is complete. `bytes`:
+    None for a role with masked fields, since it would tell their length.
+    """
 
     records: int
     matched: int
-    bytes: int
+    bytes: int | None
     seconds: float
     stopped_by: str
     partitions: tuple[PartitionProgress, ...]
@@ -116,22 +122,24 @@ def _messages(call: Call) -> Messages:
     live = wanted.live and call.query.get("live") == "1"
     # a page without conditions, and a live tail, do not stop the user's search
     kind = "live tail" if live else "search" if wants else "page"
-    with closing(LogReader(call.cluster)) as log, running.of(f"{kind} of {call.user.name}") as superseded:
+    name = f"{kind} of {call.user.name}"
+    with closing(LogReader(call.cluster)) as log, running.of(name, SEARCHES_MAX) as superseded:
         limits = (LIVE_BYTES_MAX, LIVE_SECONDS_MAX) if live else (BYTES_MAX, SECONDS_MAX)
         budget = Budget(*limits, lambda: superseded() or call.left.is_set())
         search = Search(log, topic, position(wanted, topic, log), wants, wanted.count, budget)
         form = "auto" if wanted.format == "columns" else wanted.format
-        found = [message_of(row, form, masks, SHORT) for batch in search.batches() for row in rows_of(batch)]
+        found = [message_of(row, form, masks, SHORT) for rows in map(rows_of, search.batches()) for row in rows]
     backwards = search.position.backwards
     found.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset), reverse=backwards)
     names = [field.name for field in topic.columns.value.fields] if topic.columns and topic.columns.value else []
     return Messages(
-        topic.name, topic.partition_count, wanted, tuple(found), _progress(search, superseded()), tuple(names),
+        topic.name, topic.partition_count, wanted, tuple(found),
+        _progress(search, superseded(), masks == Masks()), tuple(names),
         call.may(Allow.PRODUCE), live, call.query.get("part") == "1",
     )  # fmt: skip
 
 
-def _progress(search: Search, superseded: bool) -> Progress:
+def _progress(search: Search, superseded: bool, unmasked: bool) -> Progress:
     at, budget = search.position, search.budget
     partitions = tuple(PartitionProgress(p, at.next[p], at.done(p)) for p in sorted(at.next))
     reasons = (
@@ -144,7 +152,13 @@ def _progress(search: Search, superseded: bool) -> Progress:
     token = None if search.complete and at.backwards else at.token
     stopped_by = next(text for found, text in reasons if found)
     return Progress(
-        search.records, search.matched, budget.used_bytes, round(budget.seconds, 3), stopped_by, partitions, token
+        search.records,
+        search.matched,
+        budget.used_bytes if unmasked else None,
+        round(budget.seconds, 3),
+        stopped_by,
+        partitions,
+        token,
     )
 
 
@@ -210,37 +224,40 @@ def _bytes(call: Call) -> Download:
 def _download(call: Call, kind: str) -> Download:
     topic, masks = _may_read(call)
     wanted = asked(call.query, DOWNLOAD_COUNT_MAX)
-    log = LogReader(call.cluster)
-    try:
+    with closing(LogReader(call.cluster)) as log:
         start, wants = position(wanted, topic, log), conditions(wanted, topic, masks)
-    except BaseException:
-        log.close()
-        raise
     budget = Budget(DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, call.left.is_set)
-    search = Search(log, topic, start, wants, wanted.count, budget)
+
+    def begin(log: LogReader) -> Search:
+        return Search(log, topic, start, wants, wanted.count, budget)
+
     media = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}[kind]
-    return Download(media, _lines(log, search, masks, kind, f"search of {call.user.name}"), f"{topic.name}.{kind}")
+    parts = _lines(call.cluster, begin, masks, kind, f"search of {call.user.name}")
+    return Download(media, parts, f"{topic.name}.{kind}")
 
 
-def _lines(log: LogReader, search: Search, masks: Masks, kind: str, name: str) -> Iterator[bytes]:
-    """The file, a part for each batch. If the budget is spent, its last line says so and how to continue."""
-    with closing(log), running.of(name) as superseded:
+def _lines(
+    cluster: Cluster, begin: Callable[[LogReader], Search], masks: Masks, kind: str, name: str
+) -> Iterator[bytes]:
+    """The file in parts. If the budget is spent, its last line says so and how to continue."""
+    with closing(LogReader(cluster)) as log, running.of(name) as superseded:
+        search = begin(log)
         left = search.budget.stopped
         search.budget.stopped = lambda: superseded() or left()
         if kind == "csv":
             yield csv_line(COLUMNS)
         line = csv_row if kind == "csv" else ndjson
-        for batch in search.batches():
-            lines: list[bytes] = []
-            size = 0
-            for row in rows_of(batch):
+        lines: list[bytes] = []
+        size = 0
+        for rows in map(rows_of, search.batches()):
+            for row in rows:
                 lines.append(line(exported(row, masks)))
                 size += len(lines[-1])
-                if size > 1 << 20:
+                if size > PART_BYTES:
                     yield b"".join(lines)
                     lines, size = [], 0
-            if lines:
-                yield b"".join(lines)
+        if lines:
+            yield b"".join(lines)
         if search.budget.spent and not search.complete:
             note = {"incomplete": True, "token": search.position.token}
             yield csv_line(["incomplete", search.position.token]) if kind == "csv" else ndjson(note)

@@ -35,7 +35,10 @@ class FailedTask:
 
 @dataclass(frozen=True)
 class Overview:
-    """`problems`: sentences for people; empty: the cluster is healthy. Lists are cut to the first entries."""
+    """`problems`: sentences for people; empty: the cluster is healthy. Lists are cut to the first entries.
+
+    `open_transactions`: None for users who do not see all topics.
+    """
 
     now_ms: int
     problems: tuple[str, ...]
@@ -45,7 +48,7 @@ class Overview:
     gateways: int
     topics: int
     partitions: int
-    open_transactions: int
+    open_transactions: int | None
     offline: int
     offline_partitions: tuple[PartitionFacts, ...]
     under_replicated: int
@@ -118,6 +121,8 @@ def _failed(runs: Sequence[TaskRun], now_ms: int, *, with_errors: bool) -> tuple
 def _facts(call: Call) -> Overview:
     found = overview(call.snapshot())
     sees_all = call.role.sees_all
+    if not sees_all:
+        found = replace(found, open_transactions=None)
     try:
         failed = _failed(call.snapshots.failed_tasks.get(), found.now_ms, with_errors=sees_all)
     except SparkLogError as error:  # a log dir with the history is offline: the page says so, and shows the rest

@@ -1,19 +1,25 @@
-"""Page `/topics/{topic}/configs/{config}`: one config of a topic, the preview of a change, and the change."""
+"""Page `/topics/{topic}/configs/{config}`: one config of a topic, the preview of a change, and the change.
+
+The preview does not ask an external schema registry, whose address the user chooses: only a change does, which is
+recorded.
+"""
 
 from dataclasses import dataclass
 
 from spark_log.cluster.names import is_internal
 from spark_log.config import canonical, definitions
 from spark_log.console.paths import url
-from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
+from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preview, View
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
+from spark_log.registry.topic_schemas import asks_registry, parts_changed_by
 
 
 @dataclass(frozen=True)
 class ConfigPreview:
-    """A config of a topic. `new`: its value after the change that the query names; None without one. `refused`: why the
-    change would be refused.
+    """A config of a topic. `new`: its value after the change that the form names; None without one. `given`: as the
+    form has it, to be sent again. `refused`: why the change would be refused. `asks_registry`: whether a schema
+    registry has a say too, which only the change asks.
     """
 
     topic: str
@@ -27,8 +33,10 @@ class ConfigPreview:
     doc: str
     kafka_default: str | None
     new: str | None
+    given: str | None
     resets: bool
     refused: str | None
+    asks_registry: bool
 
 
 def _facts(call: Call) -> ConfigPreview:
@@ -37,15 +45,19 @@ def _facts(call: Call) -> ConfigPreview:
     definition = next((each for each in definitions() if each.name == name), None)
     if definition is None:
         raise NotFound(f"there is no topic config {name!r}")
-    resets = call.query.get("reset") == "1"
-    given = None if resets else call.query.get("value")
+    resets = call.form.get("reset") == "1"
+    given = None if resets else call.form.get("value")
     new = refused = None
-    if call.may(Allow.CONFIGS) and not is_internal(topic.name) and (resets or given is not None):
+    asks = False
+    if resets or given is not None:
+        _refuse_internal(topic.name)
         try:
-            after = alter_configs(call.cluster, topic.name, {name: given}, validate_only=True)
+            _refuse_hidden(name, topic.config.as_text()[name], given)
+            after = alter_configs(call.cluster, topic.name, {name: given}, validate_only=True, ask_registry=False)
             new = redact(after.config.as_text()[name])
+            asks = asks_registry(after.config, parts_changed_by({name}))
         except SparkLogError as error:
-            new, refused = given, redact(str(error))
+            new, refused = redact(given or ""), redact(str(error))
     return ConfigPreview(
         topic.name,
         name,
@@ -58,16 +70,17 @@ def _facts(call: Call) -> ConfigPreview:
         definition.doc,
         definition.kafka_default,
         new,
+        given,
         resets,
         refused,
+        asks,
     )
 
 
 def _alter(call: Call) -> Done:
     """Field `config` with `value`, or with `reset` = 1. `expected`: the value that the user saw."""
     topic = call.topic(call.path["topic"])
-    if is_internal(topic.name):  # a limit or retention of __audit could remove the record of this change
-        raise Forbidden(f"Topic {topic.name} is internal: its configs are changed on the command line only.")
+    _refuse_internal(topic.name)
     name, resets = call.form.get("config", ""), call.form.get("reset") in ("1", "true")
     value = call.form.get("value")
     if not resets and value is None:
@@ -75,11 +88,25 @@ def _alter(call: Call) -> Done:
     now, expected = topic.config.as_text().get(name), call.form.get("expected")
     if expected is not None and now is not None and _lines(redact(now)) != _lines(expected):
         raise InvalidConfigurationError(f"{name}: another user has changed it to {redact(now)!r} meanwhile: look again")
+    if now is not None and not resets:
+        _refuse_hidden(name, now, value)
     changed = alter_configs(call.cluster, topic.name, {name: None if resets else value})
     set_to = changed.config.as_text().get(name)
     set_to = None if set_to is None else redact(set_to)
     text = f"{name} of topic {topic.name} is {set_to} now{' (the default)' if resets else ''}."
     return Done(url("/topics/{topic}", topic=topic.name) + "#configs", text, {"config": name, "value": set_to})
+
+
+def _refuse_internal(topic: str) -> None:
+    """The retention of __audit could remove the record of the change."""
+    if is_internal(topic):
+        raise Forbidden(f"Topic {topic} is internal: its configs are changed on the command line only.")
+
+
+def _refuse_hidden(name: str, now: str, value: str | None) -> None:
+    """Pages show a value without its secrets, which a form must not store so."""
+    if value is not None and redact(now) != now and "***" in value:
+        raise InvalidConfigurationError(f"{name}: the value has *** in place of a secret: write the secret")
 
 
 def _lines(text: str) -> list[str]:
@@ -88,4 +115,5 @@ def _lines(text: str) -> list[str]:
 
 
 VIEWS = (View("/topics/{topic}/configs/{config}", "topic_config.html", _facts),)
+PREVIEWS = (Preview("/topics/{topic}/configs/{config}/preview", Allow.CONFIGS, "topic_config.html", _facts),)
 CHANGES = (Change("/topics/{topic}/configs", Allow.CONFIGS, _alter),)

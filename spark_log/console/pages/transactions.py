@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from spark_log.console.listing import Listing, listing
-from spark_log.console.routes import Call, View
+from spark_log.console.routes import Call, NotFound, View
 from spark_log.transactions.rules import TransactionState
 from spark_log.transactions.transaction_inspection import (
     PendingRecords,
@@ -20,7 +20,7 @@ from spark_log.transactions.transaction_inspection import (
 @dataclass(frozen=True)
 class TransactionRow:
     """`open_ms`: time since it began; None: it is not open. `pending`: what an open one wrote, of the topics that the
-    user sees; `records`, `bytes`: of these.
+    user sees; `batches`, `records`, `bytes`: of these.
     """
 
     transactional_id: str
@@ -40,7 +40,9 @@ class TransactionRow:
 
 @dataclass(frozen=True)
 class Transactions:
-    """`state`: that was asked for; empty: all."""
+    """`state`: that was asked for; empty: all. A user who does not see all topics sees the open transactions that wrote
+    to visible ones: nothing tells which topics an ended one wrote to.
+    """
 
     open: int
     hanging: int
@@ -56,9 +58,11 @@ def _facts(call: Call) -> Transactions:
     store = call.cluster.store
     state = call.query.get("state", "")
     described = {each.transaction.transactional_id: each for each in describe_open_transactions(store)}
+    still_open = [row for each in described.values() if _is_visible(call, row := _row(call, each))]
     rows = [
-        _row(call, described.get(each.transactional_id, TransactionDescription(each, ())))
+        row
         for each in list_transactions(store, [state] if state else ())
+        if _is_visible(call, row := _row(call, described.get(each.transactional_id, TransactionDescription(each, ()))))
     ]
     found = listing(
         rows,
@@ -68,8 +72,12 @@ def _facts(call: Call) -> Transactions:
         name=lambda row: row.transactional_id,
         first=lambda row: row.hanging,
     )
-    hanging = sum(_is_hanging(call, each.transaction) for each in described.values())
-    return Transactions(len(described), hanging, state, [str(each.value) for each in TransactionState], found)
+    hanging = sum(row.hanging for row in still_open)
+    return Transactions(len(still_open), hanging, state, [str(each.value) for each in TransactionState], found)
+
+
+def _is_visible(call: Call, row: TransactionRow) -> bool:
+    return call.role.sees_all or bool(row.pending)
 
 
 def _row(call: Call, described: TransactionDescription) -> TransactionRow:
@@ -85,7 +93,7 @@ def _row(call: Call, described: TransactionDescription) -> TransactionRow:
         transaction.open_ms,
         transaction.timeout_ms,
         _is_hanging(call, transaction),
-        transaction.batches,
+        transaction.batches if call.role.sees_all else sum(each.batches for each in pending),
         sum(each.records for each in pending),
         sum(each.bytes for each in pending),
         pending,
@@ -97,8 +105,12 @@ def _is_hanging(call: Call, transaction: TransactionListing) -> bool:
 
 
 def _transaction(call: Call) -> TransactionRow:
-    [described] = describe_transactions(call.cluster.store, [call.path["transactional_id"]])
-    return _row(call, described)
+    name = call.path["transactional_id"]
+    [described] = describe_transactions(call.cluster.store, [name])
+    row = _row(call, described)
+    if not _is_visible(call, row):
+        raise NotFound(f"transactional id {name!r}: there is no producer with it")
+    return row
 
 
 VIEWS = (

@@ -1,8 +1,11 @@
 """Searches of a topic: the records that match, from a position forwards or backwards, within a budget.
 
 A search goes in rounds. Each round reads a range of offsets of each partition that has some left, and takes an equal
-share of the wanted records of each. First only the columns of the conditions are read; where records match, these are
+share of the wanted records of each. With conditions, first only their columns are read; where records match, these are
 read whole. Readers see records up to the high watermark, which is read_committed. Arrow throughout.
+
+The budget is looked at after each step of at most STEP_RECORDS records. It may be exceeded by what is decoded at once,
+a row group, and backwards by the CHUNK_BYTES of files that are read at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,6 +30,11 @@ from spark_log.segments.slices import Slice
 
 _FORWARDS, _BACKWARDS = (1 << 16, 1 << 22), (1 << 12, 1 << 18)
 """With conditions: offsets of the first and of the largest round of a partition."""
+
+STEP_RECORDS = 4_096
+_STEP_BYTES = 4 << 20
+CHUNK_BYTES = 16 << 20
+_CHUNK_RECORDS = 4_096
 
 
 @dataclass(frozen=True)
@@ -137,19 +145,26 @@ class Search:
             read = self._backwards if self.position.backwards else self._forwards
             for batch in read(fetcher, partition, window, pieces, part):
                 self.matched += batch.num_rows
-                yield batch
+                held = [batch]
+                del batch
+                yield held.pop()
 
     def _forwards(
         self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], wanted: int
     ) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             for offsets, end in self._hits(fetcher, piece):
-                taken = offsets[:wanted]
-                yield from self._fetched(fetcher, [piece], taken)
-                wanted -= len(taken)
-                full = wanted == 0
-                self.position.move(partition, int(taken[-1].as_py()) + 1 if full else end)
-                if full or self.budget.spent:
+                for batch in self._whole_records(fetcher, [piece], OffsetRange(piece.start, piece.end), offsets):
+                    held = [batch.slice(0, wanted)]
+                    wanted -= held[0].num_rows
+                    after = int(held[0].column("offset")[-1].as_py()) + 1
+                    del batch  # while the next row group is decoded, only the caller may keep this one in memory
+                    yield held.pop()
+                    self.position.move(partition, after)
+                    if wanted == 0 or self.budget.spent:
+                        return
+                self.position.move(partition, end)
+                if self.budget.spent:
                     return
             self.position.move(partition, piece.end)
         self.position.move(partition, window.end)
@@ -157,45 +172,95 @@ class Search:
     def _backwards(
         self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], wanted: int
     ) -> Iterator[pa.RecordBatch]:
-        last = pa.array([], pa.int64())
-        for piece in pieces:
-            for offsets, _ in self._hits(fetcher, piece):
-                last = pa.concat_arrays([last, offsets])[-wanted:]
-                if self.budget.spent and window.size > 1:  # continued with a smaller window, so that one fits a budget
-                    self.position.window = max(1, window.size // 8)
-                    return
-        # with fewer hits than wanted, all below the last of them has been read
-        full = len(last) == wanted
-        yield from self._fetched(fetcher, pieces, last)
-        self.position.move(partition, int(last[0].as_py()) if full else window.start)
+        """The last `wanted` records of the window, the last chunk of them first."""
+        last: pa.Array | None = None
+        if self._conditions:
+            last = pa.array([], pa.int64())
+            for piece in pieces:
+                for offsets, _ in self._hits(fetcher, piece):
+                    last = pa.concat_arrays([last, offsets])[-wanted:]
+                    if self.budget.spent and window.size > 1:  # continued with a smaller window, so that one fits
+                        self.position.window = max(1, window.size // 8)
+                        return
+            # with fewer hits than wanted, all below the last of them has been read
+            start = int(last[0].as_py()) if len(last) == wanted else window.start
+        else:
+            start = max(window.start, window.end - wanted)
+        for here, offsets in _chunks(pieces, OffsetRange(start, window.end), last):
+            yield from self._whole_records(fetcher, pieces, here, offsets)
+            self.position.move(partition, here.start)
+            if self.budget.spent:
+                return
+        self.position.move(partition, start)
 
-    def _hits(self, fetcher: Fetcher, piece: Slice) -> Iterator[tuple[pa.Array, int]]:
-        """Offsets of matching records of each batch of a slice, and the offset after the batch."""
+    def _hits(self, fetcher: Fetcher, piece: Slice) -> Iterator[tuple[pa.Array | None, int]]:
+        """Offsets of matching records of each batch of a slice, and the offset after what was looked at.
+
+        Without conditions, None for all of the slice, of which nothing is read here.
+        """
+        if not self._conditions:
+            yield None, piece.end
+            return
         prunes = self._conditions.filter.prunes if self._conditions.filter else ()
         for batch in fetcher.read([piece], self._narrow, filters=prunes):
-            self.budget.used_bytes += batch.nbytes
-            self.records += batch.num_rows
-            offsets = batch.column("offset")
-            found = offsets.filter(self._conditions.mask(batch)) if self._conditions else offsets
-            del batch  # not kept while the next row group is decoded
-            yield found, int(offsets[-1].as_py()) + 1
+            found = []
+            for step in _steps(batch):
+                self.budget.used_bytes += step.nbytes
+                self.records += step.num_rows
+                offsets = step.column("offset")
+                found.append(offsets.filter(self._conditions.mask(step)))
+                if self.budget.spent:
+                    break
+            end = int(offsets[-1].as_py()) + 1
+            del batch, step, offsets  # not kept while the next row group is decoded
+            yield pa.concat_arrays(found), end
 
-    def _fetched(self, fetcher: Fetcher, pieces: list[Slice], offsets: pa.Array) -> Iterator[pa.RecordBatch]:
-        """These records, whole."""
-        if not len(offsets):
-            return
-        start, end = int(offsets[0].as_py()), int(offsets[-1].as_py()) + 1
+    def _whole_records(
+        self, fetcher: Fetcher, pieces: list[Slice], window: OffsetRange, offsets: pa.Array | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of the window with all columns, in steps; with `offsets`, only these."""
+        start, end = window
+        if offsets is not None:
+            if not len(offsets):
+                return
+            start, end = int(offsets[0].as_py()), int(offsets[-1].as_py()) + 1
         inside = [piece for piece in pieces if piece.start < end and piece.end > start]
         cut = [piece._replace(start=max(piece.start, start), end=min(piece.end, end)) for piece in inside]
         for batch in fetcher.read(cut, self._whole):
             self.budget.used_bytes += batch.nbytes
-            wanted = pc.is_in(batch.column("offset"), offsets)
-            if not pc.all(wanted).as_py():
-                batch = batch.filter(wanted)
-            held = [batch]
+            if offsets is None:
+                self.records += batch.num_rows
+            else:
+                wanted = pc.is_in(batch.column("offset"), offsets)
+                if not pc.all(wanted).as_py():
+                    batch = batch.filter(wanted)
+            steps = _steps(batch)
             del batch
-            if held[0].num_rows:
-                yield held.pop()
+            yield from steps
+
+
+def _steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch, cut so that little time passes and little memory is used until the budget is looked at again."""
+    size = max(1, min(STEP_RECORDS, batch.num_rows * _STEP_BYTES // max(1, batch.nbytes)))
+    for first in range(0, batch.num_rows, size):
+        yield batch.slice(first, size)
+
+
+def _chunks(
+    pieces: list[Slice], window: OffsetRange, offsets: pa.Array | None
+) -> Iterator[tuple[OffsetRange, pa.Array | None]]:
+    """The window from its end to its start in ranges, each with its part of the offsets, so that a range has about
+    CHUNK_BYTES in files: a search backwards cannot stop within one.
+    """
+    stored, records = sum(piece.size for piece in pieces), sum(piece.record_count for piece in pieces)
+    size = max(1, min(_CHUNK_RECORDS, CHUNK_BYTES * records // max(1, stored)))
+    if offsets is None:
+        for end in range(window.end, window.start, -size):
+            yield OffsetRange(max(window.start, end - size), end), None
+        return
+    for last in range(len(offsets), 0, -size):
+        part = offsets[max(0, last - size) : last]
+        yield OffsetRange(int(part[0].as_py()), int(part[-1].as_py()) + 1), part
 
 
 def _narrow_schema(conditions: Conditions, typed: pa.StructType | None) -> pa.Schema:

@@ -231,6 +231,14 @@ def test_errors_name_the_place(text, place, message):
     assert place is None or f"at character {place}: " in str(failure.value)
 
 
+def test_a_filter_has_at_most_eight_fields_of_json():
+    fields = [f"value.f{number} = 1" for number in range(8)]
+    repeated = " AND ".join([*fields, "value.f0 > 0"])
+    assert compile_filter(repeated).columns == {"value"}
+    with pytest.raises(FilterError, match="more than 8 fields of JSON"):
+        compile_filter(" AND ".join([*fields, "key.f0 = 1"]))
+
+
 words = st.sampled_from(
     "key value record n offset timestamp headers [ ] ( ) . , ' ''  'a' 1 -1 1e9 = != < AND OR NOT IN LIKE IS NULL"
     ' BETWEEN CASE WHEN THEN END SELECT FROM * ; -- /* */ " ` @ ? : :: $ { } CAST( AS INT TIMESTAMP DATE INTERVAL'

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.passwords import hash_password, matches
-from spark_log.console.access.request_rules import host_allowed, same_origin
+from spark_log.console.access.request_rules import Sender, host_allowed, may_send, sender_of
 from spark_log.console.access.roles import Allow, Role, role_of
 from spark_log.console.paths import decode_segment, encode_segment, url
 from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
@@ -42,24 +42,33 @@ def test_only_own_names_are_hosts(host, allowed):
 
 
 @pytest.mark.parametrize(
-    ("headers", "same"),
+    ("headers", "sender"),
     [
-        ({"sec-fetch-site": "same-origin"}, True),
-        ({"sec-fetch-site": "same-site"}, False),
-        ({"sec-fetch-site": "none"}, False),
-        ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8080"}, False),
-        ({"origin": "http://localhost:8080"}, True),
-        ({"origin": "http://localhost:8081"}, False),
-        ({"origin": "null"}, False),
-        ({"origin": "http://evil.example", "referer": "http://localhost:8080/"}, False),
-        ({"referer": "http://localhost:8080/topics"}, True),
-        ({"referer": "http://localhost:8080@evil.example/"}, False),
-        ({"origin": "http://[", "referer": "http://localhost:8080/"}, False),
-        ({}, False),
+        ({"sec-fetch-site": "same-origin"}, Sender.CONSOLE),
+        ({"sec-fetch-site": "same-site"}, Sender.OTHER_SITE),
+        ({"sec-fetch-site": "none"}, Sender.USER),
+        ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8080"}, Sender.OTHER_SITE),
+        ({"origin": "http://localhost:8080"}, Sender.CONSOLE),
+        ({"origin": "http://localhost:8081"}, Sender.OTHER_SITE),
+        ({"origin": "null"}, Sender.OTHER_SITE),
+        ({"origin": "http://evil.example", "referer": "http://localhost:8080/"}, Sender.OTHER_SITE),
+        ({"referer": "http://localhost:8080/topics"}, Sender.CONSOLE),
+        ({"referer": "http://localhost:8080@evil.example/"}, Sender.OTHER_SITE),
+        ({"origin": "http://[", "referer": "http://localhost:8080/"}, Sender.OTHER_SITE),
+        ({}, Sender.UNKNOWN),
     ],
 )
-def test_a_change_comes_from_a_page_of_the_console(headers, same):
-    assert same_origin(headers, {"localhost:8080"}) is same
+def test_headers_say_who_sent_a_request(headers, sender):
+    assert sender_of(headers, {"localhost:8080"}) is sender
+
+
+def test_other_sites_send_nothing_and_only_the_console_sends_changes():
+    for sender in Sender:
+        for has_session in (True, False):
+            assert may_send("POST", "/", sender, has_session) is (sender is Sender.CONSOLE)
+            for path in ("/", "/topics"):
+                refused = sender is Sender.OTHER_SITE or (sender is Sender.UNKNOWN and not has_session and path != "/")
+                assert may_send("GET", path, sender, has_session) is not refused, (sender, has_session, path)
 
 
 def test_the_first_group_of_the_file_that_a_user_belongs_to_gives_the_role():

@@ -1,0 +1,62 @@
+"""The metadata of an OpenID Connect provider: its endpoints and its keys."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from joserfc.jwk import KeySet
+from starlette.concurrency import run_in_threadpool
+
+from spark_log.console.access.authentication import Refused
+from spark_log.console.access.provider_requests import ProviderError, fetch_json
+
+_PAUSE_S = 5.0
+"""After a failure, the provider is asked again after this time."""
+
+
+class ProviderMetadata:
+    """Fetched at the first request that needs them, by one request for all that wait; these hold no thread."""
+
+    def __init__(self, issuer: str) -> None:
+        self._issuer = issuer.rstrip("/")
+        self._loading = asyncio.Lock()
+        self._endpoints: dict[str, Any] | None = None
+        self._failure = ""
+        self._failed_until = 0.0
+        self._keys_lock = threading.Lock()
+        self._keys: KeySet | None = None
+
+    async def load(self) -> None:
+        """Raises Refused with status 503 if the provider does not answer."""
+        if self._endpoints is not None:
+            return
+        async with self._loading:
+            if self._endpoints is None and time.monotonic() >= self._failed_until:
+                try:
+                    self._endpoints = await run_in_threadpool(self._fetched)
+                except ProviderError as error:
+                    self._failure, self._failed_until = str(error), time.monotonic() + _PAUSE_S
+        if self._endpoints is None:
+            raise Refused(f"The provider does not answer: {self._failure}", status=503)
+
+    def endpoint(self, name: str) -> str:
+        """A field of the loaded metadata, such as token_endpoint."""
+        assert self._endpoints is not None, "load() comes first"
+        return str(self._endpoints[name])
+
+    def keys(self, unlike: KeySet | None = None) -> KeySet:
+        """The keys of the provider; fetched anew if they are `unlike`, which did not fit. ProviderError."""
+        with self._keys_lock:
+            if self._keys is None or self._keys is unlike:
+                self._keys = KeySet.import_key_set(fetch_json(self.endpoint("jwks_uri")))  # type: ignore[arg-type]
+            return self._keys
+
+    def _fetched(self) -> dict[str, Any]:
+        found = fetch_json(f"{self._issuer}/.well-known/openid-configuration")
+        if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+            raise ProviderError("it names another issuer than the access file")
+        missing = {"authorization_endpoint", "token_endpoint", "jwks_uri"} - found.keys()
+        if missing:
+            raise ProviderError(f"its metadata lacks {', '.join(sorted(missing))}")
+        return found
