@@ -33,6 +33,8 @@ SparkLogError
     │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError
+    ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
+    │   SecurityDisabledError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError
 """
 
@@ -580,6 +582,41 @@ class IllegalArgumentError(FatalError):
     """An argument is not valid, for example a negative offset.
 
     Remedy: correct the argument that the message names.
+    """
+
+
+class ResourceNotFoundError(FatalError):
+    """There is no such user, or the user has no credential of this mechanism.
+
+    Remedy: check it with `spark-log user list`.
+    """
+
+
+class DuplicateResourceError(FatalError):
+    """A request names the same user and mechanism twice.
+
+    Remedy: name each once.
+    """
+
+
+class UnacceptableCredentialError(FatalError):
+    """A credential is refused: the name or the password is empty, or the iterations are too few or too many.
+
+    Remedy: correct what the message names.
+    """
+
+
+class UnsupportedSaslMechanismError(FatalError):
+    """There is no SASL mechanism of this name or number.
+
+    Remedy: use SCRAM-SHA-256 or SCRAM-SHA-512.
+    """
+
+
+class SecurityDisabledError(FatalError):
+    """The gateway does not check access control lists, so it neither shows nor changes them.
+
+    Remedy: start it with --acls, or use `spark-log acl`.
     """
 
 

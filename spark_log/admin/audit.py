@@ -8,12 +8,16 @@ It is kept for a year (retention.ms of the topic). Secrets are never written: pa
 secret, and passwords in addresses.
 """
 
+import getpass
 import hashlib
 import json
 import logging
+import os
 import re
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +88,28 @@ def record_change(
         return False
     _log_once(None)
     return True
+
+
+@contextmanager
+def recorded(
+    cluster: Cluster, who: str, action: str, target: str, parameters: Mapping[str, Any], source: str
+) -> Iterator[None]:
+    """Record the change that its body makes, with its outcome. Errors are raised again."""
+    try:
+        yield
+    except Exception as error:
+        text = redact(str(error)) or type(error).__name__
+        record_change(cluster, who, action, target, parameters, "failed", source, text)
+        raise
+    record_change(cluster, who, action, target, parameters, "succeeded", source)
+
+
+def local_user() -> str:
+    """The operating system's user, as the audit names one who holds the store's address."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return f"{os.getuid()}@{socket.gethostname()}"
 
 
 def read_changes(

@@ -13,6 +13,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 from spark_log import clock
 from spark_log.admin import configs, groups, partitions, transactions
 from spark_log.admin import topics as on_topics
+from spark_log.admin.access_calls import AccessCalls
 from spark_log.admin.admin_settings import UNSUPPORTED, AdminSettings
 from spark_log.admin.kafka_python_2 import METHODS
 from spark_log.client_settings import check_number, parse_settings
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from spark_log.maintenance.report import Report
 
 
-class Admin:
+class Admin(AccessCalls):
     """Manages topics, configs, offsets, groups and transactions of a cluster.
 
     >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP

@@ -75,3 +75,4 @@ def cluster_settings(incomplete: str) -> list[str]:
 topics = _of_cluster("name", "topic")
 groups = _of_cluster("group_id", "consumer_group")
 brokers = _of_cluster("broker_id", "broker")
+users = _of_cluster("user_name", "scram_credential")

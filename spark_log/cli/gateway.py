@@ -1,12 +1,16 @@
 """`spark-log gateway`: serve Kafka clients."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spark_log.arguments import usage_error
 from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_gateway
 from spark_log.cli.output import say
 from spark_log.cli.shared_options import Cluster_
+
+if TYPE_CHECKING:
+    from spark_log.gateway.access.tls import TlsFiles
 
 
 def gateway(
@@ -28,6 +32,30 @@ def gateway(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that share the port, and are one broker to clients.")
     ] = 1,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Certificate with its chain, PEM (ssl.keystore.certificate.chain)."),
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its key, PEM, without a passphrase (ssl.keystore.key).")
+    ] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Clients need a certificate that these authorities have signed, and are its name"
+            " (ssl.client.auth=required).",
+        ),
+    ] = None,
+    sasl: Annotated[
+        str, typer.Option(metavar="MECHANISMS", help="SCRAM-SHA-256, SCRAM-SHA-512, PLAIN (sasl.enabled.mechanisms).")
+    ] = "",
+    allow_plain_without_tls: Annotated[
+        bool, typer.Option("--allow-plain-without-tls", help="Passwords may cross a network in the clear.")
+    ] = False,
+    reauthentication_ms: Annotated[
+        int, typer.Option(min=0, help="Clients authenticate again after so long (connections.max.reauth.ms); 0: never.")
+    ] = 0,
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
     has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
@@ -59,6 +87,9 @@ def gateway(
         host, port, told_host, told_port, zone,
         partitions_of_new_topics=partitions, auto_create_topics=auto_create_topics,
         shares_port=workers > 1, has_lease=has_lease,
+        tls=_tls_files(tls_cert, tls_key, tls_client_ca),
+        sasl_mechanisms=tuple(each.strip().upper() for each in sasl.split(",") if each.strip()),
+        allow_plain_without_tls=allow_plain_without_tls, connections_max_reauth_ms=reauthentication_ms,
     )  # fmt: skip
 
     async def serve(opened: Cluster) -> None:
@@ -82,6 +113,16 @@ def gateway(
         asyncio.run(serve(opened))
     if has_lease:
         say("Stopped.")
+
+
+def _tls_files(certificate: str | None, key: str | None, client_ca: str | None) -> "TlsFiles | None":
+    from spark_log.gateway.access.tls import TlsFiles
+
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise usage_error("--tls-cert", "TLS needs --tls-cert and --tls-key")
+    return TlsFiles(certificate, key, client_ca)
 
 
 def _worker_options(metrics_port: int | None, number: int) -> list[str]:

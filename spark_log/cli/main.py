@@ -28,6 +28,7 @@ from spark_log.cli import (
     top,
     topic,
     transaction,
+    user,
 )
 from spark_log.errors import SparkLogError, redact
 
@@ -72,6 +73,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
 app.command("gateway")(gateway.gateway)
+app.add_typer(user.app, name="user")
 app.command("maintenance")(maintenance.maintenance)
 app.command("upkeep", hidden=True)(maintenance.maintenance)
 app.add_typer(store.app, name="store")

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 
+ANONYMOUS = "User:ANONYMOUS"
+
+
 @dataclass(frozen=True)
 class Client:
     """Who sent a request."""
@@ -21,6 +24,8 @@ class Client:
     """Name and version of the client's library (KIP-511), if it has told them."""
     claims: Claims = field(default_factory=Claims)
     """Those of the connection."""
+    principal: str = ANONYMOUS
+    """Who it is: `User:` and the name in its certificate, or the user that SASL has authenticated."""
 
     @property
     def zone(self) -> str | None:

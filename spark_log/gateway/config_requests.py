@@ -80,10 +80,12 @@ def _options(settings: "GatewaySettings") -> dict[str, Facts]:
     """The options of this gateway, under Kafka's names. They are set at its start."""
     host = f"[{settings.advertised_host}]" if ":" in settings.advertised_host else settings.advertised_host
     values = {
-        "advertised.listeners": f"PLAINTEXT://{host}:{settings.advertised_port}",
+        "advertised.listeners": f"{settings.security_protocol}://{host}:{settings.advertised_port}",
         "auto.create.topics.enable": settings.auto_create_topics,
         "num.partitions": settings.partitions_of_new_topics,
         "socket.request.max.bytes": settings.frame_bytes_max,
+        "sasl.enabled.mechanisms": ",".join(settings.sasl_mechanisms),
+        "connections.max.reauth.ms": settings.connections_max_reauth_ms,
     }
     return {
         name: {

@@ -10,9 +10,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_log import clock
+from spark_log.gateway.access.entry import Admitted
+from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.claims import Claims
-from spark_log.gateway.metadata_requests import versions_response
+from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.wire import (
     MalformedRequestError,
     Message,
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
-_NAMES_SOFTWARE = 3
-"""The first version of ApiVersions that names the client's library."""
-_UNSUPPORTED_VERSION = 35
 _HEADER_START = 8
 """Bytes of API key, version and correlation id."""
 
@@ -38,14 +37,15 @@ _HEADER_START = 8
 class Connection:
     """Serves one client until it or the gateway closes the connection."""
 
-    def __init__(self, gateway: "Gateway", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._gateway, self._reader, self._writer = gateway, reader, writer
-        self._host = (writer.get_extra_info("peername") or ("", 0))[0]
+    def __init__(self, gateway: "Gateway", admitted: Admitted) -> None:
+        self._gateway, self._reader, self._writer = gateway, admitted.reader, admitted.writer
+        self._login, self._principal = admitted.login, admitted.principal
+        self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
         self._answers: asyncio.Queue[asyncio.Task[bytes | None] | None] = asyncio.Queue(gateway.settings.pipelined_max)
         self._serving: asyncio.Task[None] | None = None
         self._last: asyncio.Task[bytes | None] | None = None
         self._last_is_pipelined = False
-        self._software = ""
+        self._software = admitted.software
         self._claims = Claims()
 
     async def serve(self) -> None:
@@ -86,26 +86,41 @@ class Connection:
 
     async def _handle(self, frame: memoryview) -> None:
         header = read_request_header(frame, self._gateway.is_flexible)
+        if self._login is not None and await self._is_login(self._login, header, frame):
+            return
         api = self._gateway.apis.get(header.api_key)
-        client = Client(header.client_id, self._host, self._software, self._claims)
+        client = Client(header.client_id, self._host, self._software, self._claims, self._principal)
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
             answer = encode_response(
-                versions_response(self._gateway.apis.values(), _UNSUPPORTED_VERSION), 0, header.correlation_id
+                versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION), 0, header.correlation_id
             )
             await self._answers.put(asyncio.create_task(_done(answer)))
             return
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
         request = read_body(api.request, header.version, frame[header.body :])
-        if api.key == _API_VERSIONS and header.version >= _NAMES_SOFTWARE:
-            self._software = f"{request.client_software_name} {request.client_software_version}"
+        if api.key == _API_VERSIONS:
+            self._software = software_of(request, header.version)
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await asyncio.wait([self._last])
         self._last = asyncio.create_task(self._answer(api, request, header, client))
         self._last_is_pipelined = api.pipelined
         await self._answers.put(self._last)
+
+    async def _is_login(self, login: Login, header: RequestHeader, frame: memoryview) -> bool:
+        """Whether the request was one of SASL: a client that authenticates again (KIP-368). It is answered."""
+        if header.api_key not in KEYS:
+            if login.expired:
+                raise MalformedRequestError("the SASL session has ended")
+            return False
+        if self._last is not None:
+            await asyncio.wait([self._last])
+        await self._answers.put(asyncio.create_task(_done(await login.answer(header, frame))))
+        if login.failed or login.takes_token:
+            raise MalformedRequestError("authentication failed")
+        return True
 
     async def _answer(self, api: Api, request: Message, header: RequestHeader, client: Client) -> bytes | None:
         counters, began_s = self._gateway.counters, clock.monotonic_s()

@@ -24,6 +24,9 @@ from spark_log.gateway import (
     transaction_inspection_requests,
     transaction_requests,
 )
+from spark_log.gateway.access import login, user_requests
+from spark_log.gateway.access.entry import STREAM_BYTES, Admitted, Entry
+from spark_log.gateway.access.tls import Certificates
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
 from spark_log.gateway.change_watch import ChangeWatch
@@ -65,6 +68,7 @@ APIS: Sequence[Api] = (
     *group_admin_requests.APIS,
     *transaction_inspection_requests.APIS,
     *transaction_requests.APIS,
+    *user_requests.APIS,
 )
 
 
@@ -77,6 +81,8 @@ class Gateway:
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
         self.cluster, self.settings = cluster, settings
         self.apis: dict[int, Api] = {api.key: api for api in APIS}
+        if settings.sasl_mechanisms:
+            self.apis |= {api.key: api for api in login.APIS}
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
         self.heartbeats = Heartbeats(cluster.store, self.call)
@@ -85,6 +91,10 @@ class Gateway:
         self.changes: ChangeWatch
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
         self._connections: set[asyncio.Task[None]] = set()
+        self._certificates = None if settings.tls is None else Certificates(settings.tls)
+        self._entry: Entry | None = None
+        if settings.security_protocol != "PLAINTEXT":
+            self._entry = Entry(settings, self._certificates, self.apis, cluster.store, self.call)
         self._session = GatewaySession(
             cluster.store, settings.advertised_host, settings.advertised_port, settings.zone, settings.session_ms
         )
@@ -137,17 +147,20 @@ class Gateway:
         self.changes.start()
         shared = self.settings.shares_port
         server = await asyncio.start_server(
-            self._serve, self.settings.host, self.settings.port, limit=1 << 20, reuse_port=shared
+            self._serve, self.settings.host, self.settings.port, limit=STREAM_BYTES, reuse_port=shared
         )
-        renewing = None
+        running: list[asyncio.Task[None]] = []
+        if self._certificates is not None:
+            running.append(asyncio.create_task(self._certificates.keep()))
         try:
             if self.settings.has_lease:
                 await self.call(self._session.renew)
-                renewing = asyncio.create_task(self._renew())
+                running.append(asyncio.create_task(self._renew()))
             started()
             await self._stopping.wait()
-            if renewing is not None:
-                renewing.cancel()
+            for task in running:
+                task.cancel()
+            if self.settings.has_lease:
                 with contextlib.suppress(SparkLogError):
                     await self.call(self._session.end)
         finally:
@@ -174,7 +187,11 @@ class Gateway:
         assert task is not None
         self._connections.add(task)
         try:
-            await Connection(self, reader, writer).serve()
+            admitted: Admitted | None = Admitted(reader, writer)
+            if self._entry is not None:
+                admitted = await self._entry.admit(reader, writer)
+            if admitted is not None:
+                await Connection(self, admitted).serve()
         finally:
             self._connections.discard(task)
 

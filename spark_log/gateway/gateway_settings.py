@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from spark_log.errors import InvalidConfigurationError
+from spark_log.gateway.access.sasl import MECHANISMS, PLAIN
+from spark_log.gateway.access.tls import TlsFiles
+from spark_log.metadata.address import is_loopback
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,36 @@ class GatewaySettings:
     """Several processes listen on the port, and the kernel spreads the connections over them (SO_REUSEPORT)."""
     has_lease: bool = True
     """False: another process on the same port is in the list of brokers."""
+    tls: TlsFiles | None = None
+    """None: connections are not encrypted."""
+    sasl_mechanisms: tuple[str, ...] = ()
+    """sasl.enabled.mechanisms; empty: clients do not authenticate by SASL."""
+    allow_plain_without_tls: bool = False
+    """Passwords may cross a network in the clear."""
+    connections_max_reauth_ms: int = 0
+    """connections.max.reauth.ms (KIP-368); 0: clients authenticate once."""
+    unauthenticated_connections_max: int = 1_000
+    authentication_timeout_s: float = 10.0
+    """For TLS and SASL together."""
+    failed_authentication_delay_ms: int = 100
+    """connection.failed.authentication.delay.ms."""
+
+    def __post_init__(self) -> None:
+        unknown = [each for each in self.sasl_mechanisms if each not in MECHANISMS]
+        if unknown:
+            raise InvalidConfigurationError(f"--sasl: expected {', '.join(MECHANISMS)}, got {unknown[0]!r}")
+        in_the_clear = PLAIN in self.sasl_mechanisms and self.tls is None
+        if in_the_clear and not (self.allow_plain_without_tls or is_loopback(self.host)):
+            raise InvalidConfigurationError(
+                f"--sasl PLAIN: passwords would cross the network in the clear on {self.host}; give --tls-cert and"
+                " --tls-key, use SCRAM-SHA-512, or give --allow-plain-without-tls behind a proxy that has TLS"
+            )
+
+    @property
+    def security_protocol(self) -> str:
+        """Kafka's name of what a client has to set."""
+        transport = "PLAINTEXT" if self.tls is None else "SSL"
+        return f"SASL_{transport}" if self.sasl_mechanisms else transport
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

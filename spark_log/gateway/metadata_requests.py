@@ -33,6 +33,9 @@ _UNKNOWN_TOPIC_OR_PARTITION = 3
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_TOPIC = 17
 _UNKNOWN_TOPIC_ID = 100
+UNSUPPORTED_VERSION = 35
+_NAMES_SOFTWARE = 3
+"""The first version of ApiVersions that names the client's library."""
 _NO_ID = uuid.UUID(int=0)
 GROUP, TRANSACTION = 0, 1
 
@@ -49,6 +52,11 @@ def versions_response(apis: Iterable[Api], code: int = NONE) -> Message:
         for api in sorted(apis, key=lambda api: api.key)
     ]
     return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
+
+
+def software_of(request: Message, version: int) -> str:
+    """Name and version of the client's library that a request of ApiVersions tells (KIP-511)."""
+    return f"{request.client_software_name} {request.client_software_version}" if version >= _NAMES_SOFTWARE else ""
 
 
 async def metadata(gateway: "Gateway", request: Message, client: Client) -> Message:

@@ -1,5 +1,6 @@
 """The address of a cluster: a folder with a SQLite file, or the URL of a PostgreSQL database."""
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,14 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach the host name or IP address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def cluster_not_found(address: Address) -> ClusterNotFoundError:

@@ -2,6 +2,7 @@
 
 from spark_log.metadata import tables as t
 
+ACL = t.acl.c
 BLOB = t.blob.c
 BROKER = t.broker.c
 CLUSTER = t.cluster.c
@@ -28,6 +29,7 @@ RETIRED_COPY = t.retired_copy.c
 RETIRED_FILE = t.retired_file.c
 RETIRED_REPLICA = t.retired_replica.c
 SCHEMA = t.schema.c
+SCRAM_CREDENTIAL = t.scram_credential.c
 SEGMENT = t.segment.c
 SPARK_BATCH = t.spark_batch.c
 SUBJECT_CONFIG = t.subject_config.c

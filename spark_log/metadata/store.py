@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import random
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -326,6 +327,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
                 "singleton": 1,
                 "cluster_id": cluster_id,
                 "created_ms": store.clock(connection).wall_ms,
+                "secret": secrets.token_bytes(32),
                 **server_identity.values(server_identity.of_server(connection)),
             },
         )

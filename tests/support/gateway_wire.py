@@ -1,6 +1,7 @@
 """Requests to a gateway in any version of the protocol, byte by byte: clients choose one version."""
 
 import socket
+import ssl
 import struct
 from types import TracebackType
 from typing import Any
@@ -17,8 +18,11 @@ _API_VERSIONS = 18
 class WireConnection:
     """A connection that sends one request at a time. A context manager."""
 
-    def __init__(self, port: int, timeout_s: float = 30.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 30.0, context: ssl.SSLContext | None = None) -> None:
+        """`context`: for a gateway with TLS."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket, server_hostname="127.0.0.1")
 
     def __enter__(self) -> "WireConnection":
         return self
@@ -36,12 +40,19 @@ class WireConnection:
         request.with_header(_CORRELATION_ID, "test")
         self._socket.sendall(request.encode(header=True, framed=True))
 
+    def send_bytes(self, data: bytes) -> None:
+        """A frame without a header."""
+        self._socket.sendall(struct.pack(">i", len(data)) + data)
+
+    def receive_bytes(self) -> bytes:
+        [size] = struct.unpack(">i", self._read(4))
+        return self._read(size)
+
     def receive(self, request: Message, version: int) -> Message:
         """The response to the first request, one like this, that was sent and is not answered."""
         request.API_VERSION = version
         request.with_header(_CORRELATION_ID, "test")
-        [size] = struct.unpack(">i", self._read(4))
-        frame = self._read(size)
+        frame = self.receive_bytes()
         assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")
         flexible = request.flexible_version_q(version) and request.API_KEY != _API_VERSIONS
         assert not flexible or frame[4] == 0, "the header has tagged fields"

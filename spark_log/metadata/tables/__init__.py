@@ -31,11 +31,13 @@ from spark_log.metadata.tables.partitions_tables import (
     truncation,
 )
 from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
+from spark_log.metadata.tables.security_tables import acl, scram_credential
 from spark_log.metadata.tables.segments_tables import blob, segment
 from spark_log.metadata.tables.transactions_tables import transaction, transaction_offset, transaction_segment
 
 __all__ = [
     "SCHEMA_REVISION",
+    "acl",
     "blob",
     "broker",
     "cluster",
@@ -63,6 +65,7 @@ __all__ = [
     "retired_file",
     "retired_replica",
     "schema",
+    "scram_credential",
     "segment",
     "spark_batch",
     "subject_config",

@@ -1,6 +1,6 @@
 """Tables of the store itself: its identity and settings, and commits whose answer was lost."""
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, LargeBinary, String, Text
 
 from spark_log.metadata.tables.definition import column, tables_of
 
@@ -41,6 +41,7 @@ cluster = _table(
         "cluster settings that differ from the defaults: JSON, dotted name to text",
         server_default="{}",
     ),
+    column("secret", LargeBinary, "random; from it come the salts that users who do not exist are shown"),
     comment="The cluster that this store describes.",
 )
 

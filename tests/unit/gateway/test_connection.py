@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
+from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.api import Api
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
@@ -44,7 +45,7 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
         reader = asyncio.StreamReader()
         reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
-        serving = asyncio.create_task(Connection(gateway, reader, GoneClient()).serve())
+        serving = asyncio.create_task(Connection(gateway, Admitted(reader, GoneClient())).serve())
         while len(asyncio.all_tasks()) < 6:  # this, reading, writing, and three requests, of which one has no room
             await asyncio.sleep(0)
         go_on.set()

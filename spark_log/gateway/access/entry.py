@@ -1,0 +1,133 @@
+"""What happens to a connection before its requests are served: TLS, then SASL, both within a time limit."""
+
+import asyncio
+import logging
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_log.gateway.access.login import KEYS, Login
+from spark_log.gateway.access.sasl import Call, Verifier
+from spark_log.gateway.access.tls import Certificates, start_tls
+from spark_log.gateway.api import ANONYMOUS, Api
+from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
+from spark_log.gateway.wire import MalformedRequestError, encode_response, read_body, read_request_header
+from spark_log.metadata.store import Store
+from spark_log.security.distinguished_names import distinguished_name
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway_settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+STREAM_BYTES = 1 << 20
+_FRAME_BYTES_MAX = 64 * 1024
+_HEADER_BYTES_MIN = 10
+_API_VERSIONS = 18
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A connection whose requests may be served. `login`: for authenticating again; None without SASL."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    principal: str = ANONYMOUS
+    software: str = ""
+    login: Login | None = None
+
+
+class Entry:
+    """Admits the connections of one gateway. At most `unauthenticated_max` are here at once."""
+
+    def __init__(
+        self,
+        settings: "GatewaySettings",
+        certificates: Certificates | None,
+        apis: dict[int, Api],
+        store: Store,
+        call: Call,
+    ) -> None:
+        self._settings, self._certificates, self._apis = settings, certificates, apis
+        self._verifier = Verifier(store, call)
+        self._waiting = 0
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted | None:
+        """None: the client is not admitted, and its connection is closed."""
+        if self._waiting >= self._settings.unauthenticated_connections_max:
+            writer.close()
+            return None
+        host = (writer.get_extra_info("peername") or ("", 0))[0]
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._settings.authentication_timeout_s):
+                return await self._admitted(reader, writer)
+        except (MalformedRequestError, OSError) as error:  # SSLError is an OSError
+            logger.warning("connection of %s refused: %s", host, error)
+        except TimeoutError:
+            logger.warning("connection of %s refused: it did not authenticate in time", host)
+        except (asyncio.IncompleteReadError, EOFError):
+            pass
+        finally:
+            self._waiting -= 1
+        return None
+
+    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted:
+        principal = ANONYMOUS
+        if self._certificates is not None:
+            timeout_s = self._settings.authentication_timeout_s
+            context = self._certificates.context
+            reader, writer = await start_tls(reader, writer, context, STREAM_BYTES, timeout_s)
+            if context.verify_mode == ssl.CERT_REQUIRED:
+                subject = writer.get_extra_info("ssl_object").getpeercert()["subject"]
+                principal = f"User:{distinguished_name(subject)}"
+        if not self._settings.sasl_mechanisms:
+            return Admitted(reader, writer, principal)
+        try:
+            return await self._logged_in(reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+
+    async def _logged_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted:
+        login, software = Login(self._settings, self._verifier), ""
+        while login.user is None:
+            frame = await _read_frame(reader)
+            if login.takes_token:
+                answer = await login.answer_token(bytes(frame))
+            else:
+                answer, told = await self._answer(login, frame)
+                software = told or software
+            writer.write(answer)
+            await writer.drain()
+            if login.failed:
+                raise MalformedRequestError("authentication failed")
+        return Admitted(reader, writer, f"User:{login.user}", software, login)
+
+    async def _answer(self, login: Login, frame: memoryview) -> tuple[bytes, str]:
+        """The response, and the client's software if the request names it."""
+        if len(frame) < _HEADER_BYTES_MIN:
+            raise MalformedRequestError(f"a frame of {len(frame)} bytes")
+        header = read_request_header(frame, self._is_flexible)
+        if header.api_key in KEYS:
+            return await login.answer(header, frame), ""
+        if header.api_key != _API_VERSIONS:
+            raise MalformedRequestError(f"a request of API {header.api_key} before authentication")
+        api = self._apis[_API_VERSIONS]
+        if not api.serves(header.version):
+            unsupported = versions_response(self._apis.values(), UNSUPPORTED_VERSION)
+            return encode_response(unsupported, 0, header.correlation_id), ""
+        request = read_body(api.request, header.version, frame[header.body :])
+        response = versions_response(self._apis.values())
+        return encode_response(response, header.version, header.correlation_id), software_of(request, header.version)
+
+    def _is_flexible(self, api_key: int, version: int) -> bool:
+        api = self._apis.get(api_key)
+        return api is not None and bool(api.request.flexible_version_q(version))
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> memoryview:
+    size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+    if not 0 <= size <= _FRAME_BYTES_MAX:
+        raise MalformedRequestError(f"a frame of {size} bytes before authentication")
+    return memoryview(await reader.readexactly(size))

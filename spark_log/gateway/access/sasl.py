@@ -1,0 +1,117 @@
+"""The SASL mechanisms of a gateway, on the server's side: PLAIN (RFC 4616) and SCRAM (RFC 5802).
+
+A mechanism takes a token of the client and returns the server's. It raises `SaslFailedError`, with the same text and
+after the same work whether the user does not exist or the password is wrong.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from spark_log.metadata.store import Store
+from spark_log.security import scram
+from spark_log.security.scram import Mechanism
+from spark_log.security.users import find_credential
+
+T = TypeVar("T")
+PLAIN = "PLAIN"
+MECHANISMS = (PLAIN, *(each.sasl_name for each in Mechanism))
+_PASSWORDS_AT_ONCE = 2
+"""Each takes some milliseconds of a core."""
+
+
+class SaslFailedError(Exception):
+    """The client has not proved who it is. The text is for the client."""
+
+
+class Exchange(Protocol):
+    """One authentication. `user` is set when it has succeeded."""
+
+    user: str | None
+
+    async def answer(self, token: bytes) -> bytes:
+        """The server's token. SaslFailedError."""
+
+
+class Verifier:
+    """Checks passwords and proofs with the users of the store. `call` runs a function in a thread."""
+
+    def __init__(self, store: Store, call: "Call") -> None:
+        self._store, self._call = store, call
+        self._at_once = asyncio.Semaphore(_PASSWORDS_AT_ONCE)
+
+    async def credential(self, user: str, mechanism: Mechanism) -> scram.Credential:
+        return await self._call(lambda: find_credential(self._store, user, mechanism))
+
+    async def is_password(self, user: str, password: str) -> bool:
+        """Of any credential of the user. All mechanisms are tried, so that each user takes the same time."""
+
+        def check() -> bool:
+            right = [
+                scram.is_password(password, mechanism, find_credential(self._store, user, mechanism))
+                for mechanism in Mechanism
+            ]
+            return any(right)
+
+        async with self._at_once:
+            return await self._call(check)
+
+
+class Call(Protocol):
+    """Runs a function in a thread."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T: ...
+
+
+class PlainExchange:
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self.user: str | None = None
+
+    async def answer(self, token: bytes) -> bytes:
+        try:
+            acting_as, user, password = token.decode().split("\0")
+        except ValueError:
+            raise SaslFailedError("Invalid SASL/PLAIN message") from None
+        if not user or not password or acting_as not in ("", user):
+            raise SaslFailedError("Invalid SASL/PLAIN message")
+        if not await self._verifier.is_password(user, password):
+            raise SaslFailedError(_refusal(PLAIN))
+        self.user = user
+        return b""
+
+
+class ScramExchange:
+    def __init__(self, verifier: Verifier, mechanism: Mechanism) -> None:
+        self._verifier, self._mechanism = verifier, mechanism
+        self._begun: tuple[scram.ClientFirst, bytes, scram.Credential] | None = None
+        self.user: str | None = None
+
+    async def answer(self, token: bytes) -> bytes:
+        try:
+            if self._begun is None:
+                first = scram.parse_client_first(token)
+                credential = await self._verifier.credential(first.user, self._mechanism)
+                challenge = scram.server_first(first, secrets.token_hex(16).encode(), credential)
+                self._begun = first, challenge, credential
+                return challenge
+            first, challenge, credential = self._begun
+            final = scram.server_final(first, challenge, token, self._mechanism, credential)
+        except scram.ScramError as error:
+            raise SaslFailedError(f"Invalid {self._mechanism.sasl_name} message: {error}") from None
+        if final is None:
+            raise SaslFailedError(_refusal(self._mechanism.sasl_name))
+        self.user = first.user
+        return final
+
+
+def _refusal(mechanism: str) -> str:
+    return f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"
+
+
+def exchange_of(mechanism: str, verifier: Verifier) -> Exchange:
+    """`mechanism`: one of MECHANISMS."""
+    if mechanism == PLAIN:
+        return PlainExchange(verifier)
+    return ScramExchange(verifier, next(each for each in Mechanism if each.sasl_name == mechanism))

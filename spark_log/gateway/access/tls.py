@@ -1,0 +1,114 @@
+"""TLS of a gateway: its certificate, the authorities of clients' certificates, and their renewal while it runs."""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_log.errors import InvalidConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_CHECKED_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files.
+
+    `certificate`: with its chain (ssl.keystore.certificate.chain). `key`: without a passphrase (ssl.keystore.key).
+    `client_authorities`: who signs clients' certificates, which are then required (ssl.truststore.certificates with
+    ssl.client.auth=required).
+    """
+
+    certificate: str
+    key: str
+    client_authorities: str | None = None
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return [path for path in (self.certificate, self.key, self.client_authorities) if path is not None]
+
+    def context(self) -> ssl.SSLContext:
+        """TLS 1.2 or later, with Python's choice of ciphers. InvalidConfigurationError names the file."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise InvalidConfigurationError(f"--tls-cert {self.certificate}, --tls-key {self.key}: {error}") from error
+        if self.client_authorities is not None:
+            try:
+                context.load_verify_locations(self.client_authorities)
+            except (OSError, ValueError) as error:
+                raise InvalidConfigurationError(f"--tls-client-ca {self.client_authorities}: {error}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _no_passphrase() -> str:
+    raise InvalidConfigurationError("--tls-key: the key has a passphrase; give a file with a key that has none")
+
+
+class Certificates:
+    """The context for new connections. `keep` replaces it when the files change; connections that exist stay."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._seen = self._stamps()
+        self.context = files.context()
+
+    async def keep(self) -> None:
+        """Look at the files once a second, for ever. Files that do not fit together leave the context as it is."""
+        while True:
+            await asyncio.sleep(_CHECKED_EVERY_S)
+            stamps = self._stamps()
+            if stamps == self._seen:
+                continue
+            try:
+                self.context = self._files.context()
+                logger.info("certificates of the gateway were read again")
+            except InvalidConfigurationError as error:
+                logger.warning("certificates of the gateway have changed and are not used: %s", error)
+            self._seen = stamps
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(Path(path)) for path in self._files.paths]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class _OverTls(asyncio.StreamReaderProtocol):
+    """`below`: the writer of the encrypted bytes, which would close its transport when it is freed."""
+
+    below: asyncio.StreamWriter
+
+
+async def start_tls(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, limit: int, timeout_s: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The streams of the connection after the handshake. Must be called before anything is awaited, so that no byte of
+    the client is read yet. Raises OSError.
+    """
+    loop = asyncio.get_running_loop()
+    inner = asyncio.StreamReader(limit, loop)
+    protocol = _OverTls(inner, loop=loop)
+    protocol.below = writer
+    transport = await loop.start_tls(
+        writer.transport, protocol, context, server_side=True,
+        ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=timeout_s,
+    )  # fmt: skip
+    if transport is None:
+        raise ConnectionResetError("the connection was closed during the handshake")
+    protocol.connection_made(transport)
+    return inner, asyncio.StreamWriter(transport, protocol, inner, loop)

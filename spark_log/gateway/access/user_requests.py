@@ -1,0 +1,99 @@
+"""Users of gateways: their SCRAM credentials (KIP-554), for kafka-configs.sh --entity-type users."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kafka.admin import UserScramCredentialDeletion, UserScramCredentialUpsertion
+from kafka.protocol.admin import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+
+from spark_log.admin.users import alter_scram_credentials, known_credentials
+from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.wire import Message
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+
+async def describe_users(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Mechanisms and iterations; all users for null and for an empty list."""
+    return await gateway.call(_describe_users, gateway, request)
+
+
+def _describe_users(gateway: "Gateway", request: Message) -> Message:
+    names = [each.name for each in request.users or ()]
+    times = Counter(names)
+    outcome = outcome_of(lambda: known_credentials(gateway.cluster, times or None))
+    kind = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
+    results = []
+    for user, known in (outcome.result or {}).items():
+        error: SparkLogError | None = None
+        if times[user] > 1:
+            error = DuplicateResourceError(f"user {user!r} is in the request more than once")
+        elif not known:
+            error = ResourceNotFoundError(f"there is no user {user!r}")
+        infos = [kind.CredentialInfo(mechanism=int(each.mechanism), iterations=each.iterations) for each in known]
+        results.append(
+            kind(
+                user=user,
+                error_code=NONE if error is None else error_code(error),
+                error_message=None if error is None else str(error),
+                credential_infos=[] if error is not None else infos,
+            )
+        )
+    return DescribeUserScramCredentialsResponse(
+        throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, results=results
+    )
+
+
+async def alter_users(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """The client has salted the passwords."""
+    return await gateway.call(_alter_users, gateway, request, client)
+
+
+def _alter_users(gateway: "Gateway", request: Message, client: Client) -> Message:
+    alterations: list[object] = []
+    for each in request.deletions:
+        alterations.append(_Deletion(each.name, each.mechanism))
+    for each in request.upsertions:
+        alterations.append(_Upsertion(each))
+    found = alter_scram_credentials(gateway.cluster, client.principal, "gateway", alterations)
+    kind = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+    return AlterUserScramCredentialsResponse(
+        throttle_time_ms=0,
+        results=[
+            kind(
+                user=user,
+                error_code=NONE if error is None else error_code(error),
+                error_message=None if error is None else str(error),
+            )
+            for user, error in found.items()
+        ],
+    )
+
+
+class _Deletion(UserScramCredentialDeletion):  # type: ignore[misc]
+    """kafka-python's class refuses numbers of unknown mechanisms, which have an error code."""
+
+    def __init__(self, user: str, mechanism: int) -> None:
+        self.user, self.mechanism = user, mechanism
+
+
+class _Upsertion(UserScramCredentialUpsertion):  # type: ignore[misc]
+    """kafka-python's class salts a password."""
+
+    def __init__(self, sent: Message) -> None:
+        self.user, self.mechanism, self.iterations = sent.name, sent.mechanism, sent.iterations
+        self.salt, self.salted_password = sent.salt, sent.salted_password
+
+
+APIS = (
+    Api(DescribeUserScramCredentialsRequest, describe_users, advertised=(0, 0)),
+    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0)),
+)

@@ -1,0 +1,36 @@
+"""The name in a client's certificate, as Kafka's default principal builder writes it (RFC 2253). Pure."""
+
+from collections.abc import Sequence
+
+Subject = Sequence[Sequence[tuple[str, str]]]
+"""As `ssl.SSLSocket.getpeercert()` gives it: relative names in the order of the certificate."""
+
+_KEYWORDS = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+"""The keywords of RFC 2253. Other attributes keep OpenSSL's name; Java writes their numbers and encoded values."""
+
+
+def distinguished_name(subject: Subject) -> str:
+    """`CN=anna,OU=Sales,O=Shop` for the subject O=Shop, OU=Sales, CN=anna: the last comes first."""
+    return ",".join(
+        "+".join(f"{_KEYWORDS.get(name, name)}={_escaped(value)}" for name, value in relative)
+        for relative in reversed(subject)
+    )
+
+
+def _escaped(value: str) -> str:
+    text = "".join(f"\\{character}" if character in ',+"\\<>;' else character for character in value)
+    if text.startswith(("#", " ")):
+        text = "\\" + text
+    if text.endswith(" ") and len(value) > 1:
+        text = text[:-1] + "\\ "
+    return text
