@@ -19,7 +19,7 @@ SETS = {
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),
-    "gateway": ("benchmarks.gateway",),
+    "gateway": ("benchmarks.gateway", "benchmarks.quotas"),
     "console": ("benchmarks.console_search", "benchmarks.console_pages"),
     "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }

@@ -22,6 +22,7 @@ from spark_log.cli import (
     partition,
     path,
     produce,
+    quota,
     registry,
     schema,
     store,
@@ -71,6 +72,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(transaction.app, name="transaction")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
+app.add_typer(quota.app, name="quota")
 app.command("coordinator")(coordinator.coordinator)
 app.command("gateway")(gateway.gateway)
 app.add_typer(user.app, name="user")

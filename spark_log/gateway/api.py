@@ -28,6 +28,11 @@ class Client:
     """Who it is: `User:` and the name in its certificate, or the user that SASL has authenticated."""
 
     @property
+    def user(self) -> str:
+        """The name of the principal, as quotas know it."""
+        return self.principal.partition(":")[2]
+
+    @property
     def zone(self) -> str | None:
         """The zone that the client names in its client id: `zone=eu-1` or `app,zone=eu-1`."""
         for part in self.client_id.replace(";", ",").split(","):

@@ -7,6 +7,8 @@ are handed to the appender at once, so that they share a transaction.
 import asyncio
 import contextlib
 import logging
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_log import clock
@@ -14,6 +16,7 @@ from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.claims import Claims
+from spark_log.gateway.cpu_time import CpuTime, cpu_of_request
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.wire import (
     MalformedRequestError,
@@ -23,6 +26,7 @@ from spark_log.gateway.wire import (
     read_body,
     read_request_header,
 )
+from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -47,6 +51,7 @@ class Connection:
         self._last_is_pipelined = False
         self._software = admitted.software
         self._claims = Claims()
+        self._muted_until_s = 0.0
 
     async def serve(self) -> None:
         """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
@@ -77,6 +82,7 @@ class Connection:
             if not _HEADER_START <= size <= self._gateway.settings.frame_bytes_max:
                 raise MalformedRequestError(f"a frame of {size} bytes")
             start = await self._reader.readexactly(_HEADER_START)
+            await self._unmuted()
             api_key = int.from_bytes(start[:2], "big", signed=True)
             if api_key != 0 and size > self._gateway.settings.small_frame_bytes_max:
                 raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
@@ -98,14 +104,16 @@ class Connection:
             )
             await self._answers.put(asyncio.create_task(_done(answer)))
             return
+        muted_s = 0.0
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
+            muted_s = self._mute(self._gateway.quotas.charge(PRODUCER_BYTE_RATE, client, len(frame)))
         request = read_body(api.request, header.version, frame[header.body :])
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await asyncio.wait([self._last])
-        self._last = asyncio.create_task(self._answer(api, request, header, client))
+        self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s))
         self._last_is_pipelined = api.pipelined
         await self._answers.put(self._last)
 
@@ -122,16 +130,43 @@ class Connection:
             raise MalformedRequestError("authentication failed")
         return True
 
-    async def _answer(self, api: Api, request: Message, header: RequestHeader, client: Client) -> bytes | None:
-        counters, began_s = self._gateway.counters, clock.monotonic_s()
+    async def _answer(
+        self, api: Api, request: Message, header: RequestHeader, client: Client, muted_s: float
+    ) -> bytes | None:
+        """`muted_s`: for how long the connection is muted already."""
+        quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
+        cpu = CpuTime() if quotas.measures_cpu else None
+        cpu_of_request.set(cpu)
+        if api.key == _FETCH:
+            request.max_bytes = quotas.fetch_bytes_max(client, request.max_bytes)
         response = await api.handler(self._gateway, request, client)
-        answer = None if response is None else encode_response(response, header.version, header.correlation_id)
+        encode = partial(encode_response, response, header.version, header.correlation_id)
+        answer = None if response is None else encode() if cpu is None else cpu.measure(encode)
         done = counters.requests[api.name]
         done.count += 1
         done.seconds += clock.monotonic_s() - began_s
+        more_s = 0.0
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
+            more_s = quotas.charge(CONSUMER_BYTE_RATE, client, len(answer))
+        if cpu is not None:
+            more_s = max(more_s, quotas.charge(REQUEST_PERCENTAGE, client, cpu.seconds))
+        throttled_s = max(muted_s, self._mute(more_s))
+        if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = math.ceil(throttled_s * 1000)
+            answer = encode()
         return answer
+
+    def _mute(self, seconds: float) -> float:
+        """Handle no further request of the client for so long (KIP-219)."""
+        if seconds > 0:
+            self._muted_until_s = max(self._muted_until_s, clock.monotonic_s() + seconds)
+            self._gateway.counters.throttled_seconds += seconds
+        return seconds
+
+    async def _unmuted(self) -> None:
+        while (left_s := self._muted_until_s - clock.monotonic_s()) > 0:
+            await asyncio.sleep(left_s)
 
     async def _write(self) -> None:
         try:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
@@ -20,6 +21,7 @@ from spark_log.gateway import (
     offset_requests,
     partition_requests,
     produce_requests,
+    quota_requests,
     topic_requests,
     transaction_inspection_requests,
     transaction_requests,
@@ -32,9 +34,11 @@ from spark_log.gateway.appender import Appender
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
+from spark_log.gateway.cpu_time import cpu_of_request
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
+from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.log.log import Log
@@ -63,6 +67,7 @@ APIS: Sequence[Api] = (
     *committed_offset_requests.APIS,
     *topic_requests.APIS,
     *config_requests.APIS,
+    *quota_requests.APIS,
     *partition_requests.APIS,
     *cluster_requests.APIS,
     *group_admin_requests.APIS,
@@ -75,7 +80,8 @@ APIS: Sequence[Api] = (
 class Gateway:
     """Serves Kafka clients on a cluster until `stop`.
 
-    The handlers of requests use its parts: `cluster`, `topics`, `log`, `appender`, `streams`, `changes`, `heartbeats`.
+    The handlers of requests use its parts: `cluster`, `topics`, `log`, `appender`, `streams`, `changes`, `heartbeats`,
+    `quotas`.
     """
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
@@ -86,6 +92,7 @@ class Gateway:
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
         self.heartbeats = Heartbeats(cluster.store, self.call)
+        self.quotas = QuotaBudgets(cluster.store, self.call)
         self.log: Log
         self.appender: Appender
         self.changes: ChangeWatch
@@ -121,7 +128,11 @@ class Gateway:
     async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Run a function that blocks, in a thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+        cpu = cpu_of_request.get()
+        if cpu is None:
+            return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+        with_cpu = partial(cpu.measure, function, *arguments, **keywords)
+        return await loop.run_in_executor(self._threads, with_cpu)
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
@@ -145,11 +156,12 @@ class Gateway:
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()
         self.changes.start()
+        await self.quotas.load()
         shared = self.settings.shares_port
         server = await asyncio.start_server(
             self._serve, self.settings.host, self.settings.port, limit=STREAM_BYTES, reuse_port=shared
         )
-        running: list[asyncio.Task[None]] = []
+        running = [asyncio.create_task(self.quotas.run())]
         if self._certificates is not None:
             running.append(asyncio.create_task(self._certificates.keep()))
         try:
@@ -187,6 +199,11 @@ class Gateway:
         assert task is not None
         self._connections.add(task)
         try:
+            refused_after_s = self.quotas.charge_connection((writer.get_extra_info("peername") or ("",))[0])
+            if refused_after_s > 0:
+                await asyncio.sleep(refused_after_s)
+                writer.close()
+                return
             admitted: Admitted | None = Admitted(reader, writer)
             if self._entry is not None:
                 admitted = await self._entry.admit(reader, writer)

@@ -35,6 +35,11 @@ class GatewayCollector(Collector):
         prefix = "kafka_server_brokertopicmetrics_"
         yield CounterMetricFamily(f"{prefix}bytesin", "Bytes of produce requests.", counters.produced_bytes)
         yield CounterMetricFamily(f"{prefix}bytesout", "Bytes of fetch responses.", counters.fetched_bytes)
+        yield CounterMetricFamily(
+            "spark_log_gateway_throttled_seconds",
+            "For which connections were muted because of quotas.",
+            counters.throttled_seconds,
+        )
         yield SummaryMetricFamily(
             "spark_log_append_seconds", "Append transactions of one or more requests.", counters.appends,
             counters.append_seconds,

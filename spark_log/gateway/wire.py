@@ -68,7 +68,8 @@ def read_body(kind: type[Message], version: int, body: memoryview) -> Message:
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
-    """The whole frame."""
+    """The whole frame. A response can be encoded again after a change."""
+    response._header = None
     response.API_VERSION = version
     response.with_header(correlation_id)
     return response.encode(header=True, framed=True)  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from spark_log.metadata import tables as t
 ACL = t.acl.c
 BLOB = t.blob.c
 BROKER = t.broker.c
+CLIENT_QUOTA = t.client_quota.c
 CLUSTER = t.cluster.c
 COMMIT_TOKEN = t.commit_token.c
 COMPACTION = t.compaction.c
@@ -23,6 +24,7 @@ PUBLICATION = t.publication.c
 PUBLICATION_CURSOR = t.publication_cursor.c
 PUBLICATION_INTENT = t.publication_intent.c
 PUBLICATION_INTENT_CURSOR = t.publication_intent_cursor.c
+QUOTA_USAGE = t.quota_usage.c
 REASSIGNMENT = t.reassignment.c
 REPLICA = t.replica.c
 RETIRED_COPY = t.retired_copy.c

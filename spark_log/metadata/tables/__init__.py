@@ -30,6 +30,7 @@ from spark_log.metadata.tables.partitions_tables import (
     retired_replica,
     truncation,
 )
+from spark_log.metadata.tables.quotas_tables import client_quota, quota_usage
 from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
 from spark_log.metadata.tables.security_tables import acl, scram_credential
 from spark_log.metadata.tables.segments_tables import blob, segment
@@ -40,6 +41,7 @@ __all__ = [
     "acl",
     "blob",
     "broker",
+    "client_quota",
     "cluster",
     "commit_token",
     "compaction",
@@ -59,6 +61,7 @@ __all__ = [
     "publication_cursor",
     "publication_intent",
     "publication_intent_cursor",
+    "quota_usage",
     "reassignment",
     "replica",
     "retired_copy",

@@ -1,0 +1,111 @@
+"""Client quotas: what kafka-configs.sh shows and changes for users, clients and IP addresses (KIP-546)."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+
+from spark_log.errors import IllegalArgumentError, SparkLogError, redact
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.wire import Message
+from spark_log.quotas.quota_rows import read_quotas, write_quotas
+from spark_log.quotas.rules import IP, Entity, check_value, entity_of, matches
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_EXACT, _DEFAULT, _ANY = 0, 1, 2
+"""Match types of a filter."""
+
+
+async def describe_client_quotas(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """The quotas of the entities that the filter finds."""
+    return await gateway.call(_describe, gateway, request)
+
+
+def _describe(gateway: "Gateway", request: Message) -> Message:
+    entry = DescribeClientQuotasResponse.EntryData
+    try:
+        exact, present = _filter_of(request)
+        quotas = read_quotas(gateway.cluster.store)
+    except SparkLogError as error:
+        return DescribeClientQuotasResponse(
+            throttle_time_ms=0, error_code=error_code(error), error_message=redact(str(error)), entries=None
+        )
+    return DescribeClientQuotasResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        error_message=None,
+        entries=[
+            entry(
+                entity=[entry.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+                values=[entry.ValueData(key=config, value=value) for config, value in sorted(values.items())],
+            )
+            for entity, values in quotas.items()
+            if matches(entity, exact, present, bool(request.strict))
+        ],
+    )
+
+
+def _filter_of(request: Message) -> tuple[dict[str, str | None], frozenset[str]]:
+    exact: dict[str, str | None] = {}
+    present: set[str] = set()
+    for part in request.components:
+        if part.entity_type in exact or part.entity_type in present:
+            raise IllegalArgumentError(f"the filter names entity type {part.entity_type!r} twice")
+        if part.match_type not in (_EXACT, _DEFAULT, _ANY):
+            raise IllegalArgumentError(f"match type {part.match_type}: expected 0, 1 or 2")
+        if part.match_type == _ANY:
+            present.add(part.entity_type)
+        else:
+            exact[part.entity_type] = part.match if part.match_type == _EXACT else None
+    if IP in (kinds := present | exact.keys()) and len(kinds) > 1:
+        raise IllegalArgumentError("the filter asks for entities with an ip and another type, which do not exist")
+    return exact, frozenset(present)
+
+
+async def alter_client_quotas(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Each entity alone, as in Kafka: what is wrong with one does not stop the others."""
+    response = await gateway.call(_alter, gateway, request)
+    if not request.validate_only:
+        await gateway.quotas.load()
+    return response
+
+
+def _alter(gateway: "Gateway", request: Message) -> Message:
+    entry = AlterClientQuotasResponse.EntryData
+    entries = []
+    for wanted in request.entries:
+        outcome = outcome_of(lambda wanted=wanted: _alter_one(gateway, wanted, bool(request.validate_only)))  # type: ignore[misc]
+        entries.append(
+            entry(
+                error_code=outcome.code,
+                error_message=outcome.message,
+                entity=[
+                    entry.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+                    for part in wanted.entity
+                ],
+            )
+        )
+    return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries)
+
+
+def _alter_one(gateway: "Gateway", wanted: Message, validate_only: bool) -> None:
+    entity: Entity = entity_of([(part.entity_type, part.entity_name) for part in wanted.entity])
+    values: dict[str, float | None] = {}
+    for operation in wanted.ops:
+        check_value(entity, operation.key, 1.0 if operation.remove else operation.value)
+        values[operation.key] = None if operation.remove else operation.value
+    if not validate_only:
+        write_quotas(gateway.cluster.store, [(entity, values)])
+
+
+APIS = (
+    Api(DescribeClientQuotasRequest, describe_client_quotas, (0, 1)),
+    Api(AlterClientQuotasRequest, alter_client_quotas, (0, 1)),
+)

@@ -1,0 +1,141 @@
+"""Kafka's client quotas: which quota applies to a client, and how long it waits (KIP-13, KIP-55, KIP-124, KIP-612).
+
+A quota belongs to an entity: a user, a client id, both, or an IP address; each by name or as the default of its type.
+The most specific entity that has a value for a config decides, in the order of Kafka's documentation ("Enforcing client
+quotas"). Clients that fall under the same names share one bucket.
+
+A bucket is a leaky bucket. `used_until_s` is when the use so far is paid for at the quota's rate:
+
+    used_until_s' = max(used_until_s, now_s) + units / rate
+
+A client waits while used_until_s > now_s + BURST_S. So in any T seconds it uses at most rate * (T + BURST_S), and one
+request more.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_log.errors import IllegalArgumentError
+
+USER, CLIENT_ID, IP = "user", "client-id", "ip"
+PRODUCER_BYTE_RATE = "producer_byte_rate"
+CONSUMER_BYTE_RATE = "consumer_byte_rate"
+REQUEST_PERCENTAGE = "request_percentage"
+CONNECTION_CREATION_RATE = "connection_creation_rate"
+
+BURST_S = 1.0
+"""Use ahead of the rate that makes no client wait (quota.window.size.seconds)."""
+
+_CLIENT_CONFIGS = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE})
+_WHOLE = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE})
+_NAME_BYTES_MAX = 1_000
+
+Entity = tuple[tuple[str, str | None], ...]
+"""Types and names, sorted by type; None: the default of the type. As in DescribeClientQuotas."""
+
+Quotas = Mapping[Entity, Mapping[str, float]]
+"""Values by entity and config. Rates are per second; request_percentage 100 is one thread."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Who shares a quota: the clients of a user, of a client id, of both, or of an IP address."""
+
+    config: str
+    names: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`rate`: units per second."""
+
+    bucket: Bucket
+    rate: float
+
+
+def limit_of_client(quotas: Quotas, config: str, user: str, client_id: str) -> Limit | None:
+    """The limit of a config for a client; None: unlimited."""
+    for entity in _entities_of(user, client_id):
+        value = quotas.get(entity, {}).get(config)
+        if value is not None:
+            given = {USER: user, CLIENT_ID: client_id}
+            names = tuple((kind, given[kind]) for kind, _ in entity)
+            return Limit(Bucket(config, names), value / 100 if config == REQUEST_PERCENTAGE else value)
+    return None
+
+
+def limit_of_address(quotas: Quotas, address: str) -> Limit | None:
+    """The limit of new connections from an IP address; None: unlimited."""
+    for name in (address, None):
+        value = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
+        if value is not None:
+            return Limit(Bucket(CONNECTION_CREATION_RATE, ((IP, address),)), value)
+    return None
+
+
+def used_until_s(before_s: float, now_s: float, units: float, rate: float) -> float:
+    """When the use is paid for, after `units` more."""
+    return max(before_s, now_s) + units / rate
+
+
+def wait_s(until_s: float, now_s: float) -> float:
+    """How long the clients of a bucket that is used until then have to wait."""
+    return max(0.0, until_s - now_s - BURST_S)
+
+
+def entity_of(parts: Sequence[tuple[str, str | None]]) -> Entity:
+    """The entity with these types and names. IllegalArgumentError if Kafka has no such entity."""
+    entity = tuple(sorted(parts, key=lambda part: part[0]))
+    kinds = [kind for kind, _ in entity]
+    if unknown := next((kind for kind in kinds if kind not in (USER, CLIENT_ID, IP)), None):
+        raise IllegalArgumentError(f"a quota's entity type {unknown!r}: expected user, client-id or ip")
+    if len(set(kinds)) < len(kinds):
+        raise IllegalArgumentError("a quota's entity names a type twice")
+    if not kinds or (IP in kinds and len(kinds) > 1):
+        raise IllegalArgumentError("a quota's entity: expected user, client-id, both, or ip alone")
+    for kind, name in entity:
+        if name is not None and not 0 < len(name.encode(errors="surrogatepass")) <= _NAME_BYTES_MAX:
+            raise IllegalArgumentError(f"a quota's {kind}: expected 1 to {_NAME_BYTES_MAX} bytes")
+        if kind == IP and name is not None and not _is_address(name):
+            raise IllegalArgumentError(f"a quota's ip {name!r}: expected an IP address")
+    return entity
+
+
+def check_value(entity: Entity, config: str, value: float) -> None:
+    """IllegalArgumentError unless the entity can have this value."""
+    allowed = {CONNECTION_CREATION_RATE} if entity[0][0] == IP else _CLIENT_CONFIGS
+    if config not in allowed:
+        raise IllegalArgumentError(f"quota {config!r}: expected {' or '.join(sorted(allowed))}")
+    if not 0 < value < float("inf"):
+        raise IllegalArgumentError(f"quota {config}: {value} is not a number above 0")
+    if config in _WHOLE and value != int(value):
+        raise IllegalArgumentError(f"quota {config}: {value} is not a whole number")
+
+
+def matches(entity: Entity, exact: Mapping[str, str | None], present: frozenset[str], strict: bool) -> bool:
+    """Whether a filter of DescribeClientQuotas finds the entity. `exact`: types with a name, or None for the default;
+    `present`: types of any name. `strict`: no other types.
+    """
+    parts = dict(entity)
+    if not all(kind in parts and parts[kind] == name for kind, name in exact.items()):
+        return False
+    return all(kind in parts for kind in present) and (not strict or len(parts) == len(exact) + len(present))
+
+
+def _entities_of(user: str, client_id: str) -> Iterator[Entity]:
+    """The entities that a client belongs to, the one that decides first."""
+    for name in (user, None):
+        for client in (client_id, None):
+            yield ((CLIENT_ID, client), (USER, name))
+        yield ((USER, name),)
+    for client in (client_id, None):
+        yield ((CLIENT_ID, client),)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Quotas of Kafka clients: asked and changed over the wire, and kept by all gateways together."""
+
+import time
+
+import pytest
+from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+
+from spark_log.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
+from spark_log.quotas.rules import BURST_S, Bucket, entity_of
+from spark_log.records.kafka_batch.encode import encode
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.kafka_batches import stored
+from tests.support.topics import make
+
+INVALID_REQUEST = 42
+NOW_MS = 1_790_000_000_000
+EVERY_CLIENT = entity_of([("client-id", None)])
+PRODUCER, OTHER = Bucket("producer_byte_rate", (("user", "a"),)), Bucket("producer_byte_rate", (("user", "b"),))
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    make(cluster, "flights", 1)
+    with GatewayProcess(tmp_path, cluster_address) as gateway:
+        yield gateway
+
+
+def alteration(*entries, validate_only=False):
+    kind = AlterClientQuotasRequest.EntryData
+    return AlterClientQuotasRequest(
+        entries=[
+            kind(
+                entity=[kind.EntityData(entity_type=type_, entity_name=name) for type_, name in entity],
+                ops=[kind.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()],
+            )
+            for entity, values in entries
+        ],
+        validate_only=validate_only,
+    )
+
+
+def described(connection, *components, strict=False):
+    kind = DescribeClientQuotasRequest.ComponentData
+    request = DescribeClientQuotasRequest(
+        components=[kind(entity_type=type_, match_type=how, match=name) for type_, how, name in components],
+        strict=strict,
+    )
+    answer = connection.exchange(request, 1)
+    assert answer.error_code == 0, answer.error_message
+    return {
+        tuple((part.entity_type, part.entity_name) for part in entry.entity): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in answer.entries
+    }
+
+
+def batch_of(value):
+    return encode(stored([(NOW_MS, None, value, [])]), base_offset=0, last_offset=0, leader_epoch=0)
+
+
+def produce(records, acks=-1):
+    topic = ProduceRequest.TopicProduceData
+    data = topic.PartitionProduceData(index=0, records=records)
+    return ProduceRequest(
+        transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
+    )
+
+
+def fetch(max_bytes):
+    topic = FetchRequest.FetchTopic
+    part = topic.FetchPartition(
+        partition=0, fetch_offset=0, partition_max_bytes=max_bytes, current_leader_epoch=-1, log_start_offset=-1
+    )
+    return FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=max_bytes, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[topic(topic="flights", partitions=[part])], forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+
+
+def test_quotas_are_changed_and_found_over_the_wire(gateway):
+    ann, anyone = [("user", "ann"), ("client-id", "app")], [("user", None)]
+    with WireConnection(gateway.port) as connection:
+        request = alteration(
+            (ann, {"producer_byte_rate": 1e6, "request_percentage": 12.5}),
+            (anyone, {"consumer_byte_rate": 5e5}),
+            ([("user", "ann"), ("host", "a")], {"producer_byte_rate": 1.0}),
+            ([("user", "bob")], {"producer_byte_rate": -1.0}),
+        )
+        answer = connection.exchange(request, 1)
+        assert [entry.error_code for entry in answer.entries] == [0, 0, INVALID_REQUEST, INVALID_REQUEST]
+        expected = {tuple(sorted(ann)): {"producer_byte_rate": 1e6, "request_percentage": 12.5}}
+        assert described(connection, ("user", 0, "ann")) == expected
+        assert described(connection) == expected | {(("user", None),): {"consumer_byte_rate": 5e5}}
+        connection.exchange(alteration((ann, {"producer_byte_rate": 2.0}), validate_only=True), 1)
+        assert described(connection, ("user", 0, "ann")) == expected
+        connection.exchange(alteration((ann, {"producer_byte_rate": None, "request_percentage": 50.0})), 1)
+        assert described(connection, ("client-id", 2, None)) == {tuple(sorted(ann)): {"request_percentage": 50.0}}
+
+
+def test_a_client_over_its_quota_is_muted_for_the_time_that_it_is_told(gateway, cluster):
+    rate = 200_000
+    records = batch_of(b"x" * rate)
+    write_quotas(cluster.store, [(EVERY_CLIENT, {"producer_byte_rate": rate, "consumer_byte_rate": rate})])
+    with WireConnection(gateway.port) as connection:
+        connection.exchange(alteration((EVERY_CLIENT, {"request_percentage": 1_000.0})), 1)  # read anew by now
+        connection.exchange(produce(records), 9)  # the burst
+        sent_s = time.monotonic()
+        told_ms = connection.exchange(produce(records), 9).throttle_time_ms
+        connection.exchange(MetadataRequest(topics=[]), 9)
+        assert time.monotonic() - sent_s >= told_ms / 1000 - 0.002 > 0
+        first, second = (connection.exchange(fetch(10_000_000), 12) for _ in range(2))
+        sizes = [len(answer.responses[0].partitions[0].records) for answer in (first, second)]
+        assert all(size < 2 * len(records) for size in sizes), "a fetch is cut to what may be read in a burst"
+        assert second.throttle_time_ms > 0
+
+
+def test_the_cpu_time_of_requests_is_limited(gateway):
+    with WireConnection(gateway.port) as connection:
+        connection.exchange(alteration((EVERY_CLIENT, {"request_percentage": 1.0})), 1)
+        answers = (connection.exchange(MetadataRequest(topics=None), 9) for _ in range(500))
+        assert any(answer.throttle_time_ms > 0 for answer in answers)
+
+
+def test_unlimited_clients_are_not_throttled(gateway, cluster):
+    write_quotas(cluster.store, [(entity_of([("client-id", "other")]), {"producer_byte_rate": 1.0})])
+    with WireConnection(gateway.port) as connection:
+        connection.exchange(alteration(([("client-id", "other")], {"consumer_byte_rate": 1.0})), 1)
+        answers = [connection.exchange(produce(batch_of(b"x" * 1000)), 9) for _ in range(3)]
+        assert [answer.throttle_time_ms for answer in answers] == [0, 0, 0]
+
+
+def test_connections_of_an_address_are_limited(gateway, cluster):
+    with WireConnection(gateway.port) as connection:
+        answer = connection.exchange(alteration(([("ip", "127.0.0.1")], {"connection_creation_rate": 2.0})), 1)
+        assert [entry.error_code for entry in answer.entries] == [0]
+        served = refused = 0
+        for _ in range(5):
+            with WireConnection(gateway.port) as another:
+                try:
+                    another.exchange(MetadataRequest(topics=[]), 9)
+                    served += 1
+                except (AssertionError, ConnectionError):
+                    refused += 1
+        assert refused > 0 and served > 0
+
+
+def test_gateways_add_up_what_they_have_charged(cluster):
+    store = cluster.store
+    assert record_use(store, {PRODUCER: 5.0, OTHER: 2.0}) == pytest.approx({PRODUCER: 5.0, OTHER: 2.0})
+    again = record_use(store, {PRODUCER: 3.0})
+    assert 3.0 < again[PRODUCER] <= 8.0
+    delete_old_use(store)
+    assert record_use(store, {PRODUCER: 0.0})[PRODUCER] > BURST_S, "use that is not paid for yet stays"
+
+
+def test_quotas_are_stored_as_they_were_set(cluster):
+    both = entity_of([("user", 'a"\u00e9'), ("client-id", None)])
+    write_quotas(cluster.store, [(both, {"producer_byte_rate": 1.0, "request_percentage": 0.25})])
+    write_quotas(cluster.store, [(both, {"producer_byte_rate": 7.0, "request_percentage": None})])
+    assert read_quotas(cluster.store) == {both: {"producer_byte_rate": 7.0}}
