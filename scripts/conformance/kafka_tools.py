@@ -55,7 +55,7 @@ STEPS = (
     Step("kafka-configs --alter quotas", _CONFIGS,
          "--alter --entity-type clients --entity-name app --add-config producer_byte_rate=50000000"),
     Step("kafka-configs --alter quotas of users by default", _CONFIGS,
-         "--alter --entity-type users --entity-default --add-config request_percentage=900,consumer_byte_rate=90000000"),
+         "--alter --entity-type users --entity-default --add-config request_percentage=900"),
     Step("kafka-configs --describe quotas", _CONFIGS, "--describe --entity-type clients --entity-name app"),
     Step("kafka-configs --describe quotas of users", _CONFIGS, "--describe --entity-type users --entity-default"),
     Step("kafka-configs --alter a quota that means nothing", _CONFIGS,
