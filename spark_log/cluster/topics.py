@@ -54,7 +54,7 @@ class Topic:
     @cached_property
     def config(self) -> TopicConfig:
         """The typed configs, parsed at the first access."""
-        return TopicConfig.from_overrides(self.overrides)
+        return _config_of(frozenset(self.overrides.items()))
 
     @property
     def folder(self) -> str:
@@ -66,6 +66,11 @@ class Topic:
 def topic_config(overrides_json: str) -> TopicConfig:
     """The configs of a topic from column topic.configs. Cached, because every append needs them."""
     return TopicConfig.from_overrides(json.loads(overrides_json))
+
+
+@lru_cache(maxsize=1024)
+def _config_of(overrides: frozenset[tuple[str, str]]) -> TopicConfig:
+    return TopicConfig.from_overrides(dict(overrides))
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +104,7 @@ def _topic_of(row: Any) -> Topic:
         row.name,
         row.partition_count,
         row.replication_factor,
-        canonical(json.loads(row.configs)),
+        {} if row.configs == "{}" else canonical(json.loads(row.configs)),
         row.created_ms,
         row.typed_columns,
     )

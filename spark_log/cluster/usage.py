@@ -83,5 +83,5 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
     return {
         (topic, partition): Usage(int(records), int(size), int(count), int(small))
         for query in (segments, commits)
-        for topic, partition, records, size, count, small in connection.execute(query)
+        for topic, partition, records, size, count, small in connection.execute(query).all()
     }

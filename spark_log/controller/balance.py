@@ -54,13 +54,14 @@ class Load:
     leaders: int = 0
     preferred: int = 0
 
-    def plus(self, facts: ReplicaFacts) -> "Load":
-        return Load(
-            self.bytes + facts.bytes,
-            self.records + facts.records,
-            self.replicas + 1,
-            self.leaders + facts.leads,
-            self.preferred + facts.preferred,
+    @classmethod
+    def of(cls, replicas: Sequence[ReplicaFacts]) -> "Load":
+        return cls(
+            sum(each.bytes for each in replicas),
+            sum(each.records for each in replicas),
+            len(replicas),
+            sum(each.leads for each in replicas),
+            sum(each.preferred for each in replicas),
         )
 
 
@@ -102,13 +103,12 @@ class Balance:
 def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
     """The report. `log_dirs`: broker id of each log dir of the cluster, by log dir id."""
     brokers = sorted(set(log_dirs.values()))
-    by_dir: dict[int, Load] = dict.fromkeys(log_dirs, Load())
-    by_broker: dict[int, Load] = dict.fromkeys(brokers, Load())
+    of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
     of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
     for facts in replicas:
-        by_dir[facts.log_dir_id] = by_dir[facts.log_dir_id].plus(facts)
-        by_broker[facts.broker_id] = by_broker[facts.broker_id].plus(facts)
+        of_dir[facts.log_dir_id].append(facts)
         of_broker[facts.broker_id].append(facts)
+    by_broker = {broker_id: Load.of(mine) for broker_id, mine in of_broker.items()}
     mean_bytes = _mean(load.bytes for load in by_broker.values())
     mean_records = _mean(load.records for load in by_broker.values())
     found = []
@@ -122,7 +122,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
                 broker_id,
                 load,
                 {
-                    log_dir_id: by_dir[log_dir_id]
+                    log_dir_id: Load.of(of_dir[log_dir_id])
                     for log_dir_id, owner in sorted(log_dirs.items())
                     if owner == broker_id
                 },
@@ -171,33 +171,36 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
         & (SEGMENT.partition == REPLICA.partition)
         & (SEGMENT.end_offset <= REPLICA.log_end_offset)
     )
-    columns = (
-        TOPIC.name, REPLICA.partition, REPLICA.broker_id, REPLICA.log_dir_id, REPLICA.preference,
-        REPLICA.log_end_offset, PARTITION.leader, PARTITION.high_watermark,
-    )  # fmt: skip
+    # grouped by the key of table replica alone, whose rows each store reads in this order; the other columns are equal
+    # within a group
     query = (
         sa.select(
-            *columns,
-            sa.func.sum(sa.case((READABLE, SEGMENT.bytes), else_=0)).label("bytes"),
-            sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)).label("records"),
-            sa.func.sum(sa.case((SEGMENT.inline, 0), else_=SEGMENT.bytes)).label("file_bytes"),
+            REPLICA.topic_id,
+            REPLICA.partition,
+            REPLICA.broker_id,
+            *map(sa.func.max, (REPLICA.log_dir_id, REPLICA.preference, REPLICA.log_end_offset)),
+            *map(sa.func.max, (PARTITION.leader, PARTITION.high_watermark)),
+            sa.func.sum(sa.case((READABLE, SEGMENT.bytes), else_=0)),
+            sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)),
+            sa.func.sum(sa.case((SEGMENT.inline, 0), else_=SEGMENT.bytes)),
         )
         .select_from(
             t.replica.join(
                 t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition)
-            )
-            .join(t.topic, TOPIC.topic_id == REPLICA.topic_id)
-            .outerjoin(t.segment, here)
+            ).outerjoin(t.segment, here)
         )
-        .group_by(*columns)
+        .group_by(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id)
     )
+    names = dict(tuple(row) for row in connection.execute(sa.select(TOPIC.topic_id, TOPIC.name)))
     return sorted(
         ReplicaFacts(
-            TopicPartition(row.name, row.partition), row.broker_id, row.log_dir_id, row.preference == 0,
-            row.leader == row.broker_id, int(row.bytes or 0), int(row.records or 0), int(row.file_bytes or 0),
-            max(0, row.high_watermark - row.log_end_offset),
+            TopicPartition(names[topic_id], partition), broker_id, log_dir_id, preference == 0, leader == broker_id,
+            int(size or 0), int(records or 0), int(file_bytes or 0), max(0, high_watermark - end),
         )
-        for row in connection.execute(query)
+        for (
+            topic_id, partition, broker_id, log_dir_id, preference, end, leader, high_watermark, size, records,
+            file_bytes,
+        ) in connection.execute(query).all()
     )  # fmt: skip
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.cluster.topics import find_topics
 from spark_log.controller.reassignment_rules import Reassignment
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import REASSIGNMENT, REPLICA, SEGMENT
+from spark_log.metadata.columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import Key, by_topic
 
@@ -62,12 +61,15 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
     )
 
     def read(connection: sa.Connection) -> dict[TopicPartition, ReassignmentStatus]:
-        names = {topic.topic_id: name for name, topic in find_topics(connection).items()}
+        rows = connection.execute(sa.select(t.reassignment)).all()
+        if not rows:
+            return {}
+        names = dict(tuple(row) for row in connection.execute(sa.select(TOPIC.topic_id, TOPIC.name)))
         replicas: dict[Key, list[Any]] = {}
         for row in connection.execute(per_replica):
             replicas.setdefault((row.topic_id, row.partition), []).append(row)
         found: dict[TopicPartition, ReassignmentStatus] = {}
-        for row in connection.execute(sa.select(t.reassignment)):
+        for row in rows:
             mine = replicas.get((row.topic_id, row.partition), [])
             reassignment = _reassignment_of(row)
             found[TopicPartition(names[row.topic_id], row.partition)] = ReassignmentStatus(

@@ -79,7 +79,7 @@ def delta_lags(
         query = query.where(PARTITION.topic_id.in_(topic_ids))
     return {
         (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
-        for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query)
+        for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query).all()
     }
 
 

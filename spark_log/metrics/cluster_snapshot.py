@@ -164,7 +164,7 @@ def _partitions(
         .select_from(t.partition.outerjoin(counted, same))
         .order_by(PARTITION.topic_id, PARTITION.partition)
     )
-    for row in connection.execute(query):
+    for row in connection.execute(query).all():
         topic_id, partition, leader, preferred, start, high_watermark, end, tail, replicas, in_sync, offline = row
         topic = topics[topic_id]
         # partitions of __consumer_offsets have no replicas: the store keeps their records
@@ -217,7 +217,7 @@ def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupP
         )
         .order_by(GROUP_OFFSET.group_id, TOPIC.name, GROUP_OFFSET.partition)
     )
-    for group, topic, partition, committed, end, base, segment_end, low_ms, high_ms in connection.execute(query):
+    for group, topic, partition, committed, end, base, segment_end, low_ms, high_ms in connection.execute(query).all():
         lag_s = None
         if committed < end and base is not None:
             part = min(1.0, (committed - base) / (segment_end - base))
@@ -239,7 +239,7 @@ def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
     )
     sizes = {
         TopicPartition(topic, partition): PartitionSize(segments, int(bytes_), int(small_files))
-        for topic, partition, segments, bytes_, small_files in connection.execute(query)
+        for topic, partition, segments, bytes_, small_files in connection.execute(query).all()
     }
     typed = (
         sa.select(TOPIC.name, SEGMENT.record_count, SEGMENT.stats)

@@ -2,7 +2,7 @@
 prometheus_client takes 10 µs for each value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -32,19 +32,19 @@ class Gauges(Metric):
     def samples(self, _: list[Sample]) -> None:
         """Metric's constructor sets it."""
 
-    def lines(self) -> Iterator[str]:
+    def text(self) -> str:
         """The text format of this metric."""
-        text = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
-        yield f"# HELP {self.name} {text}\n# TYPE {self.name} gauge\n"
-        form = ",".join(f'{label}="%s"' for label in self.labels)
-        form = self.name + "{" + form + "} %s\n"
-        for values, value in self.rows:
-            shown = tuple(each.translate(_ESCAPED) if _is_special(each) else each for each in values)
-            yield form % (*shown, int(value) if isinstance(value, bool) else value)
+        help_ = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        form = self.name + "{" + ",".join(f'{label}="%s"' for label in self.labels) + "} %s\n"
+        body = "".join([form % (*values, +value) for values, value in self.rows])  # + makes an integer of a bool
+        count = len(self.rows)
+        if "\\" in body or body.count('"') != 2 * len(self.labels) * count or body.count("\n") != count:
+            body = "".join([form % (*map(_escaped, values), +value) for values, value in self.rows])
+        return f"# HELP {self.name} {help_}\n# TYPE {self.name} gauge\n{body}"
 
 
-def _is_special(text: str) -> bool:
-    return "\\" in text or '"' in text or "\n" in text
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPED)
 
 
 class _Collected(Collector):
@@ -60,5 +60,5 @@ def exposition(registry: CollectorRegistry) -> bytes:
     metrics = list(registry.collect())
     others = CollectorRegistry()
     others.register(_Collected([metric for metric in metrics if not isinstance(metric, Gauges)]))
-    gauges = ["".join(metric.lines()).encode() for metric in metrics if isinstance(metric, Gauges)]
+    gauges = [metric.text().encode() for metric in metrics if isinstance(metric, Gauges)]
     return b"".join([generate_latest(others), *gauges])
