@@ -31,7 +31,7 @@ def franz_go(cache: Path) -> list[Result]:
         subprocess.run(["go", "test", "-c", "-o", str(program), "./pkg/kgo"], cwd=source, check=True)
     pattern = f"^({'|'.join(FRANZ_GO_TESTS)})$"
     options = ["-test.v", "-test.count=1", f"-test.timeout={TIMEOUT_S}s", "-test.run", pattern]
-    with gateway() as address:
+    with gateway("--provisional-offsets") as address:
         output = output_of(
             [str(program), *options], folder, KGO_SEEDS=address, KGO_TEST_RF="1", KGO_TEST_RECORDS="5000"
         )

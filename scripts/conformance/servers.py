@@ -14,12 +14,12 @@ _PARTITIONS = "4"
 
 
 @contextlib.contextmanager
-def gateway() -> Iterator[str]:
-    """Address of a gateway of a new cluster."""
+def gateway(*options: str) -> Iterator[str]:
+    """Address of a gateway of a new cluster, with further options of the command."""
     with tempfile.TemporaryDirectory(prefix="spark-log-conformance-") as folder:
         address = f"{folder}/cluster"
         Cluster.init(address).close()
-        with GatewayProcess(Path(folder), address, "--partitions", _PARTITIONS) as running:
+        with GatewayProcess(Path(folder), address, "--partitions", _PARTITIONS, *options) as running:
             yield running.address
 
 

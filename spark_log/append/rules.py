@@ -257,6 +257,11 @@ def sequence_after(sequence: int, count: int) -> int:
     return (sequence + count) % _SEQUENCES
 
 
+def sequences_between(first: int, last: int) -> int:
+    """How many records after `first` the sequence `last` comes."""
+    return (last - first) % _SEQUENCES
+
+
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
     """A repeated batch that was appended with acks=1 is not acknowledged with acks=all before the ISR has it."""
     if known.end_offset > state.high_watermark:

@@ -29,6 +29,13 @@ def gateway(
     auto_create_topics: Annotated[
         bool, typer.Option(help="Create topics that clients use (auto.create.topics.enable).")
     ] = True,
+    provisional_offsets: Annotated[
+        bool,
+        typer.Option(
+            help="Acknowledge records of an open transaction with the offsets that they would have if it were committed"
+            " now, for clients that insist on offsets. They may get others."
+        ),
+    ] = False,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that share the port, and are one broker to clients.")
     ] = 1,
@@ -86,6 +93,7 @@ def gateway(
     settings = GatewaySettings(
         host, port, told_host, told_port, zone,
         partitions_of_new_topics=partitions, auto_create_topics=auto_create_topics,
+        provisional_offsets=provisional_offsets,
         shares_port=workers > 1, has_lease=has_lease,
         tls=_tls_files(tls_cert, tls_key, tls_client_ca),
         sasl_mechanisms=tuple(each.strip().upper() for each in sasl.split(",") if each.strip()),

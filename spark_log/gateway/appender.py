@@ -91,9 +91,19 @@ class _Accepted:
 class Appender(threading.Thread):
     """Owns the Log of the gateway, and closes it at its end."""
 
-    def __init__(self, log: Log, topics: TopicCache, loop: asyncio.AbstractEventLoop, counters: Counters) -> None:
+    def __init__(
+        self,
+        log: Log,
+        topics: TopicCache,
+        loop: asyncio.AbstractEventLoop,
+        counters: Counters,
+        *,
+        provisional_offsets: bool = False,
+    ) -> None:
+        """`provisional_offsets`: as in GatewaySettings."""
         super().__init__(name="gateway appender", daemon=True)
         self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
+        self._provisional_offsets = provisional_offsets
         self._changed = threading.Condition()
         self._queue: deque[_Request] = deque()
         self._closing = False
@@ -180,13 +190,16 @@ class Appender(threading.Thread):
         ]
 
     def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
-        """The outcomes of the batches of transactions, which get their offsets at the commit."""
+        """The outcomes of the batches of transactions, which get their final offsets at the commit."""
         checked = self._checked([batch for request in requests for batch in request.batches])
         names = [request.transactional_id or "" for request in requests for _ in request.batches]
         accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, _Accepted)]
         registered = iter(
             register_records(
-                self._log, [(name, each.topic, each.records) for name, each in accepted], timeout_ms=_TIMEOUT_MS
+                self._log,
+                [(name, each.topic, each.records) for name, each in accepted],
+                provisional=self._provisional_offsets,
+                timeout_ms=_TIMEOUT_MS,
             )
             if accepted
             else ()

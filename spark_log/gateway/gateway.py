@@ -152,7 +152,9 @@ class Gateway:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
         loop = self._loop = asyncio.get_running_loop()
         log = self.log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
-        self.appender = Appender(log, self.topics, loop, self.counters)
+        self.appender = Appender(
+            log, self.topics, loop, self.counters, provisional_offsets=self.settings.provisional_offsets
+        )
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()
         self.changes.start()

@@ -30,6 +30,9 @@ class GatewaySettings:
     """auto.create.topics.enable."""
     partitions_of_new_topics: int = 1
     """num.partitions."""
+    provisional_offsets: bool = False
+    """Records of an open transaction are acknowledged with the offsets that they would have if it were committed now,
+    instead of none. Another commit may take these offsets."""
     shares_port: bool = False
     """Several processes listen on the port, and the kernel spreads the connections over them (SO_REUSEPORT)."""
     has_lease: bool = True

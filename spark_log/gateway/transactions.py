@@ -19,9 +19,12 @@ from spark_log.transactions.wire_transactions import Registration, WireProducer
 
 
 def register_records(
-    log: Log, items: Sequence[tuple[str, Topic, Records]], *, timeout_ms: int
+    log: Log, items: Sequence[tuple[str, Topic, Records]], *, provisional: bool, timeout_ms: int
 ) -> list[Appended | Rejected]:
-    """Store records of transactions, each item with its transactional id, and make them pending. All have sequences."""
+    """Store records of transactions, each item with its transactional id, and make them pending. All have sequences.
+
+    `provisional`: with the offsets that they would have if they were committed now, instead of -1.
+    """
     written = log.write_batches([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
     topics: Mapping[int, Topic] = {topic.topic_id: topic for _, topic, _ in items}
     rows: dict[WireProducer, list[int]] = {}
@@ -32,7 +35,12 @@ def register_records(
     registrations = [Registration(producer, [written.batches[row] for row in here]) for producer, here in rows.items()]
     try:
         found = wire_transactions.register(
-            log.cluster.store, registrations, written.blobs, write_id=written.write_id, timeout_ms=timeout_ms
+            log.cluster.store,
+            registrations,
+            written.blobs,
+            write_id=written.write_id,
+            provisional=provisional,
+            timeout_ms=timeout_ms,
         )
     except Exception:
         log.abandon(written, topics)

@@ -204,6 +204,21 @@ def read_last_pending(
     return found
 
 
+def read_first_pending(connection: sa.Connection, producer_id: int, topic_id: int, partition: int) -> int | None:
+    """The first sequence of the transaction in the partition; None without pending batches there."""
+    query = (
+        sa.select(TRANSACTION_SEGMENT.first_sequence)
+        .where(
+            TRANSACTION_SEGMENT.producer_id == producer_id,
+            TRANSACTION_SEGMENT.topic_id == topic_id,
+            TRANSACTION_SEGMENT.partition == partition,
+        )
+        .order_by(TRANSACTION_SEGMENT.position)
+        .limit(1)
+    )
+    return connection.execute(query).scalar_one_or_none()
+
+
 def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> list[tuple[int, int]]:
     """The partitions (topic id, number) that have pending batches with sequences."""
     query = (

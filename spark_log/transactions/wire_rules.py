@@ -17,6 +17,7 @@ from spark_log.append.rules import (
     RememberedBatch,
     check_sequence,
     remember,
+    sequences_between,
 )
 from spark_log.errors import InvalidProducerIdMappingError, InvalidTxnStateError, ProducerFencedError, SparkLogError
 from spark_log.transactions.claim_rules import end_offsets_claim
@@ -104,6 +105,16 @@ def accept(
     if repeated is not None:
         return Appended(-1, -1, duplicate=True), None
     return Appended(-1, -1), remember(known, batch, Appended(-1, -1)).batches[-1]
+
+
+def provisional(log_end_offset: int, first_sequence: int, batch: Batch) -> Appended:
+    """The offsets that a pending batch would have if its transaction were committed now.
+
+    `first_sequence`: that of the transaction's first pending batch in the partition.
+    """
+    assert batch.sequence is not None
+    base = log_end_offset + sequences_between(first_sequence, batch.sequence.first)
+    return Appended(base, base + batch.record_count)
 
 
 def add_pending(transaction: Transaction, batches: int) -> Transaction:

@@ -11,7 +11,7 @@ answered: the client does not tell at the end what it has sent, so nothing that 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -33,6 +33,7 @@ from spark_log.transactions.transaction_rows import (
     insert_pending,
     lock_transaction,
     partitions_with_sequences,
+    read_first_pending,
     read_last_pending,
     read_pending,
     save_transaction,
@@ -106,9 +107,11 @@ def register(
     blobs: Mapping[str, bytes],
     *,
     write_id: str | None = None,
+    provisional: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[list[Appended | Rejected]]:
-    """Make the batches pending. The outcome of each batch: Appended with the offset -1, or why it was refused.
+    """Make the batches pending. The outcome of each batch: Appended with the offset -1, or with `provisional` the
+    offsets that it would have if it were committed now; or why it was refused.
 
     A batch that is pending already is a duplicate. Raises failures of the store, and WriteIdExpiredError.
     """
@@ -118,7 +121,7 @@ def register(
             check_write_id(connection, write_id, release=False)
         order = sorted(range(len(registrations)), key=lambda each: registrations[each].producer.producer_id)
         outcomes: dict[int, list[Appended | Rejected]] = {
-            each: _register(connection, store, registrations[each], blobs) for each in order
+            each: _register(connection, store, registrations[each], blobs, provisional) for each in order
         }
         return [outcomes[each] for each in range(len(registrations))]
 
@@ -128,7 +131,7 @@ def register(
 
 
 def _register(
-    connection: sa.Connection, store: Store, registration: Registration, blobs: Mapping[str, bytes]
+    connection: sa.Connection, store: Store, registration: Registration, blobs: Mapping[str, bytes], provisional: bool
 ) -> list[Appended | Rejected]:
     producer, batches = registration.producer, registration.batches
     try:
@@ -138,7 +141,7 @@ def _register(
     except SparkLogError as error:
         return [Rejected(error)] * len(batches)
     keys = {(batch.topic_id, batch.partition) for batch in batches}
-    there = existing_partitions(connection, keys)
+    there = log_end_offsets(connection, keys)
     states = _states(connection, producer.producer_id, keys)
     pending = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
     outcomes: list[Appended | Rejected] = []
@@ -164,14 +167,30 @@ def _register(
         insert_pending(connection, ref, [PendingBatch(first + row, batch) for row, batch in enumerate(new)])
         insert_blobs(connection, {batch.name: blobs[batch.name] for batch in new if batch.inline})
         save_transaction(connection, store.clock(connection), before, wire_rules.add_pending(transaction, len(new)))
-    return outcomes
+    if not provisional:
+        return outcomes
+    firsts = {key: read_first_pending(connection, producer.producer_id, *key) for key in keys}
+    return [_provisional(outcome, batch, there, firsts) for outcome, batch in zip(outcomes, batches, strict=True)]
 
 
-def existing_partitions(connection: sa.Connection, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of the partitions (topic id, number) that exist."""
-    query = sa.select(PARTITION.topic_id, PARTITION.partition)
+def _provisional(
+    outcome: Appended | Rejected,
+    batch: Batch,
+    log_ends: Mapping[tuple[int, int], int],
+    firsts: Mapping[tuple[int, int], int | None],
+) -> Appended | Rejected:
+    key = (batch.topic_id, batch.partition)
+    first = firsts[key]
+    if isinstance(outcome, Rejected) or first is None:
+        return outcome
+    return replace(wire_rules.provisional(log_ends[key], first, batch), duplicate=outcome.duplicate)
+
+
+def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """The log end offsets of those of the partitions (topic id, number) that exist."""
+    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.log_end_offset)
     found = connection.execute(query.where(PARTITION.topic_id.in_({topic_id for topic_id, _ in keys})))
-    return {(topic_id, partition) for topic_id, partition in found}
+    return {(topic_id, partition): log_end_offset for topic_id, partition, log_end_offset in found}
 
 
 def read_open(

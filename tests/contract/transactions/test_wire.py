@@ -48,7 +48,7 @@ class Wire:
         commits = {TopicPartition(topic, number): Commit(offset) for number in numbers}
         return add_offsets(self.store, self.who, self.offsets_claim, Committer(group_id, unfenced=True), commits)
 
-    def send(self, topic, first, count=1):
+    def send(self, topic, first, count=1, provisional=False):
         """The outcomes of batches of one record."""
         batches = [
             Batch(
@@ -57,7 +57,8 @@ class Wire:
             )
             for number in range(first, first + count)
         ]  # fmt: skip
-        [found] = register(self.store, [Registration(self.who, batches)], {each.name: b"" for each in batches})
+        blobs = {each.name: b"" for each in batches}
+        [found] = register(self.store, [Registration(self.who, batches)], blobs, provisional=provisional)
         return found
 
     @property
@@ -168,6 +169,17 @@ def test_pending_batches_are_counted_and_bounded(cluster, topic, log, monkeypatc
     assert sorted(each.position for each in pending) == [0, 1, 2]
     wire.abort()
     assert wire.row.pending == 0
+
+
+def test_provisional_offsets_follow_the_log_end(cluster, topic, log):
+    there = log.find_topic(topic())
+    wire, other = Wire(cluster), Wire(cluster)
+    change(cluster, t.partition.update().where(t.partition.c.topic_id == there.topic_id).values(log_end_offset=100))
+    assert [each.base_offset for each in wire.send(there, 0, 2)] == [-1, -1]
+    assert [each.base_offset for each in wire.send(there, 1, 3, provisional=True)] == [101, 102, 103]
+    assert [each.base_offset for each in other.send(there, 0, 1, provisional=True)] == [100]
+    wire.abort()
+    other.abort()
 
 
 def test_offsets_of_a_request_are_written_by_one_statement(cluster, topic):

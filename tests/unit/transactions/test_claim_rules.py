@@ -1,0 +1,171 @@
+"""A client of KIP-98, and gateways that execute its requests late: each is executed in the transaction that the client
+sent it for, or never. Mutations of the rules must be detected.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from spark_log.errors import InvalidTxnStateError
+from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions.claim_rules import ClaimLostError, Role
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, Transaction, TransactionRef
+
+PRODUCER, EPOCH = 7, 0
+BEGIN, OFFSET, COMMIT, ABORT = "begin", "offset", "commit", "abort"
+
+
+class Request(NamedTuple):
+    kind: str
+    number: int
+    """Of the transaction that the client means."""
+    offset: int = -1
+
+    @property
+    def role(self):
+        return Role.OFFSETS if self.kind == OFFSET else Role.COORDINATOR
+
+
+@dataclass
+class Connection:
+    held: dict = field(default_factory=dict)
+    """By role: what the gateway remembers for the connection."""
+    waiting: list = field(default_factory=list)
+    """Requests that the gateway has not executed."""
+
+
+class World(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.transaction = Transaction(PRODUCER, EPOCH, 0, EMPTY)
+        self.connections = [Connection(), Connection()]
+        self.chosen = {Role.COORDINATOR: 0, Role.OFFSETS: 1}
+        self.number, self.offset, self.executed_offset = 0, 0, -1
+        self.sent = None
+        """The request that the client waits for."""
+
+    @rule(
+        offsets=st.lists(st.sampled_from(["answered", "late", "given up"]), max_size=2),
+        begins_late=st.booleans(),
+        ends_late=st.booleans(),
+        commits=st.booleans(),
+    )
+    def transact(self, offsets, begins_late, ends_late, commits):
+        """A transaction of the client. A late request is sent again on another connection."""
+        self.number += 1
+        self._call(BEGIN, late=begins_late)
+        for fate in offsets:
+            self.offset += 1
+            if fate == "given up":
+                self._leave(self._send(OFFSET))
+                commits = False
+                break
+            self._call(OFFSET, late=fate == "late")
+        self._call(COMMIT if commits else ABORT, late=ends_late)
+        assert self.transaction.number == self.number
+        assert self.transaction.state is (COMMITTED if commits else ABORTED)
+
+    @rule(chosen=st.integers(0, 10), transacts=st.booleans())
+    def execute_late(self, chosen, transacts):
+        """A gateway goes on with a request that the client has given up, perhaps inside the next transaction."""
+        waiting = [each for each in self.connections if each.waiting]
+        if transacts:
+            self.number += 1
+            self._call(BEGIN)
+        if waiting:
+            connection = waiting[chosen % len(waiting)]
+            self._answer(connection, connection.waiting.pop(0))
+        if transacts:
+            self._call(COMMIT)
+
+    def _call(self, kind, *, late=False):
+        """Send until it is executed."""
+        request = self._send(kind)
+        if late:
+            self._leave(request)
+            self._send(kind)
+        connection = self.connections[self.chosen[request.role]]
+        while not self._answer(connection, connection.waiting.pop(0)):
+            self._send(kind)
+        self.sent = None
+
+    def _leave(self, request):
+        """The time-out of a request: the client closes its connection, and the gateway has the request still."""
+        here = self.chosen[request.role]
+        self.connections.append(Connection())
+        self.chosen = {role: len(self.connections) - 1 if at == here else at for role, at in self.chosen.items()}
+        self.sent = None
+
+    def _send(self, kind):
+        self.sent = Request(kind, self.number, self.offset)
+        self.connections[self.chosen[self.sent.role]].waiting.append(self.sent)
+        return self.sent
+
+    def _answer(self, connection, request):
+        """Whether it is executed, as `gateway.claims` does it."""
+        held = connection.held.get(request.role)
+        if held is not None:
+            try:
+                claim_rules.check(self.transaction, held)
+            except ClaimLostError:
+                pass
+            else:
+                self._execute(request)
+                return True
+        self.transaction, connection.held[request.role] = claim_rules.take(self.transaction, request.role)
+        return False
+
+    def _execute(self, request):
+        before = self.transaction
+        try:
+            match request.kind:
+                case "begin":
+                    self.transaction = wire_rules.begin(before, PRODUCER, EPOCH)
+                case "offset":
+                    wire_rules.check_open(before, PRODUCER, EPOCH)
+                    assert request.number == before.number
+                    assert request.offset >= self.executed_offset, "an older offset does not replace a newer one"
+                    self.executed_offset = request.offset
+                case "abort":
+                    self.transaction = wire_rules.abort(before, PRODUCER, EPOCH)
+                case _ if not wire_rules.is_ended(before, PRODUCER, EPOCH, commit=True):
+                    self.transaction = rules.commit(before, TransactionRef(PRODUCER, EPOCH, before.number), 0)
+        except InvalidTxnStateError:
+            assert request != self.sent, f"{request} of the client is refused: {before}"
+        if self.transaction is not before:
+            assert request.number == self.transaction.number, f"{request} was executed in another transaction"
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=60, stateful_step_count=12)
+MUTANTS = settings(max_examples=200, stateful_step_count=12, database=None, derandomize=True, phases=[Phase.generate])
+
+
+def trust_all(patch):
+    patch(claim_rules, "check", lambda transaction, claim: None)
+
+
+def keep_offsets_claim(patch):
+    patch(wire_rules, "end_offsets_claim", lambda transaction: transaction)
+
+
+def share_claims(patch):
+    take = claim_rules.take
+
+    def same(transaction, role):
+        after, claim = take(transaction, role)
+        held = transaction.claim if role is Role.COORDINATOR else transaction.offsets_claim
+        return (transaction, claim_rules.Claim(role, held)) if held else (after, claim)
+
+    patch(claim_rules, "take", same)
+
+
+@pytest.mark.parametrize("mutant", [trust_all, keep_offsets_claim, share_claims])
+def test_histories_detect_the_mutation(monkeypatch, mutant):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - hypothesis finds any of the assertions
+        run_state_machine_as_test(World, settings=MUTANTS)
