@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.conformance.bank import bank
 from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
 from scripts.conformance.kafka_tools import kafka_tools
@@ -21,6 +22,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "kafka-tools": kafka_tools,
     "matrix": matrix,
     "other-clients": other_clients,
+    "bank": bank,
 }
 
 

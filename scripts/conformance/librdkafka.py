@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from scripts.conformance.results import Result
@@ -24,6 +25,10 @@ NUMBERS = (
 ).split()
 """The tests that need a broker and pass on a single one of Kafka 4.1 without TLS, SASL and ACLs, except those of
 transactions. Variable TESTS: other numbers."""
+ON_GATEWAYS_ONLY = ("0103", "0129")
+"""Tests of transactions that a single broker of Kafka 4.1 refuses: 0103 creates topics with three replicas, 0129 one
+with segment.bytes below 1 MiB. The last part of 0103 fails on a gateway: it wants the high watermark to count records
+of open transactions, which have no offsets here. 0098 needs RapidJSON to be built, and counts control records."""
 TEST_S_MAX = 180
 _AT_ONCE = 3
 """Tests mostly wait."""
@@ -43,12 +48,16 @@ def librdkafka(cache: Path) -> list[Result]:
     """The tests that pass on a real broker, and their results on a gateway."""
     folder = _built(cache / f"rdkafka-sys-{CRATE}")
     wanted = os.environ.get("TESTS", "").replace(",", " ").split() or NUMBERS
-    on_broker, on_gateway = (_run(server, folder, wanted) for server in (broker, gateway))
-    return [
+    shared = [number for number in wanted if number not in ON_GATEWAYS_ONLY]
+    on_broker, on_gateway = (_run(server, folder, shared) if shared else {} for server in (broker, gateway))
+    found = [
         Result("librdkafka", test, on_gateway.get(test, "failed"))
         for test, outcome in sorted(on_broker.items())
         if outcome == "passed"
     ]
+    alone = [number for number in ON_GATEWAYS_ONLY if number in wanted or wanted is NUMBERS]
+    results = _run(partial(gateway, brokers=3), folder, alone) if alone else {}
+    return found + [Result("librdkafka", test, outcome) for test, outcome in sorted(results.items())]
 
 
 def _built(folder: Path) -> Path:
@@ -93,7 +102,8 @@ def _run(server: Callable[[], AbstractContextManager[str]], sources: Path, numbe
                     )
             except subprocess.TimeoutExpired:
                 pass
-            return dict(_outcomes(number, log.read_text(errors="replace")))
+            output = log.read_text(errors="replace")
+            return {**dict(_outcomes(number, output)), **(_parts(number, output) if number in ON_GATEWAYS_ONLY else {})}
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return {test: outcome for found in pool.map(run, numbers) for test, outcome in found.items()}
@@ -105,6 +115,14 @@ def _outcomes(number: str, output: str) -> Iterator[tuple[str, str]]:
     for test, word in found or [(number, "FAILED")]:
         if word != "SKIPPED":
             yield test, "passed" if word == "PASSED" else "failed"
+
+
+def _parts(number: str, output: str) -> dict[str, str]:
+    """The parts of a test, as it names them."""
+    found = re.findall(r"\[ (do_test_\w+):\d+:? ?(.*?):? PASS", output)
+    passed = {f"{number} {name} {what}".rstrip(): "passed" for name, what in found}
+    failed = re.findall(rf'"{number}_\w+ \((do_test_\w+):\d+\)" failed', output)
+    return {**passed, **{f"{number} {name}": "failed" for name in failed}}
 
 
 def _kafka(folder: Path) -> Path:

@@ -34,11 +34,17 @@ def other_clients(cache: Path) -> list[Result]:
 _Command = tuple[Path, list[str], dict[str, str]]
 
 
-def _kafkajs(cache: Path) -> _Command:
+def kafkajs_folder(cache: Path) -> Path:
+    """The folder in which programs find KafkaJS."""
     folder = cache / f"kafkajs-{KAFKAJS}"
     if not (folder / "node_modules").exists():
         folder.mkdir(exist_ok=True)
         subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), f"kafkajs@{KAFKAJS}"], check=True)
+    return folder
+
+
+def _kafkajs(cache: Path) -> _Command:
+    folder = kafkajs_folder(cache)
     return folder, ["node", str(PROGRAMS / "kafkajs.mjs")], {"KAFKAJS_NO_PARTITIONER_WARNING": "1"}
 
 
@@ -51,13 +57,19 @@ def _aiokafka(cache: Path) -> _Command:
 
 
 def _sarama(cache: Path) -> _Command:
-    folder = cache / f"sarama-{SARAMA}"
-    program = folder / "sarama"
+    program = go_program(cache, f"sarama-{SARAMA}", "sarama.go")
+    return program.parent, [str(program)], {}
+
+
+def go_program(cache: Path, name: str, source: str) -> Path:
+    """A program of `clients/` that uses sarama, built in a folder of this name."""
+    folder = cache / name
+    program = folder / "program"
     if not program.exists():
         folder.mkdir(exist_ok=True)
         (folder / "go.mod").write_text("module conformance\n")
-        (folder / "main.go").write_text((PROGRAMS / "sarama.go").read_text())
+        (folder / "main.go").write_text((PROGRAMS / source).read_text())
         subprocess.run(["go", "get", f"github.com/IBM/sarama@{SARAMA}"], cwd=folder, check=True)
         subprocess.run(["go", "mod", "tidy"], cwd=folder, check=True)
         subprocess.run(["go", "build", "-o", str(program), "."], cwd=folder, check=True)
-    return folder, [str(program)], {}
+    return program

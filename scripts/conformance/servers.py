@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from tests.support.gateway_process import GatewayProcess
 from tests.support.kafka_broker import KafkaBroker
@@ -14,11 +15,13 @@ _PARTITIONS = "4"
 
 
 @contextlib.contextmanager
-def gateway(*options: str) -> Iterator[str]:
-    """Address of a gateway of a new cluster, with further options of the command."""
+def gateway(*options: str, brokers: int = 1) -> Iterator[str]:
+    """Address of a gateway of a new cluster with `brokers` storage brokers, with further options of the command."""
     with tempfile.TemporaryDirectory(prefix="spark-log-conformance-") as folder:
         address = f"{folder}/cluster"
-        Cluster.init(address).close()
+        with Cluster.init(address) as cluster:
+            for broker_id in range(2, brokers + 1):
+                add_broker(cluster, broker_id, [f"{folder}/log-dir-{broker_id}"])
         with GatewayProcess(Path(folder), address, "--partitions", _PARTITIONS, *options) as running:
             yield running.address
 

@@ -1,0 +1,30 @@
+"""The bank of the transaction tests, with Kafka clients (librdkafka) as its tellers and gateways that are killed."""
+
+from tests.support.bank import Auditor, open_bank
+from tests.support.gateway_process import GatewayProcess
+from tests.support.wire_bank import Clients, killed_in_turn
+
+COUNT, KILLS = 8, 2
+TELLERS = ["a", "b"]
+
+
+def test_transfers_are_atomic_while_gateways_are_killed(cluster, cluster_address, tmp_path):
+    open_bank(cluster, cluster_address)
+    gateways = [GatewayProcess(tmp_path, cluster_address) for _ in range(2)]
+    for gateway in gateways:
+        gateway.start()
+    servers = ",".join(gateway.address for gateway in gateways)
+    tellers = Clients(servers, TELLERS, COUNT)
+    try:
+        with (
+            Auditor(cluster, TELLERS, lambda: set(tellers.acknowledged)) as auditor,
+            tellers,
+            killed_in_turn(gateways, tellers, len(TELLERS) * COUNT // (KILLS + 1), KILLS) as killed,
+        ):
+            pass
+        assert auditor.audit().following == dict.fromkeys(TELLERS, COUNT)
+        assert len(killed) == KILLS
+        assert killed[-1] < len(TELLERS) * COUNT
+    finally:
+        for gateway in gateways:
+            gateway.kill()
