@@ -5,7 +5,7 @@ import { createRequire } from 'node:module'
 const { Kafka, Partitioners, logLevel } = createRequire(process.cwd() + '/')('kafkajs')
 
 const [servers, id, file] = process.argv.slice(2)
-const transfers = readFileSync(file, 'utf8').trimEnd().split('\n').map(line => line.split('\t'))
+const transfers = readFileSync(file, 'utf8').split('\n').filter(line => line).map(line => line.split('\t'))
 const kafka = new Kafka({
   brokers: servers.split(','), logLevel: logLevel.NOTHING, requestTimeout: 10_000,
   retry: { initialRetryTime: 50, maxRetryTime: 500, retries: 5 },
