@@ -2,6 +2,7 @@
 next transaction.
 """
 
+import contextlib
 import signal
 
 import pytest
@@ -42,7 +43,8 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
     make(cluster, "t", 1)
     make(cluster, "input", 1)
     paused, other = (GatewayProcess(tmp_path, cluster_address) for _ in range(2))
-    with other:
+    with other, contextlib.ExitStack() as stack:
+        stack.callback(paused.kill)
         paused.start(failpoint=f"{POINT}:4:stop")
         with WireConnection(paused.port) as first, WireConnection(other.port) as second:
             producer = WireProducer(first)
@@ -85,4 +87,3 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
                 assert call(second, producer.end(commit=False)) == 0, "the late request has taken the claim only"
             assert values(cluster, "t") == expected
             assert committed_offsets(cluster.store, "g").get(("input", 0)) == offset
-        paused.kill()
