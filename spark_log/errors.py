@@ -30,7 +30,7 @@ SparkLogError
     │   NoReassignmentInProgressError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
     │   EligibleLeadersNotAvailableError
     ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
-    │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
+    │   RebalanceInProgressError, AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
@@ -511,6 +511,13 @@ class IllegalGenerationError(FatalError):
     """The member's request belongs to another generation of the group than the current one.
 
     Remedy: send a heartbeat to learn the new generation; a Consumer does so in its next poll().
+    """
+
+
+class RebalanceInProgressError(FatalError):
+    """The members of the group are joining its next generation, or wait for their assignments.
+
+    Remedy: join again, then repeat the request.
     """
 
 

@@ -27,7 +27,7 @@ def list_groups(
     return [
         {
             "group_id": group.group_id,
-            "protocol_type": "consumer",
+            "protocol_type": group.protocol_type,
             "group_state": group.state,
             "group_type": group.type,
         }
@@ -42,7 +42,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
         group.group_id: {
             "group_id": group.group_id,
             "group_state": group.state,
-            "protocol_type": "consumer",
+            "protocol_type": group.protocol_type,
             "protocol_data": group.assignor,
             "generation_id": group.generation,
             "members": [

@@ -66,7 +66,7 @@ def describe(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import GroupIdNotFoundError
-    from spark_log.groups.group_inspection import describe_groups, group_lag
+    from spark_log.groups.group_inspection import PROTOCOL_TYPE, describe_groups, group_lag
 
     with Cluster.open(cluster) as opened:
 
@@ -84,6 +84,8 @@ def describe(
         print_json(_as_json(described, lag))
         return
     facts = {"group": group, "state": described.state, "generation": described.generation}
+    if described.protocol_type != PROTOCOL_TYPE:
+        facts["protocol type"] = described.protocol_type
     print_facts({**facts, "assignor": described.assignor or None, "lag": _total(lag)})
     if described.members:
         rows = [

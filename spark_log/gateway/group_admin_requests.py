@@ -18,7 +18,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.errors import GroupSubscribedToTopicError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import ON_GROUPS
-from spark_log.gateway.classic_groups import PROTOCOL_TYPE, encode_assignment
+from spark_log.gateway.classic_groups import encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
@@ -42,7 +42,7 @@ def classic_state(state: str) -> str:
 
 
 async def list_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    """All groups are of type consumer. A filter by state accepts the names of both protocols."""
+    """Opaque groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
     return await gateway.call(_list_groups, gateway, request)
 
 
@@ -53,7 +53,7 @@ def _list_groups(gateway: "Gateway", request: Message) -> Message:
     groups = [
         ListGroupsResponse.ListedGroup(
             group_id=group.group_id,
-            protocol_type=PROTOCOL_TYPE,
+            protocol_type=group.protocol_type,
             group_state=group.state if request.version >= 5 else classic_state(group.state),
             group_type=group.type,
         )
@@ -89,7 +89,7 @@ def _described(group_id: str, outcome: Outcome[GroupDescription], operations: Co
         error_code=outcome.code,
         group_id=group_id,
         group_state="" if group is None else classic_state(group.state),
-        protocol_type="" if group is None or group.state == "Dead" else PROTOCOL_TYPE,
+        protocol_type="" if group is None or group.state == "Dead" else group.protocol_type,
         protocol_data=group.assignor if group is not None and group.state == "Stable" else "",
         members=[] if group is None else [_member(member) for member in group.members],
         authorized_operations=operations,
@@ -97,14 +97,18 @@ def _described(group_id: str, outcome: Outcome[GroupDescription], operations: Co
 
 
 def _member(member: MemberDescription) -> Message:
-    subscription = ConsumerProtocolSubscription(version=0, topics=sorted(member.topics), user_data=b"")
+    if member.encoded is None:
+        subscription = ConsumerProtocolSubscription(version=0, topics=sorted(member.topics), user_data=b"")
+        metadata, assignment = subscription.encode(), encode_assignment(member.assignment)
+    else:
+        metadata, assignment = member.encoded.metadata, member.encoded.assignment
     return DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=f"/{member.host}",  # as Java prints addresses
-        member_metadata=subscription.encode(),
-        member_assignment=encode_assignment(member.assignment),
+        member_metadata=metadata,
+        member_assignment=assignment,
     )
 
 

@@ -14,8 +14,8 @@ from kafka.protocol.consumer import (
 )
 
 from spark_log import clock
-from spark_log.errors import IllegalGenerationError, SparkLogError
-from spark_log.gateway import classic_groups
+from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
+from spark_log.gateway import classic_groups, opaque_group_requests
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.error_codes import NONE, error_code
@@ -41,6 +41,11 @@ def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> I
 
 async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    try:
+        if await opaque_group_requests.is_opaque(gateway, request):
+            return await opaque_group_requests.join_group(gateway, request, client)
+    except SparkLogError as error:
+        return _joined(request.member_id, error_code(error))
     me = identity(request, client, request.session_timeout_ms)
     store = gateway.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
@@ -90,6 +95,8 @@ async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Me
             if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
                 break
             await gateway.changes.wait(seen, left_s)
+    except UnknownMemberIdError:
+        return await opaque_group_requests.sync_group(gateway, request)
     except IllegalGenerationError:
         return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
     except SparkLogError as error:
@@ -105,11 +112,12 @@ async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Me
 
 async def heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
-    instance_id = getattr(request, "group_instance_id", None)
+    beat = Beat(request.group_id, request.member_id, getattr(request, "group_instance_id", None), request.generation_id)
     try:
-        rejoin = await gateway.heartbeats.answer(
-            Beat(request.group_id, request.member_id, instance_id, request.generation_id)
-        )
+        try:
+            rejoin = await gateway.heartbeats.answer(beat)
+        except UnknownMemberIdError:
+            rejoin = await opaque_group_requests.heartbeat(gateway, request)
     except SparkLogError as error:
         return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
     return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
@@ -131,7 +139,10 @@ async def leave_group(gateway: "Gateway", request: Message, client: Client) -> M
 
 def _leave(gateway: "Gateway", me: Identity) -> int:
     try:
-        classic_groups.leave(gateway.cluster.store, me)
+        try:
+            classic_groups.leave(gateway.cluster.store, me)
+        except UnknownMemberIdError:
+            opaque_group_requests.leave_group(gateway, me.group_id, me.member_id, me.instance_id)
     except SparkLogError as error:
         return error_code(error)
     return NONE

@@ -20,6 +20,8 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups import offsets_topic, rows
+from spark_log.groups.opaque.opaque_operations import live_opaque
+from spark_log.groups.opaque.opaque_rows import delete_opaque
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
@@ -109,12 +111,17 @@ def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) 
     members.
     """
     now = store.clock(connection)
-    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
-    if live:
+    if live := count_live(connection, group_id, now):
         raise UnknownMemberIdError(
             f"group {group_id!r} has {live} live member(s): only they commit its offsets; take another group id"
         )
     return now
+
+
+def count_live(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
+    """Number of members, of any kind, whose sessions have not ended."""
+    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
+    return live + live_opaque(connection, group_id, now)
 
 
 def write_commits(
@@ -249,6 +256,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
             gone += connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, old)).rowcount
             left = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
             if connection.execute(left).first() is None:
+                delete_opaque(connection, group_id)
                 connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
         return gone
 

@@ -9,18 +9,34 @@ import sqlalchemy as sa
 from spark_log.cluster.topics import find_topics
 from spark_log.groups import rows
 from spark_log.groups.committed_offsets import read_commits
+from spark_log.groups.opaque import rules as opaque_rules
+from spark_log.groups.opaque.opaque_inspection import partitions_of, topics_of
+from spark_log.groups.opaque.opaque_rows import read_all_opaque, read_opaque
+from spark_log.groups.opaque.rules import OpaqueGroup, advance
 from spark_log.groups.rules import Group, Member, Partitions
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.segments.plan import positions
 
-State = Literal["Empty", "Assigning", "Reconciling", "Stable", "Dead"]
+State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
-still revoking or getting partitions. Dead: the group does not exist.
+still revoking or getting partitions. Dead: the group does not exist. PreparingRebalance and CompletingRebalance are
+states of opaque groups (`groups.opaque.rules`).
 """
 
 GROUP_TYPE = "consumer"
 """Kafka's name for groups whose assignment is stored on the server."""
+OPAQUE_TYPE = "classic"
+"""Kafka's name for groups whose leader assigns."""
+PROTOCOL_TYPE = "consumer"
+
+
+_STATES: dict[opaque_rules.State, State] = {
+    opaque_rules.State.EMPTY: "Empty",
+    opaque_rules.State.PREPARING: "PreparingRebalance",
+    opaque_rules.State.COMPLETING: "CompletingRebalance",
+    opaque_rules.State.STABLE: "Stable",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,16 @@ class GroupListing:
     topics: frozenset[str] = frozenset()
     """Topics to which live members have subscribed."""
     type: str = GROUP_TYPE
+    protocol_type: str = PROTOCOL_TYPE
+    """What the members are: consumer, or that of an opaque group, such as connect."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the members of an opaque group say to each other."""
+
+    metadata: bytes
+    assignment: bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,8 @@ class MemberDescription:
     generation: int
     """The generation of its last heartbeat response."""
     session_left_ms: int
+    encoded: Encoded | None = None
+    """Of a member of an opaque group. If it is a consumer, `topics` and `assignment` are decoded from it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +87,8 @@ class GroupDescription:
     generation: int
     members: tuple[MemberDescription, ...]
     type: str = GROUP_TYPE
+    protocol_type: str = PROTOCOL_TYPE
+    """What the members are: consumer, or that of an opaque group, such as connect."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +123,11 @@ def list_groups(store: Store) -> list[GroupListing]:
     def read(connection: sa.Connection) -> list[GroupListing]:
         now = store.clock(connection)
         members = rows.read_all_members(connection)
+        opaque = read_all_opaque(connection, now)
         return [
-            _listing(group_id, group, [row for row in members.get(group_id, ()) if row.live(now)])
+            _list_opaque(advance(opaque[group_id], now.lease_ms))
+            if group_id in opaque
+            else _listing(group_id, group, [row for row in members.get(group_id, ()) if row.live(now)])
             for group_id, group in rows.read_all_groups(connection).items()
         ]
 
@@ -104,6 +137,12 @@ def list_groups(store: Store) -> list[GroupListing]:
 def _listing(group_id: str, group: Group, live: Sequence[rows.MemberRow]) -> GroupListing:
     topics = frozenset(topic for row in live for topic in row.subscription.topics)
     return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics)
+
+
+def _list_opaque(group: OpaqueGroup) -> GroupListing:
+    topics = frozenset(topic for member in group.joined for topic in topics_of(group, member))
+    state, kind = _STATES[group.state], group.protocol_type
+    return GroupListing(group.group_id, state, len(group.joined), topics, OPAQUE_TYPE, kind)
 
 
 def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
@@ -157,6 +196,9 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     row = rows.read_group(connection, group_id)
     if row is None:
         return GroupDescription(group_id, "Dead", "", 0, ())
+    opaque = read_opaque(connection, group_id, now)
+    if opaque is not None:
+        return _describe_opaque(advance(opaque, now.lease_ms), now.lease_ms)
     members = live_members(connection, now, group_id)
     shown = tuple(
         MemberDescription(
@@ -167,3 +209,20 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     )  # fmt: skip
     state = state_of(row.group, [m.member for m in members])
     return GroupDescription(group_id, state, row.assignor, row.group.generation, shown)
+
+
+def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
+    members = []
+    for member in group.joined:
+        partitions = partitions_of(group, member)
+        encoded = Encoded(member.metadata(group.protocol), member.assignment)
+        members.append(
+            MemberDescription(
+                member.member_id, member.instance_id, member.client_id, member.host, topics_of(group, member),
+                partitions, partitions, group.generation, member.until_ms - now_ms, encoded,
+            )
+        )  # fmt: skip
+    return GroupDescription(
+        group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), OPAQUE_TYPE,
+        group.protocol_type,
+    )  # fmt: skip

@@ -25,6 +25,7 @@ from spark_log.groups import rows
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committed_offsets import (
     Commit,
+    count_live,
     delete_commits,
     of_their_topics,
     read_commits,
@@ -32,6 +33,8 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.group_names import check_group_id
+from spark_log.groups.opaque.opaque_operations import has_opaque_members, live_opaque, remove_opaque_members
+from spark_log.groups.opaque.opaque_rows import delete_opaque
 from spark_log.groups.target_assignment import refresh_targets, remove_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -185,6 +188,7 @@ def delete_group(store: Store, group_id: str) -> None:
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         refuse_live(store, connection, group_id)
+        delete_opaque(connection, group_id)
         for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -193,12 +197,14 @@ def delete_group(store: Store, group_id: str) -> None:
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError if live members
-    read the topic.
+    read the topic; NonEmptyGroupError for an opaque group with live members.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         now = store.clock(connection)
+        if live_opaque(connection, group_id, now):
+            raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
         live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
         read = {topic for member in live for topic in member.subscription.topics} & {p.topic for p in partitions}
         if read:
@@ -215,6 +221,9 @@ def remove_from_group(
 
     Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
     """
+    if has_opaque_members(store, group_id):
+        remove_opaque_members(store, group_id, member_ids, instance_ids)
+        return
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
         group = _lock_existing(connection, group_id)
@@ -242,7 +251,5 @@ def _lock_existing(connection: sa.Connection, group_id: str) -> rows.GroupRow:
 
 def refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None:
     """NonEmptyGroupError if the group has live members, in a transaction that holds its lock."""
-    now = store.clock(connection)
-    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
-    if live:
+    if live := count_live(connection, group_id, store.clock(connection)):
         raise NonEmptyGroupError(f"group {group_id!r} has {live} live members")

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.groups import rows
 from spark_log.groups.assignment import choose_assignor
+from spark_log.groups.opaque.opaque_operations import end_opaque
 from spark_log.groups.rules import (
     NO_PARTITIONS,
     Assignment,
@@ -58,6 +59,7 @@ def join_group(store: Store, me: Identity, said: rows.Subscription) -> Heartbeat
     def body(connection: sa.Connection, _attempt: Attempt) -> HeartbeatResponse:
         before = rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
         now = store.clock(connection)
+        end_opaque(connection, me.group_id, now)
         group, _ = _without_dead_members(connection, now, me.group_id, before.group)
         old = rows.find_instance(connection, me.group_id, me.instance_id)
         others = [other.names() for other in rows.read_subscriptions(connection, me.group_id)]

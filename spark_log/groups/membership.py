@@ -30,6 +30,7 @@ from spark_log.groups.heartbeats import (
     leave_group,
     renew,
 )
+from spark_log.groups.opaque.opaque_operations import check_opaque_committer
 from spark_log.groups.rules import NO_PARTITIONS, Assignment, Group, HeartbeatRequest, Partitions, check_commit
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
@@ -217,12 +218,21 @@ def check_committer(
     partitions: Collection[TopicPartition],
     *,
     lock: bool = True,
+    transactional: bool = False,
 ) -> StoreClock:
     """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
 
-    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, and RebalanceInProgressError for a
+    member of an opaque group outside of transactions.
     """
-    row, now = check_live(store, connection, me, lock=lock)
+    try:
+        row, now = check_live(store, connection, me, lock=lock)
+    except UnknownMemberIdError:
+        now = store.clock(connection)
+        check_opaque_committer(
+            connection, now, me.group_id, me.member_id, me.instance_id, generation, transactional=transactional
+        )
+        return now
     others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
     check_commit(me.group_id, row.member.generation, generation, others)
     return now

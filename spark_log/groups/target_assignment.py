@@ -9,6 +9,8 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
+from spark_log.groups.opaque.opaque_operations import advance_opaque
+from spark_log.groups.opaque.opaque_rows import expired_groups
 from spark_log.groups.rows import MemberRow
 from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.ids import TopicPartition
@@ -34,6 +36,7 @@ def remove_members(
 
 def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
     """Remove dead members, notice changed topics, compute a stale target. For callers that are not members."""
+    advance_opaque(store, group_id, fence)
 
     def read(connection: sa.Connection) -> bool:
         row = rows.read_group(connection, group_id)
@@ -70,7 +73,7 @@ def stale_groups(store: Store) -> list[str]:
         dead = sa.select(GROUP_MEMBER.group_id).where(
             (GROUP_MEMBER.clock_epoch != now.clock_epoch) | (GROUP_MEMBER.until_ms <= now.lease_ms)
         )
-        return sorted(connection.execute(stale.union(dead)).scalars())
+        return sorted({*connection.execute(stale.union(dead)).scalars(), *expired_groups(connection, now)})
 
     return store.read(read)
 

@@ -111,4 +111,4 @@ def check_committing(
             rows.lock_or_make_group(connection, who.group_id, now)
         return now if who.unfenced else refuse_with_members(store, connection, who.group_id)
     me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
-    return check_committer(store, connection, me, who.generation, commits, lock=lock)
+    return check_committer(store, connection, me, who.generation, commits, lock=lock, transactional=True)

@@ -18,7 +18,14 @@ from spark_log.metadata.tables.delta_tables import (
     publication_intent_cursor,
 )
 from spark_log.metadata.tables.gateway_tables import gateway
-from spark_log.metadata.tables.groups_tables import consumer_group, group_member, group_offset, group_partition
+from spark_log.metadata.tables.groups_tables import (
+    consumer_group,
+    group_member,
+    group_offset,
+    group_partition,
+    opaque_group,
+    opaque_member,
+)
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
 from spark_log.metadata.tables.mirror_tables import mirror_position
 from spark_log.metadata.tables.partitions_tables import (
@@ -54,6 +61,8 @@ __all__ = [
     "log_dir",
     "metadata",
     "mirror_position",
+    "opaque_group",
+    "opaque_member",
     "partition",
     "producer",
     "producer_batch",

@@ -45,6 +45,34 @@ group_member = _table(
     comment="A member of a group.",
 )
 
+opaque_group = _table(
+    "opaque_group",
+    column("group_id", String(249), "consumer_group.group_id, whose row has its generation", primary_key=True),
+    column("state", String(40), "Empty, PreparingRebalance, CompletingRebalance or Stable"),
+    column("protocol_type", Text, "what its members are, such as connect"),
+    column("protocol", Text, "protocol of the generation; empty without one"),
+    column("leader", String(249), "opaque_member.member_id that computes the assignment; empty without one"),
+    column("deadline_ms", BigInteger, "store clock; end of the time to join or to sync", nullable=True),
+    column("clock_epoch", String(64), "boot id of the host when deadline_ms was written (SQLite)"),
+    comment="A group whose members assign by a protocol of their own: Kafka Connect, Kafka Streams.",
+)
+
+opaque_member = _table(
+    "opaque_member",
+    column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    column("member_id", String(249), "made by a gateway, unique", primary_key=True),
+    column("instance_id", String(249), "group.instance.id of a static member", nullable=True),
+    column("client", Text, "JSON: client id and host, for describe"),
+    column("protocols", Text, "JSON: names in order of preference with their metadata, base64"),
+    column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
+    column("rebalance_timeout_ms", Integer, "time that it has to join again"),
+    column("until_ms", BigInteger, "store clock; end of its session"),
+    column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
+    column("phase", String(20), "pending, joining, syncing or synced"),
+    column("assignment", LargeBinary, "of the leader, for this member"),
+    comment="A member of an opaque group.",
+)
+
 group_partition = _table(
     "group_partition",
     column("group_id", String(249), "consumer_group.group_id", primary_key=True),

@@ -1,0 +1,173 @@
+"""Requests of members of opaque groups: read, decide (`rules`), write. Any process handles any request.
+
+A request that changes nothing is a read. All functions block, and raise the errors of `rules`.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.errors import InconsistentGroupProtocolError, UnknownMemberIdError
+from spark_log.failpoints import failpoint
+from spark_log.groups import rows
+from spark_log.groups.opaque.opaque_rows import delete_opaque, read_opaque, save_opaque
+from spark_log.groups.opaque.rules import (
+    Joining,
+    OpaqueGroup,
+    State,
+    advance,
+    check_commit,
+    join,
+    leave,
+    next_change_ms,
+)
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+Step = Callable[[OpaqueGroup, int], OpaqueGroup]
+"""A rule: the group after a request, at a time of the store's lease clock."""
+
+
+class Seen(NamedTuple):
+    """A group after a request. Without another request, it stays as it is for `wait_ms`; None: for ever."""
+
+    group: OpaqueGroup
+    wait_ms: int | None
+
+
+def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:
+    """Apply `step` to the group. UnknownMemberIdError if there is no such group."""
+
+    def read(connection: sa.Connection) -> tuple[OpaqueGroup, OpaqueGroup, StoreClock]:
+        now = store.clock(connection)
+        before = read_opaque(connection, group_id, now)
+        if before is None:
+            raise UnknownMemberIdError(f"group {group_id!r} has no members of this protocol")
+        return before, step(advance(before, now.lease_ms), now.lease_ms), now
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[OpaqueGroup, OpaqueGroup, StoreClock]:
+        fence(connection)
+        rows.read_group(connection, group_id, lock=True)
+        before, after, now = read(connection)
+        save_opaque(connection, before, after, now)
+        return before, after, now
+
+    before, after, now = store.read(read)
+    if after != before:
+        before, after, now = store.transact(write)
+        _announce(store, before, after)
+    return _seen(after, now)
+
+
+def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
+    """Apply `rules.join`. A group without members becomes opaque; InconsistentGroupProtocolError if it has members of
+    another kind.
+    """
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[OpaqueGroup | None, OpaqueGroup, StoreClock]:
+        row = rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        now = store.clock(connection)
+        before = read_opaque(connection, group_id, now)
+        if before is None:
+            dead = rows.dead_members(connection, group_id, now)
+            if rows.count_members(connection, group_id) > len(dead):
+                raise InconsistentGroupProtocolError(
+                    f"group {group_id!r} has members whose assignment the server computes; a member of type"
+                    f" {request.protocol_type!r} with {', '.join(name for name, _ in request.protocols)} cannot join"
+                )
+            rows.delete_members(connection, group_id, dead)
+        now_ms = now.lease_ms
+        group = OpaqueGroup(group_id, row.group.generation) if before is None else advance(before, now_ms)
+        after = join(group, request, now_ms)
+        save_opaque(connection, before, after, now)
+        return before, after, now
+
+    before, after, now = store.transact(write)
+    _announce(store, before, after)
+    failpoint("gateway.group-joined")
+    return _seen(after, now)
+
+
+def advance_opaque(store: Store, group_id: str, fence: Fence = unfenced) -> None:
+    """Remove members whose sessions have ended, for callers that are not members. Other kinds of groups stay."""
+    with contextlib.suppress(UnknownMemberIdError):
+        change(store, group_id, unchanged, fence)
+
+
+def remove_opaque_members(
+    store: Store, group_id: str, member_ids: Collection[str], instance_ids: Collection[str]
+) -> None:
+    """Remove members in one transaction. UnknownMemberIdError if one is not a member; then all stay."""
+
+    def remove(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        for member_id in member_ids:
+            group = leave(group, member_id, None, now_ms)
+        for instance_id in instance_ids:
+            group = leave(group, "", instance_id, now_ms)
+        return group
+
+    change(store, group_id, remove)
+
+
+def has_opaque_members(store: Store, group_id: str) -> bool:
+    """Whether a consumer that joins the group meets members of this kind."""
+
+    def read(connection: sa.Connection) -> bool:
+        now = store.clock(connection)
+        return live_opaque(connection, group_id, now) > 0
+
+    return store.read(read)
+
+
+def live_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
+    """Number of members whose sessions have not ended; 0 for a group of another kind."""
+    group = read_opaque(connection, group_id, now)
+    return 0 if group is None else len(advance(group, now.lease_ms).joined)
+
+
+def end_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
+    """Let members of another kind join, in a transaction that holds the group's lock.
+
+    InconsistentGroupProtocolError while it has members of this kind.
+    """
+    group = read_opaque(connection, group_id, now)
+    if group is None:
+        return
+    if live := len(advance(group, now.lease_ms).joined):
+        raise InconsistentGroupProtocolError(
+            f"group {group_id!r} has {live} member(s) of type {group.protocol_type!r} that assign by their own protocol"
+        )
+    delete_opaque(connection, group_id)
+
+
+def check_opaque_committer(
+    connection: sa.Connection, now: StoreClock, group_id: str, member_id: str, instance_id: str | None,
+    generation: int, *, transactional: bool,
+) -> None:  # fmt: skip
+    """The errors of `rules.check_commit`, in a transaction that holds the group's lock."""
+    group = read_opaque(connection, group_id, now)
+    if group is None:
+        raise UnknownMemberIdError(f"group {group_id!r}: {member_id!r} is not a member")
+    check_commit(advance(group, now.lease_ms), member_id, instance_id, generation, transactional=transactional)
+
+
+def unchanged(group: OpaqueGroup, _now_ms: int) -> OpaqueGroup:
+    """The step of an observer: only the time has passed."""
+    return group
+
+
+def _seen(group: OpaqueGroup, now: StoreClock) -> Seen:
+    at_ms = next_change_ms(group)
+    return Seen(group, None if at_ms is None else max(at_ms - now.lease_ms, 0))
+
+
+def _announce(store: Store, before: OpaqueGroup | None, after: OpaqueGroup) -> None:
+    """Wake the requests that wait, in all processes: not for a renewed session."""
+    if (
+        before is None
+        or (before.state, before.generation) != (after.state, after.generation)
+        or (after.state is State.PREPARING)
+    ):
+        store.changes.announce()

@@ -1,0 +1,141 @@
+"""The rows of opaque groups. The row of `consumer_group` is their lock, and has the generation. No rules here."""
+
+import base64
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.groups import rows
+from spark_log.groups.opaque.rules import OpaqueGroup, OpaqueMember, Phase, State
+from spark_log.groups.rules import Group
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, OPAQUE_GROUP, OPAQUE_MEMBER
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import StoreClock
+
+_EXPIRED_MS = 0
+"""A time that was written before this host started is over."""
+
+_ALL_GROUPS = sa.select(
+    OPAQUE_GROUP.group_id, CONSUMER_GROUP.generation, OPAQUE_GROUP.state, OPAQUE_GROUP.protocol_type,
+    OPAQUE_GROUP.protocol, OPAQUE_GROUP.leader, OPAQUE_GROUP.deadline_ms, OPAQUE_GROUP.clock_epoch,
+).join_from(t.opaque_group, t.consumer_group, CONSUMER_GROUP.group_id == OPAQUE_GROUP.group_id)  # fmt: skip
+_GROUP = Prepared(_ALL_GROUPS.where(OPAQUE_GROUP.group_id == sa.bindparam("g")))
+_ALL_MEMBERS = sa.select(
+    OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.member_id, OPAQUE_MEMBER.instance_id, OPAQUE_MEMBER.client,
+    OPAQUE_MEMBER.protocols, OPAQUE_MEMBER.session_timeout_ms, OPAQUE_MEMBER.rebalance_timeout_ms,
+    OPAQUE_MEMBER.until_ms, OPAQUE_MEMBER.clock_epoch, OPAQUE_MEMBER.phase, OPAQUE_MEMBER.assignment,
+)  # fmt: skip
+_MEMBERS = Prepared(_ALL_MEMBERS.where(OPAQUE_MEMBER.group_id == sa.bindparam("g")))
+
+
+def read_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> OpaqueGroup | None:
+    """The group as it was written; None if it is none of this kind. Callers apply `rules.advance`."""
+    found = _GROUP.rows(connection, {"g": group_id})
+    if not found:
+        return None
+    return replace(_group(found[0], now), members=_by_id(_MEMBERS.rows(connection, {"g": group_id}), now))
+
+
+def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, OpaqueGroup]:
+    """All groups of this kind, by id."""
+    members: dict[str, list[Any]] = {}
+    for row in connection.execute(_ALL_MEMBERS):
+        members.setdefault(row[0], []).append(row)
+    groups = [_group(row, now) for row in connection.execute(_ALL_GROUPS)]
+    return {each.group_id: replace(each, members=_by_id(members.get(each.group_id, ()), now)) for each in groups}
+
+
+def expired_groups(connection: sa.Connection, now: StoreClock) -> list[str]:
+    """Groups that have members whose sessions have ended."""
+    ended = (OPAQUE_MEMBER.clock_epoch != now.clock_epoch) | (OPAQUE_MEMBER.until_ms <= now.lease_ms)
+    query = sa.select(OPAQUE_MEMBER.group_id).where(ended).distinct().order_by(OPAQUE_MEMBER.group_id)
+    return list(connection.execute(query).scalars())
+
+
+def save_opaque(connection: sa.Connection, before: OpaqueGroup | None, after: OpaqueGroup, now: StoreClock) -> None:
+    """Write what differs, in a transaction that holds the group's lock. `before` None: the group gets this kind."""
+    old = {} if before is None else before.members
+    here = {"group_id": after.group_id}
+    if before is None:
+        connection.execute(t.opaque_group.insert(), {**here, **_of_group(after, now)})
+    elif _of_group(before, now) != _of_group(after, now):
+        update = t.opaque_group.update().where(OPAQUE_GROUP.group_id == after.group_id)
+        connection.execute(update.values(_of_group(after, now)))
+    _delete_members(connection, after.group_id, old.keys() - after.members.keys())
+    for member_id, member in after.members.items():
+        if member_id not in old:
+            values = {**here, "member_id": member_id, **_of_member(member, now)}
+            connection.execute(t.opaque_member.insert(), values)
+        elif member != old[member_id]:
+            mine = (OPAQUE_MEMBER.group_id == after.group_id) & (OPAQUE_MEMBER.member_id == member_id)
+            connection.execute(t.opaque_member.update().where(mine).values(_of_member(member, now)))
+    was_empty = before is None or not before.joined
+    if before is None or before.generation != after.generation or was_empty is bool(after.joined):
+        empty_since_ms = None if after.joined else now.wall_ms
+        group = Group(after.generation, after.generation)
+        rows.save_group(connection, after.group_id, group, empty_since_ms=empty_since_ms)
+
+
+def delete_opaque(connection: sa.Connection, group_id: str) -> None:
+    """The group is of this kind no more; its `consumer_group` row stays. In a transaction that holds its lock."""
+    for table in (t.opaque_member, t.opaque_group):
+        connection.execute(table.delete().where(table.c.group_id == group_id))
+
+
+def _group(row: Any, now: StoreClock) -> OpaqueGroup:
+    group_id, generation, state, protocol_type, protocol, leader, deadline_ms, clock_epoch = row
+    if deadline_ms is not None and clock_epoch != now.clock_epoch:
+        deadline_ms = _EXPIRED_MS
+    return OpaqueGroup(group_id, generation, State(state), protocol_type, protocol, leader, deadline_ms)
+
+
+def _by_id(found: Collection[Any], now: StoreClock) -> dict[str, OpaqueMember]:
+    members = [_member(row, now) for row in found]
+    return {member.member_id: member for member in members}
+
+
+def _member(row: Any, now: StoreClock) -> OpaqueMember:
+    _, member_id, instance_id, client, protocols, session_ms, rebalance_ms, until_ms, clock_epoch, phase, given = row
+    who = json.loads(client)
+    said = tuple((name, base64.b64decode(metadata)) for name, metadata in json.loads(protocols))
+    until_ms = until_ms if clock_epoch == now.clock_epoch else _EXPIRED_MS
+    return OpaqueMember(
+        member_id, instance_id, who["id"], who["host"], said, session_ms, rebalance_ms, until_ms, Phase(phase),
+        bytes(given),
+    )  # fmt: skip
+
+
+def _of_group(group: OpaqueGroup, now: StoreClock) -> dict[str, Any]:
+    return {
+        "state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol": group.protocol,
+        "leader": group.leader,
+        "deadline_ms": group.deadline_ms,
+        "clock_epoch": now.clock_epoch,
+    }
+
+
+def _of_member(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+    said = [(name, base64.b64encode(metadata).decode()) for name, metadata in member.protocols]
+    return {
+        "instance_id": member.instance_id,
+        "client": json.dumps({"id": member.client_id, "host": member.host}),
+        "protocols": json.dumps(said, separators=(",", ":")),
+        "session_timeout_ms": member.session_timeout_ms,
+        "rebalance_timeout_ms": member.rebalance_timeout_ms,
+        "until_ms": member.until_ms,
+        "clock_epoch": now.clock_epoch,
+        "phase": member.phase.value,
+        "assignment": member.assignment,
+    }
+
+
+def _delete_members(connection: sa.Connection, group_id: str, member_ids: Collection[str]) -> None:
+    for member_id in sorted(member_ids):
+        mine = (OPAQUE_MEMBER.group_id == group_id) & (OPAQUE_MEMBER.member_id == member_id)
+        connection.execute(t.opaque_member.delete().where(mine))

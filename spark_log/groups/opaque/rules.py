@@ -1,0 +1,388 @@
+"""The state machine of an opaque group: its members compute the assignment, and only they understand it.
+
+Kafka Connect, Kafka Streams and consumers with an assignor of their own form such groups. The states are those of a
+classic group in Kafka's GroupCoordinator; a group that does not exist is Dead.
+
+    Empty                 no members
+    PreparingRebalance    members join, until all of them have, or the rebalance timeout is over
+    CompletingRebalance   a generation has begun; its leader computes the assignment from the members' metadata
+    Stable                the leader's SyncGroup has given each member its assignment
+
+Pure functions over frozen values. `now_ms` is the store's lease clock. Time changes a group when it is looked at:
+callers apply `advance` before any other function. Sources: GroupCoordinator and ClassicGroup of Kafka 4.1, KIP-345
+(static members), KIP-394 (MEMBER_ID_REQUIRED).
+
+Invariants: the generation only grows; a generation has one leader; all its members get
+the assignment of that leader.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from spark_log.errors import (
+    FencedInstanceIdError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+
+
+class State(enum.StrEnum):
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+class Phase(enum.StrEnum):
+    """What a member has done. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
+
+    PENDING = "pending"
+    """It has got a member id, and has not joined with it. Not a member yet, but a rebalance waits for it."""
+    JOINING = "joining"
+    """Its JoinGroup waits for the next generation."""
+    SYNCING = "syncing"
+    """It is in the generation, and has not asked for its assignment."""
+    SYNCED = "synced"
+
+
+@dataclass(frozen=True)
+class OpaqueMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    protocols: tuple[tuple[str, bytes], ...]
+    """Name and metadata, in the member's order of preference."""
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    until_ms: int
+    """End of its session."""
+    phase: Phase = Phase.JOINING
+    assignment: bytes = b""
+
+    def metadata(self, protocol: str) -> bytes:
+        return dict(self.protocols).get(protocol, b"")
+
+
+@dataclass(frozen=True)
+class OpaqueGroup:
+    group_id: str
+    generation: int
+    state: State = State.EMPTY
+    protocol_type: str = ""
+    protocol: str = ""
+    """The protocol of the generation, which all members support."""
+    leader: str = ""
+    """Its member id; empty in a group without one."""
+    deadline_ms: int | None = None
+    """PreparingRebalance: end of the time to join. Later: end of the time to ask for the assignment."""
+    members: Mapping[str, OpaqueMember] = field(default_factory=dict)
+    """By member id, PENDING ones too."""
+
+    @property
+    def joined(self) -> list[OpaqueMember]:
+        """The members without those that are PENDING, by member id."""
+        return [member for _, member in sorted(self.members.items()) if member.phase is not Phase.PENDING]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A JoinGroup request. `new_id`: the id of a member that has none. `id_required`: it must join again with that."""
+
+    member_id: str
+    new_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    id_required: bool = False
+
+
+@dataclass(frozen=True)
+class JoinAnswer:
+    """`members`: of the leader only, each with its instance id and metadata.
+
+    `skip_assignment`: the leader has started again as a static member, and the generation has its assignment (KIP-814).
+    """
+
+    generation: int
+    protocol: str
+    leader: str
+    members: tuple[tuple[str, str | None, bytes], ...]
+    skip_assignment: bool = False
+
+
+def advance(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    """The group after the sessions and the rebalance timeout that have ended."""
+    group = _without(
+        group, {member.member_id for member in group.members.values() if member.until_ms <= now_ms}, now_ms
+    )
+    if group.state is State.PREPARING:
+        return _complete_join(group, now_ms)
+    if group.deadline_ms is not None and group.deadline_ms <= now_ms:
+        late = {member.member_id for member in group.joined if member.phase is Phase.SYNCING}
+        return _without(group, late, now_ms)
+    return group
+
+
+def next_change_ms(group: OpaqueGroup) -> int | None:
+    """When time alone changes the group; None: never."""
+    times = [member.until_ms for member in group.members.values()]
+    return min(times if group.deadline_ms is None else [*times, group.deadline_ms], default=None)
+
+
+def join(group: OpaqueGroup, request: Joining, now_ms: int) -> OpaqueGroup:
+    """The group after a JoinGroup request; `join_answer` says whether and how it is answered.
+
+    InconsistentGroupProtocolError: it shares no protocol with the other members. UnknownMemberIdError,
+    FencedInstanceIdError.
+    """
+    _check_protocols(group, request)
+    if not request.member_id:
+        return _join_without_id(group, request, now_ms)
+    known = group.members.get(request.member_id)
+    if known is None or known.phase is not Phase.PENDING:
+        known = member_of(group, request.member_id, request.instance_id)
+    new = replace(_new_member(request, now_ms), phase=known.phase, assignment=known.assignment)
+    same = new.protocols == known.protocols
+    if known.phase is not Phase.PENDING and same:
+        follower = group.state is State.STABLE and group.leader != known.member_id
+        if follower or group.state is State.COMPLETING:  # the answer to its last JoinGroup was lost
+            return replace_member(group, touched(known, now_ms))
+    return _joining(group, new, request.protocol_type, now_ms)
+
+
+def join_answer(group: OpaqueGroup, member_id: str, instance_id: str | None) -> JoinAnswer | None:
+    """The answer to a member that has joined; None: it waits. UnknownMemberIdError, FencedInstanceIdError."""
+    member = member_of(group, member_id, instance_id)
+    if member.phase is Phase.JOINING:
+        return None
+    if group.state is State.PREPARING:  # its generation is over: SyncGroup will tell it
+        return JoinAnswer(group.generation, group.protocol, "", ())
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    if group.leader == member_id:
+        members = tuple((each.member_id, each.instance_id, each.metadata(group.protocol)) for each in group.joined)
+    skip_assignment = group.leader == member_id and group.state is State.STABLE
+    return JoinAnswer(group.generation, group.protocol, group.leader, members, skip_assignment)
+
+
+def sync(
+    group: OpaqueGroup,
+    member_id: str,
+    instance_id: str | None,
+    generation: int,
+    assignments: Mapping[str, bytes],
+    now_ms: int,
+) -> OpaqueGroup:
+    """The group after a SyncGroup request; members without an assignment of the leader get an empty one.
+
+    `sync_answer` is the answer. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError,
+    RebalanceInProgressError.
+    """
+    member = _in_generation(group, member_id, instance_id, generation)
+    if group.state is State.PREPARING:
+        raise _rebalancing(group)
+    group = replace_member(group, replace(touched(member, now_ms), phase=Phase.SYNCED))
+    if group.state is State.COMPLETING and group.leader == member_id:
+        given = {
+            each.member_id: replace(each, assignment=assignments.get(each.member_id, b"")) for each in group.joined
+        }
+        group = replace(group, state=State.STABLE, members={**group.members, **given})
+    if all(each.phase is Phase.SYNCED for each in group.joined) and group.state is State.STABLE:
+        group = replace(group, deadline_ms=None)
+    return group
+
+
+def sync_answer(group: OpaqueGroup, member_id: str) -> bytes | None:
+    """The assignment of a member; None: it waits for the leader."""
+    return group.members[member_id].assignment if group.state is State.STABLE else None
+
+
+def check_protocol(group: OpaqueGroup, protocol_type: str | None, protocol: str | None) -> None:
+    """InconsistentGroupProtocolError if a SyncGroup request (v5) names others than the group's; None: it names none."""
+    if protocol_type not in (None, group.protocol_type) or protocol not in (None, group.protocol):
+        raise InconsistentGroupProtocolError(
+            f"group {group.group_id!r} has the protocol {group.protocol!r} of type {group.protocol_type!r}"
+        )
+
+
+def heartbeat(group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> OpaqueGroup:
+    """The group with the member's session renewed; in PreparingRebalance the member must join again.
+
+    UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+    """
+    return replace_member(group, touched(_in_generation(group, member_id, instance_id, generation), now_ms))
+
+
+def leave(group: OpaqueGroup, member_id: str, instance_id: str | None, now_ms: int) -> OpaqueGroup:
+    """The group without a member, who is named by the instance id alone if the member id is empty.
+
+    UnknownMemberIdError, FencedInstanceIdError.
+    """
+    if not member_id and instance_id is not None:
+        member_id = next((each.member_id for each in group.joined if each.instance_id == instance_id), "")
+    if member_id not in group.members or group.members[member_id].phase is not Phase.PENDING:
+        member_of(group, member_id, instance_id)
+    return _without(group, {member_id}, now_ms)
+
+
+def check_commit(
+    group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
+) -> None:
+    """Whether a member may commit offsets. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+
+    RebalanceInProgressError outside of transactions between the JoinGroup and SyncGroup of a generation, as in Kafka.
+    """
+    _in_generation(group, member_id, instance_id, generation)
+    if group.state is State.COMPLETING and not transactional:
+        raise _rebalancing(group)
+
+
+def member_of(group: OpaqueGroup, member_id: str, instance_id: str | None) -> OpaqueMember:
+    """The member. FencedInstanceIdError if another one has its instance id; UnknownMemberIdError."""
+    if instance_id is not None:
+        static = next((each for each in group.joined if each.instance_id == instance_id), None)
+        if static is not None and static.member_id != member_id:
+            raise FencedInstanceIdError(
+                f"group {group.group_id!r}: another member has joined with the group.instance.id {instance_id!r}"
+            )
+    found = group.members.get(member_id)
+    if found is None or found.phase is Phase.PENDING or (instance_id is not None and found.instance_id != instance_id):
+        raise UnknownMemberIdError(f"group {group.group_id!r}: {member_id!r} is not a member")
+    return found
+
+
+def touched(member: OpaqueMember, now_ms: int) -> OpaqueMember:
+    """With its session renewed, if a third of it is over: so few heartbeats are written."""
+    if member.until_ms - now_ms > member.session_timeout_ms * 2 // 3:
+        return member
+    return replace(member, until_ms=now_ms + member.session_timeout_ms)
+
+
+def select_protocol(members: Collection[OpaqueMember]) -> str:
+    """The protocol that all members support and most prefer; the first by name among equals. Empty if there is none."""
+    common = set.intersection(*({name for name, _ in member.protocols} for member in members))
+    votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members if common)
+    return min(votes, key=lambda name: (-votes[name], name), default="")
+
+
+def _join_without_id(group: OpaqueGroup, request: Joining, now_ms: int) -> OpaqueGroup:
+    new = _new_member(request, now_ms)
+    old = next((each for each in group.joined if request.instance_id and each.instance_id == request.instance_id), None)
+    if old is None:
+        if request.id_required and request.instance_id is None:
+            return replace_member(group, replace(new, phase=Phase.PENDING, protocols=()))
+        return _joining(group, new, request.protocol_type, now_ms)
+    # a static member has started again: it replaces the one that it was
+    members = {member_id: member for member_id, member in group.members.items() if member_id != old.member_id}
+    leader = new.member_id if group.leader == old.member_id else group.leader
+    group = replace(group, members=members, leader=leader)
+    taken = replace(new, phase=old.phase, assignment=old.assignment)
+    if group.state is State.STABLE and select_protocol([*group.joined, taken]) == group.protocol:
+        return replace_member(group, taken)  # no rebalance
+    return _joining(group, taken, request.protocol_type, now_ms)
+
+
+def _new_member(request: Joining, now_ms: int) -> OpaqueMember:
+    return OpaqueMember(
+        request.member_id or request.new_id, request.instance_id, request.client_id, request.host, request.protocols,
+        request.session_timeout_ms, request.rebalance_timeout_ms, now_ms + request.session_timeout_ms,
+    )  # fmt: skip
+
+
+def _check_protocols(group: OpaqueGroup, request: Joining) -> None:
+    replaced = None if request.member_id else request.instance_id
+    others = [
+        each
+        for each in group.joined
+        if each.member_id != request.member_id and (replaced is None or each.instance_id != replaced)
+    ]
+    offered = {name for name, _ in request.protocols}
+    common = offered.intersection(*({name for name, _ in other.protocols} for other in others))
+    wrong_type = bool(group.joined) and request.protocol_type != group.protocol_type
+    if not request.protocol_type or not common or wrong_type:
+        raise InconsistentGroupProtocolError(
+            f"group {group.group_id!r} of type {group.protocol_type!r}: a member of type {request.protocol_type!r} with"
+            f" {', '.join(sorted(offered)) or 'no protocols'} has no protocol in common with the others"
+        )
+
+
+def _in_generation(group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int) -> OpaqueMember:
+    member = member_of(group, member_id, instance_id)
+    if generation != group.generation:
+        raise IllegalGenerationError(
+            f"group {group.group_id!r}: generation {generation} is over, the group is in {group.generation}"
+        )
+    return member
+
+
+def _rebalancing(group: OpaqueGroup) -> RebalanceInProgressError:
+    return RebalanceInProgressError(f"group {group.group_id!r} is in state {group.state}")
+
+
+def replace_member(group: OpaqueGroup, member: OpaqueMember) -> OpaqueGroup:
+    """The group with a new member, or another state of a member."""
+    return replace(group, members={**group.members, member.member_id: member})
+
+
+def _joining(group: OpaqueGroup, member: OpaqueMember, protocol_type: str, now_ms: int) -> OpaqueGroup:
+    """The group with a member that joins: in a rebalance that has begun, or begins with it."""
+    group = replace_member(replace(group, protocol_type=protocol_type), replace(member, phase=Phase.JOINING))
+    return _complete_join(group, now_ms) if group.state is State.PREPARING else _prepare(group, now_ms)
+
+
+def _without(group: OpaqueGroup, member_ids: Collection[str], now_ms: int) -> OpaqueGroup:
+    if not member_ids:
+        return group
+    members_left = any(member.member_id in member_ids for member in group.joined)
+    group = replace(group, members={key: each for key, each in group.members.items() if key not in member_ids})
+    if group.leader not in group.members:
+        group = replace(group, leader="")
+    if group.state is State.PREPARING:
+        return _complete_join(group, now_ms)
+    return _prepare(group, now_ms) if members_left else group
+
+
+def _prepare(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    """Begin a rebalance."""
+    group = replace(group, state=State.PREPARING, deadline_ms=now_ms + _rebalance_timeout_ms(group.joined))
+    return _complete_join(group, now_ms)
+
+
+def _rebalance_timeout_ms(members: Iterable[OpaqueMember]) -> int:
+    return max((member.rebalance_timeout_ms for member in members), default=0)
+
+
+def _complete_join(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    """Begin the next generation if all have joined, or the time is over: then without missing dynamic members."""
+    assert group.deadline_ms is not None
+    waited_for = [each for each in group.members.values() if each.phase is not Phase.JOINING]
+    if waited_for and now_ms < group.deadline_ms:
+        return group
+    kept = [each for each in group.joined if each.phase is Phase.JOINING or each.instance_id is not None]
+    pending = {each.member_id: each for each in group.members.values() if each.phase is Phase.PENDING}
+    rejoined = [each.member_id for each in kept if each.phase is Phase.JOINING]
+    deadline_ms = now_ms + _rebalance_timeout_ms(kept)
+    if kept and not rejoined:  # static members have their whole sessions to come back
+        return replace(group, deadline_ms=deadline_ms, members={**pending, **{each.member_id: each for each in kept}})
+    group = replace(group, generation=group.generation + 1)
+    if not kept:
+        return replace(group, state=State.EMPTY, protocol="", leader="", deadline_ms=None, members=pending)
+    began = {each.member_id: _in_new_generation(each, now_ms) for each in kept}
+    leader = group.leader if group.leader in rejoined else rejoined[0]
+    return replace(
+        group, state=State.COMPLETING, protocol=select_protocol(kept), leader=leader, deadline_ms=deadline_ms,
+        members={**pending, **began},
+    )  # fmt: skip
+
+
+def _in_new_generation(member: OpaqueMember, now_ms: int) -> OpaqueMember:
+    until_ms = now_ms + member.session_timeout_ms if member.phase is Phase.JOINING else member.until_ms
+    return replace(member, phase=Phase.SYNCING, assignment=b"", until_ms=until_ms)

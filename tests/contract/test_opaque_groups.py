@@ -1,0 +1,330 @@
+"""Groups whose leader assigns (Kafka Connect, Kafka Streams, custom assignors), through two gateways on both stores."""
+
+import contextlib
+import json
+import threading
+
+import kafka
+import pytest
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.protocol.admin import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from spark_log import Consumer
+from spark_log.errors import InconsistentGroupProtocolError, NonEmptyGroupError, UnknownMemberIdError
+from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
+from spark_log.groups.group_inspection import describe_groups, group_lag, list_groups
+from spark_log.groups.group_operations import delete_group, remove_from_group
+from spark_log.groups.target_assignment import reconcile_group, stale_groups
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import OPAQUE_MEMBER
+from tests.support.classic_member import ClassicMember
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.opaque_member import OpaqueMember, assign, settle
+from tests.support.topics import make
+
+NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
+NON_EMPTY_GROUP, FENCED_INSTANCE_ID = 68, 82
+
+
+@pytest.fixture
+def gateways(cluster, cluster_address, tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
+
+
+@pytest.fixture
+def connect(gateways):
+    """A new connection to one of the two gateways, in turn; or to the one that is asked for."""
+    with contextlib.ExitStack() as stack:
+        count = iter(range(1_000))
+
+        def connect(number=None):
+            gateway = gateways[next(count) % 2 if number is None else number]
+            return stack.enter_context(WireConnection(gateway.port))
+
+        yield connect
+
+
+def expire(cluster, member):
+    ended = t.opaque_member.update().where(OPAQUE_MEMBER.member_id == member.member_id).values(until_ms=0)
+    cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
+
+
+def await_rebalance(member):
+    """The JoinGroup of another member is on its way, on another connection."""
+    while member.beat() != REBALANCE_IN_PROGRESS:
+        pass
+
+
+def commit(member, offset, topic="t"):
+    kind = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition = kind.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+    )
+    request = OffsetCommitRequest(
+        group_id=member.group_id,
+        generation_id_or_member_epoch=member.generation,
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        topics=[kind(name=topic, partitions=[partition])],
+    )
+    return member.wire.exchange(request, 8).topics[0].partitions[0].error_code
+
+
+def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
+    make(cluster, "t")
+    members = [OpaqueMember(connect()) for _ in range(3)]
+    assert sorted(settle(*members)) == [b"a0", b"a1", b"a2"]
+    first, second, third = members
+    assert [member.beat(connect()) for member in members] == [NONE] * 3
+    assert [commit(member, 5) for member in members] == [NONE] * 3
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 5}
+    second.metadata = b"changed"
+    second.send_join()
+    await_rebalance(first)
+    assert third.beat() == REBALANCE_IN_PROGRESS
+    first.send_sync()
+    assert first.synced() == REBALANCE_IN_PROGRESS
+    old = third.generation
+    assert third.leave() == NONE
+    assert (third.beat(), commit(third, 6)) == (UNKNOWN_MEMBER_ID, UNKNOWN_MEMBER_ID)
+    assert first.join() == NONE
+    assert second.joined().error_code == NONE
+    assert (first.generation, second.generation) == (old + 1, old + 1)
+    leader, follower = (first, second) if first.others else (second, first)
+    assert commit(follower, 7) == REBALANCE_IN_PROGRESS, "before the assignment"
+    follower.send_sync()
+    assert leader.assign("b") in (b"b0", b"b1")
+    assert follower.synced() in (b"b0", b"b1")
+    follower.generation -= 1
+    assert (follower.beat(), commit(follower, 8)) == (ILLEGAL_GENERATION, ILLEGAL_GENERATION)
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 5}
+    assert leader.leave() == follower.leave() == NONE
+
+
+def test_a_rebalance_goes_on_after_a_gateway_is_killed(cluster, gateways, connect):
+    """Killed while one member waits in JoinGroup; then, while one waits in SyncGroup."""
+    first, second = OpaqueMember(connect(0)), OpaqueMember(connect(1))
+    settle(first, second)
+    for members in ((first, second), (second, first)):
+        waiting, other = members
+        waiting.metadata += b"!"
+        waiting.send_join()
+        await_rebalance(other)
+        dead = gateways[0 if members[0] is first else 1]
+        dead.kill()
+        assert other.join() == NONE, "the killed gateway's member is in the generation"
+        waiting.wire = connect(1 if members[0] is first else 0)
+        assert waiting.join() == NONE
+        assert waiting.generation == other.generation
+        leader, follower = (waiting, other) if waiting.others else (other, waiting)
+        leader.send_sync(dict.fromkeys(leader.others, b"x"))
+        assert leader.synced() == b"x"
+        follower.send_sync()
+        assert follower.synced() == b"x"
+        dead.start()
+        waiting.wire = connect(0 if members[0] is first else 1)
+    assert first.beat() == second.beat() == NONE
+
+
+@pytest.mark.parametrize("failpoint", ["gateway.group-joined", "gateway.group-synced"])
+def test_a_gateway_that_ends_before_its_answer_has_decided(
+    cluster, cluster_address, tmp_path, gateways, connect, failpoint
+):
+    dying = GatewayProcess(tmp_path, cluster_address)
+    dying.start(failpoint)
+    member = OpaqueMember(connect(), instance_id="i")
+    if failpoint.endswith("synced"):
+        assert member.join() == NONE
+    with WireConnection(dying.port) as wire:
+        steady, member.wire = member.wire, wire
+        member.send_join() if failpoint.endswith("joined") else member.send_sync({member.member_id: b"x"})
+        with pytest.raises((AssertionError, OSError)):
+            member.wire.receive(member.join_request(), 9)
+    member.wire = steady
+    if failpoint.endswith("joined"):
+        assert member.join() == NONE, "the static member takes the place of the one that got no answer"
+        assert member.assign("a") == b"a0"
+    else:
+        member.send_sync({member.member_id: b"too late"})
+        assert member.synced() == b"x"
+    assert member.beat() == NONE
+
+
+def test_silent_members_are_dropped_by_any_process(cluster, connect):
+    first, second, third = (OpaqueMember(connect()) for _ in range(3))
+    settle(first, second, third)
+    expire(cluster, second)
+    assert first.beat() == REBALANCE_IN_PROGRESS
+    assert second.beat() == UNKNOWN_MEMBER_ID
+    assert sorted(settle(first, third)) == [b"a0", b"a1"]
+    for member in (first, third):
+        expire(cluster, member)
+    assert stale_groups(cluster.store) == ["g"]
+    reconcile_group(cluster.store, "g", {})
+    [found] = describe_groups(cluster.store, ["g"])
+    assert (found.state, found.members, stale_groups(cluster.store)) == ("Empty", (), [])
+
+
+def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
+    first = OpaqueMember(connect(), rebalance_timeout_ms=300)
+    settle(first)
+    second = OpaqueMember(connect(), rebalance_timeout_ms=300)
+    assert second.join() == NONE, "first does not join again"
+    assert second.others == [second.member_id]
+    assert first.beat() == UNKNOWN_MEMBER_ID
+
+
+def test_static_members_start_again_without_a_rebalance(cluster, connect):
+    first, second = (OpaqueMember(connect(), instance_id=name) for name in ("i", "j"))
+    assert first.join() == NONE
+    second.send_join()
+    await_rebalance(first)
+    assert first.join() == NONE
+    assert second.joined().error_code == NONE
+    assigned = assign(first, second)
+    again = OpaqueMember(connect(), instance_id="i")
+    again.send_join()
+    answer = again.joined()
+    assert (answer.error_code, answer.generation_id) == (NONE, second.generation)
+    assert answer.skip_assignment == bool(first.others)
+    again.send_sync()
+    assert again.synced() == assigned[0]
+    assert (first.beat(), again.beat(), second.beat()) == (FENCED_INSTANCE_ID, NONE, NONE)
+    assert (first.leave(), commit(first, 1)) == (FENCED_INSTANCE_ID, FENCED_INSTANCE_ID)
+    assert OpaqueMember(connect(), instance_id="i").leave() == NONE, "by the instance id alone"
+    assert again.beat() == UNKNOWN_MEMBER_ID
+    assert second.beat() == REBALANCE_IN_PROGRESS
+
+
+def test_descriptions_and_deletion_on_the_wire(cluster, connect):
+    make(cluster, "t")
+    wire = connect()
+    member = OpaqueMember(connect())
+    settle(member)
+    assert commit(member, 3) == NONE
+    [listed] = wire.exchange(ListGroupsRequest(states_filter=[], types_filter=[]), 5).groups
+    assert (listed.group_id, listed.protocol_type, listed.group_state, listed.group_type) == (
+        "g", "connect", "Stable", "classic",
+    )  # fmt: skip
+    assert wire.exchange(ListGroupsRequest(states_filter=[], types_filter=["consumer"]), 5).groups == []
+    [group] = wire.exchange(DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), 5).groups
+    assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "connect", "sessioned")
+    [described] = group.members
+    assert (described.member_id, described.client_id, described.client_host) == (member.member_id, "test", "/127.0.0.1")
+    assert (bytes(described.member_metadata), bytes(described.member_assignment)) == (b"metadata", b"a0")
+    delete = DeleteGroupsRequest(groups_names=["g"])
+    assert wire.exchange(delete, 2).results[0].error_code == NON_EMPTY_GROUP
+    with pytest.raises(NonEmptyGroupError):
+        delete_group(cluster.store, "g")
+    with pytest.raises(UnknownMemberIdError):
+        commit_offsets(cluster.store, "g", {TopicPartition("t", 0): 9})
+    [row] = group_lag(cluster.store, "g")
+    assert row.committed == 3
+    remove_from_group(cluster.store, "g", [member.member_id])
+    assert member.beat() == UNKNOWN_MEMBER_ID
+    [group] = wire.exchange(DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), 5).groups
+    assert (group.group_state, group.protocol_type, group.members) == ("Empty", "connect", [])
+    fetch = OffsetFetchRequest(
+        groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)], require_stable=True
+    )
+    assert wire.exchange(fetch, 8).groups[0].topics[0].partitions[0].committed_offset == 3
+    assert wire.exchange(delete, 2).results[0].error_code == NONE
+    assert list_groups(cluster.store) == []
+
+
+def test_a_group_changes_its_kind_only_when_it_is_empty(cluster, connect):
+    make(cluster, "t", 2)
+    opaque, consumer = OpaqueMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
+    settle(opaque)
+    assert consumer.join() == INCONSISTENT
+    with Consumer(cluster=str(cluster.store.address), group_id="g") as ours:
+        ours.subscribe(["t"])
+        with pytest.raises(InconsistentGroupProtocolError):
+            ours.poll(timeout_ms=100)
+    assert OpaqueMember(connect(), kind="other", instance_id="x").join() == INCONSISTENT
+    assert OpaqueMember(connect(), protocol="else", instance_id="x").join() == INCONSISTENT
+    assert opaque.leave() == NONE
+    assert consumer.join() == NONE
+    assert OpaqueMember(connect(), instance_id="x").join() == INCONSISTENT
+    [found] = describe_groups(cluster.store, ["g"])
+    assert (found.type, found.protocol_type) == ("consumer", "consumer")
+    assert consumer.leave() == NONE
+    assert OpaqueMember(connect(), instance_id="x").join() == NONE
+
+
+class LastTakesAll(AbstractPartitionAssignor):
+    """The member with the greatest id gets all partitions, which no assignor of a gateway does."""
+
+    name = "last-takes-all"
+    version = 0
+
+    def assign(self, cluster, members):
+        topics = sorted({topic for each in members for topic in each.metadata.topics})
+        kind = ConsumerProtocolAssignment.TopicPartition
+        everything = [kind(topic=topic, partitions=sorted(cluster.partitions_for_topic(topic))) for topic in topics]
+        last = max(each.member_id for each in members)
+        return {
+            each.member_id: ConsumerProtocolAssignment(
+                version=0, assigned_partitions=everything if each.member_id == last else [], user_data=b""
+            )
+            for each in members
+        }
+
+    def metadata(self, topics):
+        return ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"")
+
+    def on_assignment(self, assignment, generation=None):
+        pass
+
+
+def test_consumers_of_kafka_python_with_their_own_assignor(cluster, gateways):
+    make(cluster, "t", 3)
+    producer = kafka.KafkaProducer(bootstrap_servers=gateways[0].address)
+    for number in range(30):
+        producer.send("t", b"%d" % number, partition=number % 3)
+    producer.flush()
+    found, stopped = [], threading.Event()
+
+    def consume(address):
+        consumer = kafka.KafkaConsumer(
+            "t", bootstrap_servers=address, group_id="custom", auto_offset_reset="earliest", heartbeat_interval_ms=200,
+            partition_assignment_strategy=[LastTakesAll], metadata_max_age_ms=1000,
+        )  # fmt: skip
+        while not stopped.is_set():
+            for records in consumer.poll(timeout_ms=100).values():
+                found.extend(record.value for record in records)
+        consumer.close()
+
+    threads = [threading.Thread(target=consume, args=(gateway.address,)) for gateway in gateways]
+    try:
+        for thread in threads:
+            thread.start()
+        watcher = kafka.KafkaAdminClient(bootstrap_servers=gateways[0].address)
+        described = {}
+        while described.get("group_state") != "Stable" or len(described["members"]) < 2 or len(set(found)) < 30:
+            described = watcher.describe_groups(["custom"])["custom"]
+        watcher.close()
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert described["protocol_data"] == "last-takes-all"
+    counts = [
+        sum(len(each["partitions"]) for each in member["member_assignment"]["assigned_partitions"])
+        for member in sorted(described["members"], key=lambda each: each["member_id"])
+    ]
+    assert counts == [0, 3]
+    assert sum(committed_offsets(cluster.store, "custom").values()) == 30
+    [listed] = list_groups(cluster.store)
+    assert (listed.type, listed.protocol_type, listed.state) == ("classic", "consumer", "Empty")
+    json.dumps(described, default=str)
+    producer.close()
