@@ -11,6 +11,8 @@ from spark_log.delta_jars import spark_jars_folder
 
 BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
 """The broker, and Kafka's command line tools."""
+APPLICATIONS = ("org.apache.kafka:connect-file:4.1.0", "org.apache.kafka:kafka-streams:4.1.0")
+"""Connectors of files, for the worker of Kafka Connect that the tools bring; Kafka Streams."""
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -24,6 +26,11 @@ def broker_class_path() -> str:
     """Class path of the broker and its tools, for `java -cp`."""
     [scala] = spark_jars_folder().glob("scala-library-*.jar")  # the resolver leaves out what Spark itself brings
     return f"{_folder('broker', BROKER, '')}/*:{scala}"
+
+
+def applications_class_path() -> str:
+    """Class path of Kafka Connect with its connectors of files, and of Kafka Streams."""
+    return f"{_folder('applications', APPLICATIONS, '')}/*:{broker_class_path()}"
 
 
 def connector_jars() -> str:
