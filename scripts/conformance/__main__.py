@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.conformance.applications import applications
 from scripts.conformance.bank import bank
 from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
@@ -22,6 +23,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "kafka-tools": kafka_tools,
     "matrix": matrix,
     "other-clients": other_clients,
+    "applications": applications,
     "bank": bank,
 }
 

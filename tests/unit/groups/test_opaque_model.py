@@ -4,13 +4,21 @@ A gateway is the requests that it has open: it begins them in any order, looks a
 loses all of them when it is killed. The store has the group.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from spark_log.errors import SparkLogError
+from spark_log.groups.opaque import rules
 from spark_log.groups.opaque.rules import (
     Joining,
     OpaqueGroup,
@@ -62,6 +70,7 @@ class Gateways(RuleBasedStateMachine):
         self.ids = 0
         self.leaders: dict[int, str] = {}
         self.assigned: dict[int, set[bytes]] = {}
+        self.membership: dict[int, frozenset[str]] = {}
         self.last_generation = 0
 
     def change(self, step):
@@ -141,6 +150,21 @@ class Gateways(RuleBasedStateMachine):
             client.member_id, client.generation = member_id, answer.generation
             client.is_leader = answer.leader == member_id and not answer.skip_assignment
 
+    @rule(numbers=st.permutations(range(4)).flatmap(lambda order: st.integers(1, 4).map(lambda count: order[:count])))
+    def rebalance(self, numbers):
+        """Some of the clients join, and sync with the answers; nothing is lost."""
+        for _ in range(2):
+            for number in numbers:
+                self.join_group(number, number % GATEWAYS, "p", answered=True)
+        for gateway, requests in enumerate(self.open):
+            for place in reversed(range(len(requests))):
+                self.look_again(gateway, place, answered=True)
+        for number in numbers:
+            self.sync_group(number, number % GATEWAYS)
+        for gateway, requests in enumerate(self.open):
+            for place in reversed(range(len(requests))):
+                self.look_again(gateway, place, answered=True)
+
     @rule(number=clients)
     def beat(self, number):
         client = self.clients[number]
@@ -182,6 +206,12 @@ class Gateways(RuleBasedStateMachine):
         group = self.group
         assert group.generation >= self.last_generation, "the generation only grows"
         self.last_generation = group.generation
+        if group.state in (State.COMPLETING, State.STABLE) and self.clients[0].instance_id is None:
+            members = self.membership.setdefault(
+                group.generation, frozenset(member.member_id for member in group.joined)
+            )
+            assert members == {member.member_id for member in group.joined}, "a generation has the same members"
+            assert self.leaders.setdefault(group.generation, group.leader) == group.leader, "and the same leader"
         assert all(len(given) == 1 for given in self.assigned.values() if b"" not in given)
         looked = advance(group, self.now)
         change_ms = next_change_ms(looked)
@@ -213,3 +243,40 @@ class Gateways(RuleBasedStateMachine):
 
 Gateways.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestGateways = Gateways.TestCase
+
+
+# Each of these removes one rule; the model must detect it.
+
+
+def any_generation_is_right(patch):
+    patch(rules, "_in_generation", lambda group, member_id, instance_id, generation: member_of(group, member_id, None))
+
+
+def the_generation_stays(patch):
+    def complete(group, now_ms):
+        after = complete_join(group, now_ms)
+        return replace(after, generation=group.generation)
+
+    complete_join = rules._complete_join
+    patch(rules, "_complete_join", complete)
+
+
+def sessions_never_end(patch):
+    patch(rules, "_without", lambda group, member_ids, now_ms: group)
+
+
+def the_leader_changes_in_a_generation(patch):
+    replaced = rules.replace_member
+    patch(rules, "replace_member", lambda group, member: replace(replaced(group, member), leader=member.member_id))
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [any_generation_is_right, the_generation_stays, sessions_never_end, the_leader_changes_in_a_generation],
+)
+def test_the_model_detects(mutation, monkeypatch):
+    mutation(monkeypatch.setattr)
+    quiet = settings(max_examples=200, stateful_step_count=40, deadline=None, database=None, report_multiple_bugs=False,
+                     phases=[Phase.generate])  # fmt: skip
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        run_state_machine_as_test(Gateways, settings=quiet)
