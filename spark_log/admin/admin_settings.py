@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from spark_log.client_settings import check_number, check_text
 
 UNSUPPORTED = {
-    **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "the store and the storage grant access"),
     **dict.fromkeys(
         ("api_versions", "describe_features", "update_features", "get_broker_version_data",
          "describe_metadata_quorum", "send_request", "send_requests"),

@@ -63,6 +63,19 @@ def gateway(
     reauthentication_ms: Annotated[
         int, typer.Option(min=0, help="Clients authenticate again after so long (connections.max.reauth.ms); 0: never.")
     ] = 0,
+    acls: Annotated[
+        bool, typer.Option("--acls", help="Check what each client may do (authorizer.class.name): `spark-log acl`.")
+    ] = False,
+    super_users: Annotated[
+        str, typer.Option(metavar="USERS", help="May do everything: User:admin;User:CN=ops,O=Shop (super.users).")
+    ] = "",
+    allow_everyone: Annotated[
+        bool,
+        typer.Option(
+            "--allow-everyone-if-no-acl-found",
+            help="Resources without an ACL are open to all (allow.everyone.if.no.acl.found).",
+        ),
+    ] = False,
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
     has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
@@ -98,6 +111,8 @@ def gateway(
         tls=_tls_files(tls_cert, tls_key, tls_client_ca),
         sasl_mechanisms=tuple(each.strip().upper() for each in sasl.split(",") if each.strip()),
         allow_plain_without_tls=allow_plain_without_tls, connections_max_reauth_ms=reauthentication_ms,
+        acls=acls, super_users=frozenset(each.strip() for each in super_users.split(";") if each.strip()),
+        allow_everyone_if_no_acl_found=allow_everyone,
     )  # fmt: skip
 
     async def serve(opened: Cluster) -> None:

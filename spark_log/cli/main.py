@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from spark_log.arguments import explain_missing_cluster
 from spark_log.cli import (
+    acl,
     broker,
     cluster,
     console,
@@ -76,6 +77,7 @@ app.add_typer(quota.app, name="quota")
 app.command("coordinator")(coordinator.coordinator)
 app.command("gateway")(gateway.gateway)
 app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
 app.command("maintenance")(maintenance.maintenance)
 app.command("upkeep", hidden=True)(maintenance.maintenance)
 app.add_typer(store.app, name="store")

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_log.gateway.access.authorization import EVERYTHING, Access
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.wire import Message
 
@@ -26,6 +27,8 @@ class Client:
     """Those of the connection."""
     principal: str = ANONYMOUS
     """Who it is: `User:` and the name in its certificate, or the user that SASL has authenticated."""
+    access: Access = EVERYTHING
+    """What it may do."""
 
     @property
     def user(self) -> str:

@@ -1,15 +1,23 @@
-"""The operations that a client may do, as numbers of Kafka's AclOperation. There are no ACLs: all of them."""
+"""The operations that a client may do, as numbers of Kafka's AclOperation (KIP-430)."""
 
 from collections.abc import Collection
 
-_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = 3, 4, 5, 6, 7, 8
-_CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = 9, 10, 11, 12
+from spark_log.gateway.access.authorization import Access
+from spark_log.security.acl_rules import CLUSTER_NAME, OPERATIONS, ResourceType
 
-ON_TOPICS = frozenset({_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE, _DESCRIBE_CONFIGS, _ALTER_CONFIGS})
-ON_GROUPS = frozenset({_READ, _DELETE, _DESCRIBE})
-ON_CLUSTER = frozenset(
-    {_CREATE, _ALTER, _DESCRIBE, _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE}
-)
+_OF_GROUPS_HERE = frozenset({3, 5, 8})
+"""READ, DELETE, DESCRIBE: groups have no configs."""
+
+
+def operations_on(access: Access, resource_type: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:
+    """Those that the client may do on the resource."""
+    known = OPERATIONS[resource_type]
+    return frozenset(
+        int(each)
+        for each in known
+        if (resource_type is not ResourceType.GROUP or each in _OF_GROUPS_HERE)
+        and access.allows(each, resource_type, name)
+    )
 
 
 def bits_of(operations: Collection[int]) -> int:

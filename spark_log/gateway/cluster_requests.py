@@ -12,10 +12,11 @@ from kafka.protocol.admin import (
 from spark_log.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
 from spark_log.cluster.brokers import list_brokers
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import ON_CLUSTER
+from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.wire import Message
+from spark_log.security.acl_rules import ResourceType
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -25,7 +26,7 @@ _BROKERS = 1
 """Endpoint type; 2: controllers, to which clients do not connect."""
 
 
-async def describe_cluster(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_cluster(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Brokers and controller as in Metadata: gateways, since clients connect to them."""
     if request.version > 0 and request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(
@@ -48,7 +49,11 @@ async def describe_cluster(gateway: "Gateway", request: Message, _client: Client
         cluster_id=gateway.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
-        authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else None,
+        authorized_operations=(
+            operations_on(client.access, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else None
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_log import clock
+from spark_log.gateway.access.authorization import EVERYTHING, Access, authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client
@@ -51,6 +52,7 @@ class Connection:
         self._last_is_pipelined = False
         self._software = admitted.software
         self._claims = Claims()
+        self._client = Client("", self._host, self._software, self._claims, self._principal)
         self._muted_until_s = 0.0
 
     async def serve(self) -> None:
@@ -95,7 +97,9 @@ class Connection:
         if self._login is not None and await self._is_login(self._login, header, frame):
             return
         api = self._gateway.apis.get(header.api_key)
-        client = Client(header.client_id, self._host, self._software, self._claims, self._principal)
+        authorizer = self._gateway.authorizer
+        access = EVERYTHING if authorizer is None else await authorizer.access(self._principal, self._host)
+        client = self._client_of(header, access)
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
@@ -116,6 +120,13 @@ class Connection:
         self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s))
         self._last_is_pipelined = api.pipelined
         await self._answers.put(self._last)
+
+    def _client_of(self, header: RequestHeader, access: Access) -> Client:
+        """The same value as for the request before, unless something has changed."""
+        last = self._client
+        if (header.client_id, self._software) != (last.client_id, last.software) or access is not last.access:
+            self._client = Client(header.client_id, self._host, self._software, self._claims, self._principal, access)
+        return self._client
 
     async def _is_login(self, login: Login, header: RequestHeader, frame: memoryview) -> bool:
         """Whether the request was one of SASL: a client that authenticates again (KIP-368). It is answered."""
@@ -139,7 +150,8 @@ class Connection:
         cpu_of_request.set(cpu)
         if api.key == _FETCH:
             request.max_bytes = quotas.fetch_bytes_max(client, request.max_bytes)
-        response = await api.handler(self._gateway, request, client)
+        serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
+        response = await serve(self._gateway, request, client)
         encode = partial(encode_response, response, header.version, header.correlation_id)
         answer = None if response is None else encode() if cpu is None else cpu.measure(encode)
         done = counters.requests[api.name]

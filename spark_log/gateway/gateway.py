@@ -26,8 +26,10 @@ from spark_log.gateway import (
     transaction_inspection_requests,
     transaction_requests,
 )
-from spark_log.gateway.access import login, user_requests
+from spark_log.gateway.access import acl_requests, login, user_requests
+from spark_log.gateway.access.authorization import Authorizer
 from spark_log.gateway.access.entry import STREAM_BYTES, Admitted, Entry
+from spark_log.gateway.access.rights import RIGHTS
 from spark_log.gateway.access.tls import Certificates
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
@@ -74,6 +76,7 @@ APIS: Sequence[Api] = (
     *transaction_inspection_requests.APIS,
     *transaction_requests.APIS,
     *user_requests.APIS,
+    *acl_requests.APIS,
 )
 
 
@@ -86,6 +89,7 @@ class Gateway:
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
         self.cluster, self.settings = cluster, settings
+        assert all(api.name in RIGHTS for api in APIS), "an API without an entry in the table of rights"
         self.apis: dict[int, Api] = {api.key: api for api in APIS}
         if settings.sasl_mechanisms:
             self.apis |= {api.key: api for api in login.APIS}
@@ -99,6 +103,11 @@ class Gateway:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
         self._connections: set[asyncio.Task[None]] = set()
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
+        self.authorizer: Authorizer | None = None
+        if settings.acls:
+            self.authorizer = Authorizer(
+                cluster.store, self.call, settings.super_users, settings.allow_everyone_if_no_acl_found
+            )
         self._entry: Entry | None = None
         if settings.security_protocol != "PLAINTEXT":
             self._entry = Entry(settings, self._certificates, self.apis, cluster.store, self.call)

@@ -45,6 +45,12 @@ class GatewaySettings:
     """Passwords may cross a network in the clear."""
     connections_max_reauth_ms: int = 0
     """connections.max.reauth.ms (KIP-368); 0: clients authenticate once."""
+    acls: bool = False
+    """Rights are checked (authorizer.class.name)."""
+    super_users: frozenset[str] = frozenset()
+    """super.users, such as User:admin."""
+    allow_everyone_if_no_acl_found: bool = False
+    """allow.everyone.if.no.acl.found."""
     unauthenticated_connections_max: int = 1_000
     authentication_timeout_s: float = 10.0
     """For TLS and SASL together."""
@@ -55,6 +61,11 @@ class GatewaySettings:
         unknown = [each for each in self.sasl_mechanisms if each not in MECHANISMS]
         if unknown:
             raise InvalidConfigurationError(f"--sasl: expected {', '.join(MECHANISMS)}, got {unknown[0]!r}")
+        if self.super_users and not self.acls:
+            raise InvalidConfigurationError("--super-users have a meaning with --acls only")
+        for each in self.super_users:
+            if not each.startswith("User:") or each == "User:":
+                raise InvalidConfigurationError(f"--super-users: expected User:NAME, got {each!r}")
         in_the_clear = PLAIN in self.sasl_mechanisms and self.tls is None
         if in_the_clear and not (self.allow_plain_without_tls or is_loopback(self.host)):
             raise InvalidConfigurationError(

@@ -17,7 +17,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import GroupSubscribedToTopicError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import ON_GROUPS
+from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.classic_groups import encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.wire import Message
@@ -26,6 +26,7 @@ from spark_log.groups.group_inspection import GroupDescription, MemberDescriptio
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.ids import TopicPartition
+from spark_log.security.acl_rules import ResourceType
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -64,20 +65,26 @@ def _list_groups(gateway: "Gateway", request: Message) -> Message:
     return ListGroupsResponse(throttle_time_ms=0, error_code=outcome.code, groups=groups)
 
 
-async def describe_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
     """A group that does not exist has the state Dead."""
-    return await gateway.call(_describe_groups, gateway, request)
+    return await gateway.call(_describe_groups, gateway, request, client)
 
 
-def _describe_groups(gateway: "Gateway", request: Message) -> Message:
-    operations = ON_GROUPS if request.include_authorized_operations else None
+def _describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
+    def operations(group_id: str) -> Collection[int] | None:
+        wanted = request.include_authorized_operations
+        return operations_on(client.access, ResourceType.GROUP, group_id) if wanted else None
 
     def describe(group_id: str) -> GroupDescription:
         check_group_id(group_id)
         return group_inspection.describe_groups(gateway.cluster.store, [group_id])[0]
 
     groups = [
-        _described(group_id, outcome_of(lambda group_id=group_id: describe(group_id)), operations)  # type: ignore[misc]
+        _described(
+            group_id,
+            outcome_of(lambda group_id=group_id: describe(group_id)),  # type: ignore[misc]
+            operations(group_id),
+        )
         for group_id in request.groups
     ]
     return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)

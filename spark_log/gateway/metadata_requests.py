@@ -19,12 +19,15 @@ from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import SparkLogError, TopicAlreadyExistsError
+from spark_log.gateway.access.authorization import Access
+from spark_log.gateway.access.rights import TOPIC_REFUSED
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import ON_CLUSTER, ON_TOPICS
+from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.wire import Message
 from spark_log.metadata.columns import PARTITION
+from spark_log.security.acl_rules import Operation, ResourceType
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -84,7 +87,7 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
         topic = topics.get(name)
         code = NONE
         if topic is None and request.allow_auto_topic_creation is not False and gateway.settings.auto_create_topics:
-            topic, code = _create(gateway, name)
+            topic, code = _create(gateway, name, client.access)
         if topic is not None:
             answers.append(_topic(gateway, topic, gateways, client))
         else:
@@ -97,7 +100,11 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
             answers.append(_missing(None, _UNKNOWN_TOPIC_ID, topic_id))
     if request.include_topic_authorized_operations:
         for answer in answers:
-            answer.authorized_operations = ON_TOPICS if answer.error_code == NONE else frozenset()
+            answer.authorized_operations = (
+                operations_on(client.access, ResourceType.TOPIC, answer.name)
+                if answer.error_code == NONE
+                else frozenset()
+            )
     brokers = [
         MetadataResponse.MetadataResponseBroker(node_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone)
         for each in gateways
@@ -108,12 +115,18 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
         cluster_id=gateway.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         topics=answers,
-        authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else None,
+        authorized_operations=(
+            operations_on(client.access, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else None
+        ),
     )
 
 
-def _create(gateway: "Gateway", name: str) -> tuple[Topic | None, int]:
+def _create(gateway: "Gateway", name: str, access: Access) -> tuple[Topic | None, int]:
     """A topic with num.partitions, as a broker with auto.create.topics.enable makes it."""
+    if not (access.allows(Operation.CREATE, ResourceType.TOPIC, name) or access.allows_on_cluster(Operation.CREATE)):
+        return None, TOPIC_REFUSED
     try:
         with suppress(TopicAlreadyExistsError):
             create_topic(gateway.cluster, name, gateway.settings.partitions_of_new_topics)

@@ -25,7 +25,7 @@ from spark_log.controller.reassignments import begin_reassignments
 from spark_log.controller.requested_elections import elect
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import ON_TOPICS, bits_of
+from spark_log.gateway.authorized_operations import bits_of, operations_on
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.wire import Message
@@ -33,6 +33,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata.columns import PARTITION
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
+from spark_log.security.acl_rules import ResourceType
 from spark_log.segments.plan import Found, find_positions
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
                 topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
                 is_internal=is_internal(name),
                 partitions=partitions,
-                topic_authorized_operations=bits_of(ON_TOPICS),
+                topic_authorized_operations=bits_of(operations_on(client.access, ResourceType.TOPIC, name)),
             )
         )
     cursor = None

@@ -11,6 +11,7 @@ from spark_log.gateway.api import Api
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.quota_budgets import QuotaBudgets
 
 
 class GoneClient:
@@ -40,14 +41,18 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
         api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True)
         settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
         gateway = SimpleNamespace(
-            settings=settings, apis={api.key: api}, counters=Counters(), is_flexible=lambda *_: False
-        )
+            settings=settings, apis={api.key: api}, counters=Counters(), is_flexible=lambda *_: False,
+            authorizer=None, quotas=QuotaBudgets(None, None),
+        )  # fmt: skip
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
         reader = asyncio.StreamReader()
         reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
         serving = asyncio.create_task(Connection(gateway, Admitted(reader, GoneClient())).serve())
-        while len(asyncio.all_tasks()) < 6:  # this, reading, writing, and three requests, of which one has no room
+        while (
+            not serving.done() and len(asyncio.all_tasks()) < 6
+        ):  # this, reading, writing, and three requests, of which one has no room
             await asyncio.sleep(0)
+        assert not serving.done()
         go_on.set()
         done, _ = await asyncio.wait([serving], timeout=10)
         assert done

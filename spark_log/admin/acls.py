@@ -1,0 +1,120 @@
+"""Access control lists, with kafka-python's types. Changes are recorded in `__audit`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+)
+from kafka.admin import ResourceType as KafkaResourceType
+
+from spark_log.admin.audit import recorded
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import IllegalArgumentError, SparkLogError
+from spark_log.security import acls as stored
+from spark_log.security.acl_rules import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+
+
+def create_acls(cluster: Cluster, who: str, source: str, acls: Sequence[Acl]) -> list[SparkLogError | None]:
+    """The error of each ACL, None for success. `who` and `source` are for the audit."""
+    outcomes: list[SparkLogError | None] = []
+    for acl in acls:
+        try:
+            with recorded(cluster, who, "CreateAcls", target_of(acl), facts_of(acl), source):
+                stored.add_acls(cluster.store, [acl])
+            outcomes.append(None)
+        except SparkLogError as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def find_acls(cluster: Cluster, filter_: AclFilter) -> list[Acl]:
+    return [acl for acl in stored.read_acls(cluster.store) if filter_.matches(acl)]
+
+
+def delete_acls(cluster: Cluster, who: str, source: str, filters: Sequence[AclFilter]) -> list[list[Acl]]:
+    """The deleted ACLs, by filter."""
+    found = stored.remove_acls(cluster.store, filters)
+    for acl in dict.fromkeys(acl for acls in found for acl in acls):
+        with recorded(cluster, who, "DeleteAcls", target_of(acl), facts_of(acl), source):
+            pass
+    return found
+
+
+def target_of(acl: Acl) -> str:
+    """The resource as the audit and the command line name it."""
+    prefixed = "prefix " if acl.pattern_type is PatternType.PREFIXED else ""
+    return f"{acl.resource_type.name.lower()} {prefixed}{acl.resource_name}"
+
+
+def facts_of(acl: Acl) -> dict[str, str]:
+    return {
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": acl.operation.name,
+        "permission": acl.permission.name,
+    }
+
+
+def acl_of(given: Any) -> Acl:
+    """Of kafka-python's ACL. IllegalArgumentError."""
+    if not isinstance(given, ACL):
+        raise IllegalArgumentError(f"acls: expected ACL objects, got {type(given).__name__}")
+    pattern = given.resource_pattern
+    return acl_of_numbers(
+        pattern.resource_type, pattern.resource_name, pattern.pattern_type, given.principal, given.host,
+        given.operation, given.permission_type,
+    )  # fmt: skip
+
+
+def acl_of_numbers(
+    resource_type: int, name: str, pattern: int, principal: str, host: str, operation: int, permission: int
+) -> Acl:
+    """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
+    try:
+        return Acl(
+            ResourceType(resource_type), name, PatternType(pattern), principal, host, Operation(operation),
+            Permission(permission),
+        )  # fmt: skip
+    except ValueError as error:
+        raise IllegalArgumentError(f"ACL: {error}") from None
+
+
+def filter_of(given: Any) -> AclFilter:
+    """Of kafka-python's ACLFilter. IllegalArgumentError."""
+    pattern = given.resource_pattern
+    return filter_of_numbers(
+        pattern.resource_type, pattern.resource_name, pattern.pattern_type, given.principal, given.host,
+        given.operation, given.permission_type,
+    )  # fmt: skip
+
+
+def filter_of_numbers(
+    resource_type: int, name: str | None, pattern: int, principal: str | None, host: str | None, operation: int,
+    permission: int,
+) -> AclFilter:  # fmt: skip
+    """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
+    try:
+        return AclFilter(
+            ResourceType(resource_type), name, PatternType(pattern), principal, host, Operation(operation),
+            Permission(permission),
+        )  # fmt: skip
+    except ValueError as error:
+        raise IllegalArgumentError(f"ACL filter: {error}") from None
+
+
+def kafka_acl(acl: Acl) -> ACL:
+    """As kafka-python's class."""
+    return ACL(
+        acl.principal,
+        acl.host,
+        ACLOperation(acl.operation),
+        ACLPermissionType(acl.permission),
+        ResourcePattern(
+            KafkaResourceType(acl.resource_type), acl.resource_name, ACLResourcePatternType(acl.pattern_type)
+        ),
+    )

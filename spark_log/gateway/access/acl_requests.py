@@ -1,0 +1,129 @@
+"""Access control lists, for kafka-acls.sh. Only a gateway that checks them shows and changes them."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin import (
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+)
+
+from spark_log.admin import acls as on_acls
+from spark_log.errors import SecurityDisabledError
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.wire import Message
+from spark_log.security.acl_rules import Acl, AclFilter
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_SOURCE = "gateway"
+
+
+def _check_enabled(gateway: "Gateway") -> None:
+    if gateway.authorizer is None:
+        raise SecurityDisabledError("this gateway does not check ACLs: start it with --acls")
+
+
+def _filter(wanted: Message) -> AclFilter:
+    return on_acls.filter_of_numbers(
+        wanted.resource_type_filter, wanted.resource_name_filter, wanted.pattern_type_filter, wanted.principal_filter,
+        wanted.host_filter, wanted.operation, wanted.permission_type,
+    )  # fmt: skip
+
+
+async def describe_acls(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_describe, gateway, request)
+
+
+def _describe(gateway: "Gateway", request: Message) -> Message:
+    def found() -> list[Acl]:
+        _check_enabled(gateway)
+        return on_acls.find_acls(gateway.cluster, _filter(request))
+
+    outcome = outcome_of(found)
+    kind = DescribeAclsResponse.DescribeAclsResource
+    resources: dict[tuple[int, str, int], list[Message]] = {}
+    for acl in outcome.result or ():
+        described = kind.AclDescription(
+            principal=acl.principal, host=acl.host, operation=int(acl.operation), permission_type=int(acl.permission)
+        )
+        resources.setdefault((int(acl.resource_type), acl.resource_name, int(acl.pattern_type)), []).append(described)
+    return DescribeAclsResponse(
+        throttle_time_ms=0,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        resources=[
+            kind(resource_type=number, resource_name=name, pattern_type=pattern, acls=acls)
+            for (number, name, pattern), acls in resources.items()
+        ],
+    )
+
+
+async def create_acls(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """Each on its own. This gateway applies them at once, others in a second."""
+    response = await gateway.call(_create, gateway, request, client)
+    if gateway.authorizer is not None:
+        gateway.authorizer.forget()
+    return response
+
+
+def _create(gateway: "Gateway", request: Message, client: Client) -> Message:
+    def create(wanted: Message) -> None:
+        _check_enabled(gateway)
+        acl = on_acls.acl_of_numbers(
+            wanted.resource_type, wanted.resource_name, wanted.resource_pattern_type, wanted.principal, wanted.host,
+            wanted.operation, wanted.permission_type,
+        )  # fmt: skip
+        [error] = on_acls.create_acls(gateway.cluster, client.principal, _SOURCE, [acl])
+        if error is not None:
+            raise error
+
+    outcomes = [outcome_of(lambda wanted=wanted: create(wanted)) for wanted in request.creations]  # type: ignore[misc]
+    kind = CreateAclsResponse.AclCreationResult
+    return CreateAclsResponse(
+        throttle_time_ms=0, results=[kind(error_code=each.code, error_message=each.message) for each in outcomes]
+    )
+
+
+async def delete_acls(gateway: "Gateway", request: Message, client: Client) -> Message:
+    response = await gateway.call(_delete, gateway, request, client)
+    if gateway.authorizer is not None:
+        gateway.authorizer.forget()
+    return response
+
+
+def _delete(gateway: "Gateway", request: Message, client: Client) -> Message:
+    def delete(wanted: Message) -> list[Acl]:
+        _check_enabled(gateway)
+        return on_acls.delete_acls(gateway.cluster, client.principal, _SOURCE, [_filter(wanted)])[0]
+
+    outcomes = [outcome_of(lambda wanted=wanted: delete(wanted)) for wanted in request.filters]  # type: ignore[misc]
+    return DeleteAclsResponse(throttle_time_ms=0, filter_results=[_deleted(each) for each in outcomes])
+
+
+def _deleted(outcome: Outcome[list[Acl]]) -> Message:
+    kind = DeleteAclsResponse.DeleteAclsFilterResult
+    return kind(
+        error_code=outcome.code,
+        error_message=outcome.message,
+        matching_acls=[
+            kind.DeleteAclsMatchingAcl(
+                error_code=NONE, error_message=None, resource_type=int(acl.resource_type),
+                resource_name=acl.resource_name, pattern_type=int(acl.pattern_type), principal=acl.principal,
+                host=acl.host, operation=int(acl.operation), permission_type=int(acl.permission),
+            )
+            for acl in outcome.result or ()
+        ],
+    )  # fmt: skip
+
+
+APIS = (
+    Api(DescribeAclsRequest, describe_acls, advertised=(1, 3)),
+    Api(CreateAclsRequest, create_acls, advertised=(1, 3)),
+    Api(DeleteAclsRequest, delete_acls, advertised=(1, 3)),
+)

@@ -1,0 +1,188 @@
+"""Serves a request as far as its client has the rights of the table (`rights.py`)."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_log import clock
+from spark_log.cluster.topics import topics_of_uuids
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway.access.refusals import refusal, refused_element
+from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Shown, Whole
+from spark_log.gateway.access.sasl import Call
+from spark_log.gateway.error_codes import NONE
+from spark_log.gateway.wire import Message
+from spark_log.metadata.store import Store
+from spark_log.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
+from spark_log.security.acls import read_acls
+
+if TYPE_CHECKING:
+    from spark_log.gateway.api import Api, Client
+    from spark_log.gateway.gateway import Gateway
+
+_FRESH_S = 1.0
+_OPERATION_NOT_ATTEMPTED = 55
+_UNKNOWN_TOPIC_ID = 100
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rights of one client. `rights` None: the gateway does not check them."""
+
+    rights: Rights | None = None
+    principal: str = ""
+    host: str = ""
+
+    def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return self.rights is None or self.rights.allows(self.principal, self.host, operation, resource_type, name)
+
+    def allows_on_cluster(self, operation: Operation) -> bool:
+        return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def allows_any_topic(self, operation: Operation) -> bool:
+        if self.rights is None:
+            return True
+        return self.rights.allows_any(self.principal, self.host, operation, ResourceType.TOPIC)
+
+
+EVERYTHING = Access()
+
+
+class Authorizer:
+    """The ACLs of the store, at most a second old. While the store is away, the last ones count."""
+
+    def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
+        self._store, self._call = store, call
+        self._super_users, self._everyone = super_users, everyone
+        self._rights: Rights | None = None
+        self._read_s = -_FRESH_S
+        self._reading = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Read the ACLs again before the next request."""
+        self._read_s = -_FRESH_S
+
+    async def access(self, principal: str, host: str) -> Access:
+        """ConnectionError if the ACLs have never been read, and cannot be read now."""
+        if clock.monotonic_s() - self._read_s >= _FRESH_S:
+            async with self._reading:
+                if clock.monotonic_s() - self._read_s >= _FRESH_S:
+                    await self._read()
+        return Access(self._rights, principal, host)
+
+    async def _read(self) -> None:
+        began_s = clock.monotonic_s()
+        try:
+            acls = await self._call(lambda: read_acls(self._store))
+        except MetadataStoreUnavailableError as error:
+            if self._rights is None:
+                raise ConnectionAbortedError("the ACLs cannot be read now") from error
+        else:
+            self._rights = Rights(acls, self._super_users, self._everyone)
+        self._read_s = began_s
+
+
+async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> Message | None:
+    """The response of the API's handler to what the client may do, with refusals of the rest."""
+    rules, access = RIGHTS[api.name], client.access
+    for rule in rules:
+        if isinstance(rule, Whole):
+            resource = rule.resource(request)
+            if resource is None or access.allows(rule.operation, *resource):
+                continue
+            if not (rule.or_any_topic and access.allows_any_topic(Operation.WRITE)):
+                return refusal(request, CODES[resource[0]])
+    names: Mapping[uuid.UUID, str] = {}
+    ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
+    if ids:
+        names = await gateway.call(_names_of, gateway, ids)
+    refusals: list[tuple[Each, Message | None, list[Message]]] = []
+    empty = False
+    for rule in rules:
+        if isinstance(rule, Each):
+            empty |= _take_refused(rule, request, access, names, refusals)
+    if refusals and hasattr(request, "max_wait_ms"):
+        request.max_wait_ms = 0  # a fetch with an error is answered at once
+    response = refusal(request, NONE) if empty else await api.handler(gateway, request, client)
+    if response is not None:
+        for rule in rules:
+            if isinstance(rule, Shown):
+                _hide(rule, response, access)
+        for each, parent, refused in refusals:
+            _array_of(each, response, parent).extend(refused)
+    return response
+
+
+def _with_ids(request: Message, field: str) -> Sequence[Message]:
+    return [each for each in getattr(request, field, None) or () if getattr(each, "topic_id", None) is not None]
+
+
+def _names_of(gateway: "Gateway", ids: Sequence[uuid.UUID]) -> Mapping[uuid.UUID, str]:
+    found = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
+    return {uuid.UUID(hex=each): topic.name for each, topic in found.items()}
+
+
+def _take_refused(
+    rule: Each,
+    request: Message,
+    access: Access,
+    names: Mapping[uuid.UUID, str],
+    refusals: list[tuple[Each, Message | None, list[Message]]],
+) -> bool:
+    """Move the elements that are refused from the request to `refusals`; whether nothing is left that may be asked."""
+    nothing_left = False
+    parents = [request] if rule.within is None else list(getattr(request, rule.within) or ())
+    path = [rule.answers] if rule.within is None else [rule.within, rule.answers]
+    for parent in parents:
+        elements = getattr(parent, rule.field, None)
+        if not elements:
+            continue
+        allowed: list[Any] = []
+        refused: list[tuple[Any, int]] = []
+        for element in elements:
+            resource_type, name = rule.resource(request, element)
+            by_id = None if name else getattr(element, "topic_id", None)
+            if by_id is not None:
+                name = names.get(by_id)
+            may = not name or access.allows(rule.operation, resource_type, name)
+            if may or (rule.or_cluster and access.allows_on_cluster(rule.operation)):
+                allowed.append(element)
+            else:
+                unknown = by_id is not None and rule.unknown_if_by_id
+                refused.append((element, _UNKNOWN_TOPIC_ID if unknown else CODES[resource_type]))
+        if not refused:
+            continue
+        if rule.together:
+            refused += [(element, _OPERATION_NOT_ATTEMPTED) for element in allowed]
+            allowed = []
+        nothing_left |= not allowed and (rule.together or rule.empty_means_all)
+        setattr(parent, rule.field, allowed)
+        made = [refused_element(request, path, element, code) for element, code in refused]
+        refusals.append((rule, None if rule.within is None else parent, made))
+    return nothing_left
+
+
+def _array_of(rule: Each, response: Message, parent: Message | None) -> list[Message]:
+    """The array of the response that has the outcomes of the rule's elements in `parent`."""
+    if parent is None:
+        return getattr(response, rule.answers)  # type: ignore[no-any-return]
+    assert rule.within is not None
+    of_group = next(each for each in getattr(response, rule.within) if each.group_id == parent.group_id)
+    return getattr(of_group, rule.answers)  # type: ignore[no-any-return]
+
+
+def _hide(rule: Shown, response: Message, access: Access) -> None:
+    if rule.or_cluster and access.allows_on_cluster(rule.operation):
+        return
+    for parent in [response] if rule.within is None else getattr(response, rule.within, None) or ():
+        elements = getattr(parent, rule.field, None)
+        if elements:
+            shown = [each for each in elements if _may_see(rule, each, access)]
+            setattr(parent, rule.field, shown)
+
+
+def _may_see(rule: Shown, element: Message, access: Access) -> bool:
+    name = getattr(element, rule.name)
+    return not name or access.allows(rule.operation, rule.resource_type, name)
