@@ -62,10 +62,10 @@ sys.exit(jvm.wait(120))
 
 
 def make() -> None:
+    FILE.unlink(missing_ok=True)  # before the import: QUICK_JVM names the archive if there is one
     from tests.support.spark import QUICK_JVM
     from tests.support.subprocess_python import REPOSITORY
 
-    FILE.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / FILE.name
         options = f"{QUICK_JVM} -XX:ArchiveClassesAtExit={made} {_QUIET}"
