@@ -312,6 +312,7 @@ def test_consumers_of_kafka_python_with_their_own_assignor(cluster, gateways):
         described = {}
         while described.get("group_state") != "Stable" or len(described["members"]) < 2 or len(set(found)) < 30:
             described = watcher.describe_groups(["custom"])["custom"]
+            assert all(thread.is_alive() for thread in threads)
         watcher.close()
     finally:
         stopped.set()

@@ -219,7 +219,9 @@ class Gateways(RuleBasedStateMachine):
         assert advance(looked, self.now) == looked
         if looked.state in (State.COMPLETING, State.STABLE):
             assert looked.leader in looked.members and looked.protocol
-        assert (looked.state is State.EMPTY) == (not looked.joined)
+        if not looked.joined:  # as in Kafka, a rebalance without members waits for those that are pending
+            assert looked.state is State.EMPTY or (looked.state is State.PREPARING and looked.members)
+        assert looked.state is not State.EMPTY or not looked.joined
 
     def teardown(self):
         """Whatever has happened: members that go on get one generation, and the assignment of its leader."""
