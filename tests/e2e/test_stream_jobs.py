@@ -57,8 +57,9 @@ def records(log: Log, topic: str) -> list[dict[str, Any]]:
 
 
 def delays(log: Log) -> list[tuple[str, str, int, float]]:
-    rows = [json.loads(record["value"]) for record in records(log, "delays")]
-    for row, record in zip(rows, records(log, "delays"), strict=True):
+    found = records(log, "delays")
+    rows = [json.loads(record["value"]) for record in found]
+    for row, record in zip(rows, found, strict=True):
         assert json.loads(record["key"]) == {"window_start": row["window_start"], "origin": row["origin"]}
     return sorted((row["window_start"][11:16], row["origin"], row["flights"], row["mean_delay"]) for row in rows)
 
@@ -73,10 +74,13 @@ def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: 
     first = [("05:00", "EWR", 2, 15.0), ("05:00", "JFK", 1, 2.0)]
 
     started = subprocess.Popen(command("window", *job), env=environment(folder), stdout=subprocess.PIPE, text=True)
-    while len(delays(log)) < len(first) and ended(started, 0.2) is None:
-        pass
-    started.send_signal(signal.SIGTERM)
-    said, _ = started.communicate()
+    try:
+        while len(delays(log)) < len(first) and ended(started, 0.2) is None:
+            pass
+        started.send_signal(signal.SIGTERM)
+        said, _ = started.communicate()
+    finally:
+        started.kill()
     assert started.returncode == 0, said
     assert delays(log) == first
     summary = summary_of(said)
