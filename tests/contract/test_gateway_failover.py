@@ -68,7 +68,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
                 }
             )
             consumer.subscribe(["t"])
-            until = time.monotonic() + 60
+            until = time.monotonic() + 120
             while time.monotonic() < until and not (produced.is_set() and len(seen) >= len(sent) + len(sent_by_java)):
                 seen.update(message.value() for message in consumer.consume(500, 0.1) if message.error() is None)
             consumer.close()
@@ -81,7 +81,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
             for thread in (*producers, *consumers):
                 thread.start()
             until, kills = time.monotonic() + SECONDS, 0
-            while time.monotonic() < until:
+            while time.monotonic() < until or kills < 4:
                 time.sleep(PAUSE_S)  # the load; what it must survive is the rest of the loop
                 if kills == 2:
                     own_postgres_server.stop()
@@ -105,7 +105,6 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
     assert errors == []
     assert acknowledged_by_java == sent_by_java != []
     assert sorted(acknowledged) == sorted(sent) != []
-    assert kills >= 4
     assert Counter(row["value"] for row in rows) == Counter(sent + sent_by_java)
     assert seen == {*sent, *sent_by_java}
     for key in {row["key"] for row in rows}:
