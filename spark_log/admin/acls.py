@@ -5,6 +5,7 @@ from typing import Any
 
 from kafka.admin import (
     ACL,
+    ACLFilter,
     ACLOperation,
     ACLPermissionType,
     ACLResourcePatternType,
@@ -64,8 +65,19 @@ def acl_of(given: Any) -> Acl:
     """Of kafka-python's ACL. IllegalArgumentError."""
     if not isinstance(given, ACL):
         raise IllegalArgumentError(f"acls: expected ACL objects, got {type(given).__name__}")
+    return acl_of_numbers(*_fields(given))
+
+
+def filter_of(given: Any) -> AclFilter:
+    """Of kafka-python's ACLFilter. IllegalArgumentError."""
+    if not isinstance(given, ACLFilter):
+        raise IllegalArgumentError(f"ACL filter: expected an ACLFilter object, got {type(given).__name__}")
+    return filter_of_numbers(*_fields(given))
+
+
+def _fields(given: ACLFilter) -> tuple[int, str, int, str, str, int, int]:
     pattern = given.resource_pattern
-    return acl_of_numbers(
+    return (
         pattern.resource_type, pattern.resource_name, pattern.pattern_type, given.principal, given.host,
         given.operation, given.permission_type,
     )  # fmt: skip
@@ -75,22 +87,8 @@ def acl_of_numbers(
     resource_type: int, name: str, pattern: int, principal: str, host: str, operation: int, permission: int
 ) -> Acl:
     """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
-    try:
-        return Acl(
-            ResourceType(resource_type), name, PatternType(pattern), principal, host, Operation(operation),
-            Permission(permission),
-        )  # fmt: skip
-    except ValueError as error:
-        raise IllegalArgumentError(f"ACL: {error}") from None
-
-
-def filter_of(given: Any) -> AclFilter:
-    """Of kafka-python's ACLFilter. IllegalArgumentError."""
-    pattern = given.resource_pattern
-    return filter_of_numbers(
-        pattern.resource_type, pattern.resource_name, pattern.pattern_type, given.principal, given.host,
-        given.operation, given.permission_type,
-    )  # fmt: skip
+    kinds = _kinds("ACL", resource_type, pattern, operation, permission)
+    return Acl(kinds[0], name, kinds[1], principal, host, *kinds[2:])
 
 
 def filter_of_numbers(
@@ -98,13 +96,17 @@ def filter_of_numbers(
     permission: int,
 ) -> AclFilter:  # fmt: skip
     """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
+    kinds = _kinds("ACL filter", resource_type, pattern, operation, permission)
+    return AclFilter(kinds[0], name, kinds[1], principal, host, *kinds[2:])
+
+
+def _kinds(
+    what: str, resource_type: int, pattern: int, operation: int, permission: int
+) -> tuple[ResourceType, PatternType, Operation, Permission]:
     try:
-        return AclFilter(
-            ResourceType(resource_type), name, PatternType(pattern), principal, host, Operation(operation),
-            Permission(permission),
-        )  # fmt: skip
+        return ResourceType(resource_type), PatternType(pattern), Operation(operation), Permission(permission)
     except ValueError as error:
-        raise IllegalArgumentError(f"ACL filter: {error}") from None
+        raise IllegalArgumentError(f"{what}: {error}") from None
 
 
 def kafka_acl(acl: Acl) -> ACL:

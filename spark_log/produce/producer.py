@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AT_EXIT_S = 10.0
-"""Maximum time that a program that ends without `close` waits for its records."""
+AT_EXIT_S = 30.0
+"""Maximum time that a program that ends without `close` waits for its records; on a busy machine 10 s were too few."""
 
 
 class Producer:

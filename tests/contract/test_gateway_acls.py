@@ -289,6 +289,9 @@ def test_acls_are_managed_by_clients_admin_and_the_command_line(cluster, cluster
         assert ours.create_acls([found]) == theirs.create_acls([found]) == {"succeeded": [found], "failed": []}
         [(_, deleted, _)] = theirs.delete_acls([EVERYTHING])
         assert len(deleted) == 2 and ours.describe_acls(EVERYTHING)[0] == []
+        for call in (lambda: ours.describe_acls(None), lambda: ours.delete_acls(["orders"])):
+            with pytest.raises(IllegalArgumentError, match="expected an ACLFilter object"):
+                call()
         ours.create_acls([found])
     assert "Removed 1 ACLs" in run("remove", "--topic", "o", "--prefixed")
     recorded = {(each.who, each.action, each.target, each.outcome) for each in read_changes(cluster)}

@@ -26,10 +26,12 @@ assert admin.reset_configs([topic]) == {"topic": {"three": "OK"}}
 admin.create_partitions({"three": {"count": 3}})
 assert [p["leader_id"] for p in admin.describe_topics(["three"])[0]["partitions"]] == [1, 1, 1]
 assert admin.describe_log_dirs()[0]["broker"] == 1
-try:
-    admin.describe_acls(None)
-except kafka.errors.UnsupportedVersionError as error:
-    assert "describe_acls" in str(error)
+read, allow = kafka.admin.ACLOperation.READ, kafka.admin.ACLPermissionType.ALLOW
+pattern = kafka.admin.ResourcePattern(kafka.admin.ResourceType.TOPIC, "three")
+acl = kafka.admin.ACL("User:anna", "*", read, allow, pattern)
+assert admin.create_acls([acl]) == {"succeeded": [acl], "failed": []}
+assert admin.describe_acls(acl) == ([acl], kafka.errors.NoError)
+assert admin.delete_acls([acl]) == [(acl, [acl], kafka.errors.NoError)]
 admin.delete_records({zero: 1})
 admin.delete_topics(["three"])
 admin.close()
