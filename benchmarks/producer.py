@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: a cluster."""
+    """A cluster to be measured."""
 
     address: str
     store: str

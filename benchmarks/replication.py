@@ -1,4 +1,4 @@
-"""What replication costs, and how fast it recovers: `python -m benchmarks.replication`, `make bench-replication`.
+"""The cost of replication, and how fast it recovers: `python -m benchmarks.replication`, `make bench-replication`.
 
 Three embedded brokers with a local log dir each, on a SQLite cluster and on PostgreSQL too with --postgresql. Factor 3
 and factor 1 take turns in the same run, and their medians are compared.

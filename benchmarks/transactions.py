@@ -1,4 +1,4 @@
-"""What transactions cost: `python -m benchmarks.transactions`, `make bench-transactions`.
+"""The cost of transactions: `python -m benchmarks.transactions`, `make bench-transactions`.
 
 One transaction: begin, 10 sends of one record over 4 partitions, offsets of a group, commit; durable. Throughput: keyed
 values of 100 bytes in transactions of 1,000 records, against the same sends without transactions, where the program

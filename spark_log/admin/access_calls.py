@@ -15,7 +15,7 @@ _SOURCE = "admin"
 
 
 class AccessCalls:
-    """Mixin. Whoever can open the store may call them: the rights are those of clients of gateways."""
+    """Mixin. Every process that can open the store may call them: rights apply to clients of gateways only."""
 
     _cluster: Cluster
 

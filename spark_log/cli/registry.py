@@ -15,8 +15,8 @@ def registry(
 ) -> None:
     """Serve the cluster's schema registry: the REST API of Confluent's Schema Registry, for its serializers.
 
-    Start any number: the schemas are in the cluster's metadata store. There is no access control: whoever reaches the
-    address may register and delete schemas. SIGTERM or Ctrl-C ends it, after the requests that have begun.
+    Start any number: the schemas are in the cluster's metadata store. There is no access control: everyone who
+    reaches the address may register and delete schemas. SIGTERM or Ctrl-C ends it, after the requests that have begun.
 
     **Examples**
 

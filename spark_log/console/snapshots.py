@@ -1,4 +1,4 @@
-"""What all requests share of the cluster, each read at most once in its time, and what a role shows of it."""
+"""Facts of the cluster that all requests share, each read at most once in its time, and the part that a role shows."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What an API of the protocol is to a gateway, and what a handler gets."""
+"""The description of an API of the protocol in a gateway, and the arguments of its handler."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ ANONYMOUS = "User:ANONYMOUS"
 
 @dataclass(frozen=True)
 class Client:
-    """Who sent a request."""
+    """The sender of a request."""
 
     client_id: str
     host: str
@@ -26,9 +26,9 @@ class Client:
     claims: Claims = field(default_factory=Claims)
     """Those of the connection."""
     principal: str = ANONYMOUS
-    """Who it is: `User:` and the name in its certificate, or the user that SASL has authenticated."""
+    """`User:` and the name in its certificate, or the user that SASL has authenticated."""
     access: Access = EVERYTHING
-    """What it may do."""
+    """Decides on its rights."""
 
     @property
     def user(self) -> str:

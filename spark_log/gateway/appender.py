@@ -52,7 +52,7 @@ class SentBatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened to a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
+    """The outcome of a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
 
     `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
     """

@@ -54,7 +54,7 @@ def assignors() -> dict[str, Assignor]:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a JoinGroup request says. `owned`: what the member has and keeps."""
+    """The facts of a JoinGroup request. `owned`: the partitions that the member has and keeps."""
 
     me: Identity
     subscription: rows.Subscription
@@ -128,7 +128,7 @@ def beat(store: Store, joining: Joining) -> Membership:
 
 
 def sync(store: Store, me: Identity, generation: int) -> Membership:
-    """What the member may read, as it stands. IllegalGenerationError if it has to join again."""
+    """The member's assigned partitions. IllegalGenerationError if it has to join again."""
 
     def read(connection: sa.Connection) -> tuple[rows.MemberRow, Partitions]:
         row, _ = check_live(store, connection, me, lock=False)

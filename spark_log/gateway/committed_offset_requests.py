@@ -34,11 +34,21 @@ async def offset_commit(gateway: "Gateway", request: Message, client: Client) ->
     """Commit for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
     code, unknown = await gateway.call(_commit, gateway, request, client)
-    topics = [
-        kind(
+    topics = commit_outcomes(request, kind, kind.OffsetCommitResponsePartition, code, unknown)
+    return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
+
+
+def commit_outcomes(
+    request: Message, of_topic: type, of_partition: type, code: int, unknown: Collection[TopicPartition]
+) -> list[Message]:
+    """The topics of a commit's response, in its classes. `code` is for all partitions; without an error the `unknown`
+    partitions have one.
+    """
+    return [
+        of_topic(
             name=topic.name,
             partitions=[
-                kind.OffsetCommitResponsePartition(
+                of_partition(
                     partition_index=each.partition_index,
                     error_code=code
                     or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
@@ -48,7 +58,6 @@ async def offset_commit(gateway: "Gateway", request: Message, client: Client) ->
         )
         for topic in request.topics
     ]
-    return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
 def _commit(gateway: "Gateway", request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:

@@ -1,4 +1,4 @@
-"""What a gateway counts, for its metrics."""
+"""Counters of a gateway, for its metrics."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

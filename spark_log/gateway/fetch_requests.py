@@ -44,7 +44,7 @@ class _Wanted:
 
 @dataclass
 class _Found:
-    """What a partition's response carries."""
+    """The parts of a partition's response."""
 
     error: int = NONE
     high_watermark: int = -1

@@ -1,4 +1,4 @@
-"""What clients ask first: versions, brokers, topics and their leaders, coordinators."""
+"""The first requests of a client: versions, brokers, topics and their leaders, coordinators."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ async def api_versions(gateway: "Gateway", _request: Message, _client: Client) -
 
 
 def versions_response(apis: Iterable[Api], code: int = NONE) -> Message:
-    """What this gateway serves."""
+    """The APIs and versions that this gateway serves."""
     kind = ApiVersionsResponse.ApiVersion
     keys = [
         kind(api_key=api.key, min_version=api.advertised[0], max_version=api.advertised[1])

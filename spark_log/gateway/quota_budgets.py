@@ -1,4 +1,4 @@
-"""What limited clients have used at all gateways, and how long they wait.
+"""The use of limited clients at all gateways, and how long they wait.
 
 A gateway charges a client at once, against what it knows. A few times a second it adds its charges to those of the
 other gateways in the metadata store, and learns the sum. A client may therefore exceed its rate by what the gateways

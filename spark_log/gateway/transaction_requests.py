@@ -26,6 +26,7 @@ from spark_log.errors import (
 from spark_log.gateway import transactions
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
+from spark_log.gateway.committed_offset_requests import commit_outcomes
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
@@ -158,20 +159,7 @@ async def txn_offset_commit(gateway: "Gateway", request: Message, client: Client
         code = NONE
     except (SparkLogError, ClaimTakenError) as error:
         code = _code(error, request)
-    topics = [
-        kind(
-            name=topic.name,
-            partitions=[
-                kind.TxnOffsetCommitResponsePartition(
-                    partition_index=each.partition_index,
-                    error_code=code
-                    or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
-                )
-                for each in topic.partitions
-            ],
-        )
-        for topic in request.topics
-    ]
+    topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, unknown)
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 

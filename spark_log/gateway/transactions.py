@@ -42,7 +42,7 @@ def register_records(
             provisional=provisional,
             timeout_ms=timeout_ms,
         )
-    except Exception:
+    except Exception:  # whether it was stored is not known: asked before the next file is written
         log.abandon(written, topics)
         raise
     outcomes = {

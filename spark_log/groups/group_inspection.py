@@ -49,12 +49,12 @@ class GroupListing:
     """Topics to which live members have subscribed."""
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """What the members are: consumer, or that of an opaque group, such as connect."""
+    """The protocol type: consumer, or that of an opaque group, such as connect."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the members of an opaque group say to each other."""
+    """The data that members of an opaque group exchange."""
 
     metadata: bytes
     assignment: bytes
@@ -88,7 +88,7 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """What the members are: consumer, or that of an opaque group, such as connect."""
+    """The protocol type: consumer, or that of an opaque group, such as connect."""
 
 
 @dataclass(frozen=True)

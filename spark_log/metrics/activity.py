@@ -1,4 +1,4 @@
-"""What happened between two snapshots of a cluster: rates of topics and groups. Pure."""
+"""The activity between two snapshots of a cluster: rates of topics and groups. Pure."""
 
 from collections import defaultdict
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ class PartitionSize:
 
 @dataclass(frozen=True)
 class SizeSnapshot:
-    """What takes a look at every row of table segment. `bad_records`: bad keys and values in the files, by topic."""
+    """Facts that need a read of every row of table segment. `bad_records`: bad keys and values, by topic."""
 
     sizes: Mapping[TopicPartition, PartitionSize]
     bad_records: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What a process exports: facts of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
+"""Metrics of a process: of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
 
 Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
 """

@@ -32,7 +32,7 @@ REFRESH_MS = HOUR_MS
 
 
 class Kind(IntEnum):
-    """What a record of `__metrics` is about; the number is its partition."""
+    """The subject of a record of `__metrics`; the number is its partition."""
 
     CLUSTER = 0
     TOPIC = 1

@@ -40,7 +40,7 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Who shares a quota: the clients of a user, of a client id, of both, or of an IP address."""
+    """The clients that share a quota: those of a user, of a client id, of both, or of an IP address."""
 
     config: str
     names: tuple[tuple[str, str], ...]

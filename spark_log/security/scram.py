@@ -35,7 +35,7 @@ class Mechanism(IntEnum):
 
 @dataclass(frozen=True)
 class Credential:
-    """What a server keeps of a password. It proves a client's knowledge of it and does not contain it."""
+    """The data that a server keeps of a password. It proves a client's knowledge of it and does not contain it."""
 
     salt: bytes = field(repr=False)
     iterations: int

@@ -16,7 +16,7 @@ from spark_log.transactions.rules import Transaction
 
 
 class Role(Enum):
-    """What a connection acts as. Clients use different connections for the two; each role has a claim of its own."""
+    """The role of a connection. Clients use different connections for the two; each role has a claim of its own."""
 
     COORDINATOR = "coordinator"
     """AddPartitionsToTxn, AddOffsetsToTxn, EndTxn."""

@@ -36,7 +36,7 @@ def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
 
 
 class Sender(Enum):
-    """Who made the browser send a request."""
+    """The site that made the browser send a request."""
 
     CONSOLE = "a page of the console"
     USER = "the user, who typed the address or has a bookmark"

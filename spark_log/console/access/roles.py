@@ -22,7 +22,7 @@ EVERY_CHANGE = frozenset(Allow)
 
 @dataclass(frozen=True)
 class Role:
-    """What a user may see and change.
+    """A role: which data a user may see, and which changes it may make.
 
     `topics`: patterns such as `orders-*`; a topic that matches none does not exist for the user.
     `messages`: whether keys, values and headers are shown. `masked`: fields of messages that are hidden, such as

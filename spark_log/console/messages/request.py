@@ -1,4 +1,4 @@
-"""What a page, the API or a download asks for: the parameters of its address as a search."""
+"""Requests of pages, the API and downloads for messages: the parameters of the address as a search."""
 
 import base64
 import binascii

@@ -65,7 +65,7 @@ class Conditions:
 
 @dataclass
 class Budget:
-    """What a search may use; then it stops where it is. `stopped`: whether it is to stop at once, asked often."""
+    """The limits of a search; it stops where it reaches one. `stopped`: whether it is to stop at once, called often."""
 
     bytes_max: int
     seconds_max: float

@@ -1,4 +1,4 @@
-"""What happens to a connection before its requests are served: TLS, then SASL, both within a time limit."""
+"""Entry of a connection, before its requests are served: TLS, then SASL, both within a time limit."""
 
 import asyncio
 import logging

@@ -38,7 +38,7 @@ class State(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """What a member has done. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
+    """The state of a member. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
 
     PENDING = "pending"
     """It has got a member id, and has not joined with it. Not a member yet, but a rebalance waits for it."""
