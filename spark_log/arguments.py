@@ -9,15 +9,17 @@ from typing import Annotated
 import typer
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
+CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
+"""A file whose first line is the address."""
 _ABOUT_CLUSTERS = "It is the folder or URL of a cluster; `spark-log init FOLDER` makes one."
 
 ClusterAddress = Annotated[
     str,
     typer.Option(
         "--cluster",
-        envvar=CLUSTER_ENVIRONMENT_VARIABLE,
+        envvar=[CLUSTER_ENVIRONMENT_VARIABLE, CLUSTER_FILE_ENVIRONMENT_VARIABLE],
         metavar="FOLDER-OR-URL",
-        help="The cluster: its folder, or a postgresql+psycopg:// URL.",
+        help="The cluster: its folder, a postgresql+psycopg:// URL, or a file with one of them.",
         show_default=False,
     ),
 ]

@@ -143,7 +143,7 @@ def _address(given: Mapping[str, Any]) -> str:
     elif isinstance(address, list | tuple) and all(isinstance(each, str) for each in address):
         address = ",".join(address)  # of Kafka brokers, which Address refuses
     if address is None:
-        address = os.environ.get("SPARK_LOG_CLUSTER", "")
+        address = os.environ.get("SPARK_LOG_CLUSTER") or os.environ.get("SPARK_LOG_CLUSTER_FILE", "")
     if isinstance(address, os.PathLike):
         address = os.fspath(address)
     if not isinstance(address, str) or not address.strip():

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from spark_log.metadata.address import Address
+from spark_log.metadata.address import Address, check_transport
 
 NAMES_MAX = 1_000
 _TIMEOUT_S = 1
@@ -49,6 +49,7 @@ def _connection(address: Address) -> Iterator[tuple[Any, str]]:
     else:
         import psycopg
 
+        check_transport(address)
         url = address.url.replace("postgresql+psycopg://", "postgresql://", 1)
         with psycopg.connect(
             url, connect_timeout=_TIMEOUT_S + 1, options="-c default_transaction_read_only=on"

@@ -2,9 +2,10 @@
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from spark_log.broker_addresses import broker_refusal
 from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, UnsupportedStoreError, redact
@@ -18,20 +19,23 @@ class Address:
     """A cluster's address, parsed once.
 
     `url` is what SQLAlchemy opens; `folder` is set for an embedded cluster only. `str()` and `repr()` show no password.
+    `allow_insecure`: the connection may cross a network without verified TLS.
     """
 
     url: str
     folder: Path | None
+    allow_insecure: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "Address":
         """`/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`.
 
+        Or the path of a file whose first line is the address, so that a password in it is in no command line.
         `host:9092` is taken for a folder only if a folder of this name exists.
         """
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             raise InvalidConfigurationError(f"cluster: expected a folder or a postgresql+psycopg:// URL, got {text!r}")
-        text = text.strip()
+        text = _first_line(text.strip())
         refusal = broker_refusal(text)
         if refusal is not None:
             raise InvalidConfigurationError(refusal)
@@ -42,7 +46,8 @@ class Address:
                 raise InvalidConfigurationError(
                     "cluster: the user name or password in the URL has an @ or a /; write them as %40 and %2F"
                 )
-            return cls("postgresql+psycopg://" + rest, None)
+            place, allow_insecure = _without_flag(rest)
+            return cls("postgresql+psycopg://" + place, None, allow_insecure)
         if separator and scheme != "file":
             raise InvalidConfigurationError(
                 f"cluster: expected a folder or a postgresql+psycopg:// URL, got {redact(text)!r}"
@@ -57,10 +62,79 @@ class Address:
         return str(self) if self.folder else str(self).replace(":***@", "@", 1)
 
     def __str__(self) -> str:
-        return str(self.folder) if self.folder else redact(self.url)
+        if self.folder:
+            return str(self.folder)
+        flag = f"{'&' if '?' in self.url else '?'}{_ALLOW_INSECURE}=true" if self.allow_insecure else ""
+        return redact(self.url) + flag
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
+
+
+_ALLOW_INSECURE = "allow_insecure"
+_FILE_BYTES_MAX = 8192
+
+
+def _first_line(text: str) -> str:
+    """The first line of the file at this path; the text itself if there is no such file."""
+    if "://" in text or not os.path.isfile(os.path.expanduser(text)):
+        return text
+    try:
+        with open(os.path.expanduser(text), encoding="utf-8") as file:
+            found = (file.read(_FILE_BYTES_MAX).splitlines() or [""])[0].strip()
+    except (OSError, ValueError) as error:  # the content is not shown: it may be a password
+        raise InvalidConfigurationError(f"cluster: the file {text} cannot be read as text") from error
+    if "://" not in found and not os.path.isabs(found):
+        raise InvalidConfigurationError(f"cluster: the first line of the file {text} is neither a folder nor a URL")
+    return found
+
+
+def _without_flag(rest: str) -> tuple[str, bool]:
+    """The URL without parameter allow_insecure, and whether it is true. InvalidConfigurationError for another value."""
+    place, _, query = rest.partition("?")
+    parts = [part for part in query.split("&") if part]
+    flags = [part.partition("=")[2] for part in parts if part.partition("=")[0] == _ALLOW_INSECURE]
+    if any(flag not in ("true", "false") for flag in flags):
+        raise InvalidConfigurationError(f"cluster: {_ALLOW_INSECURE} is true or false")
+    others = [part for part in parts if part.partition("=")[0] != _ALLOW_INSECURE]
+    return place + ("?" + "&".join(others) if others else ""), "true" in flags
+
+
+def check_transport(address: Address, environ: Mapping[str, str] = os.environ) -> None:
+    """InvalidConfigurationError if the URL names a host of the network without sslmode=verify-full.
+
+    Hosts and modes of a service file are known when it is connected: `refuse_insecure`.
+    """
+    parts = urlsplit(address.url)
+    query = parse_qs(parts.query)
+    given = parts.netloc.rpartition("@")[2]
+    hosts = given.split(",") if given else []
+    hosts += [each for name in ("host", "hostaddr") for several in query.get(name, ()) for each in several.split(",")]
+    hosts += [environ.get("PGHOSTADDR", ""), "" if hosts else environ.get("PGHOST", "")]
+    mode = query.get("sslmode", [environ.get("PGSSLMODE", "")])[0]
+    if "service" in query or environ.get("PGSERVICE"):
+        return
+    for host in hosts:
+        refuse_insecure(address, _host(host), mode)
+
+
+def refuse_insecure(address: Address, host: str, sslmode: str) -> None:
+    """InvalidConfigurationError for a connection that others on the network could read or answer."""
+    local = not host or host.startswith(("/", "@")) or is_loopback(host)
+    if not (local or address.allow_insecure or sslmode == "verify-full"):
+        raise InvalidConfigurationError(
+            f"cluster: {address} would be reached at {host} with sslmode={sslmode or 'prefer'}, so that others on the"
+            " network could read or answer; add sslmode=verify-full (and sslrootcert=FILE), or allow_insecure=true on a"
+            " network that is yours alone"
+        )
+
+
+def _host(text: str) -> str:
+    """`db` of `db:5432`; `::1` of `[::1]:5432` and of `::1`."""
+    text = unquote(text)
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text if text.count(":") > 1 else text.partition(":")[0]
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,14 @@ from sqlalchemy import event
 
 from spark_log.errors import SparkLogError, UnsupportedStoreError
 from spark_log.metadata import sqlite_connections
-from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found, refuse_network_file_system
+from spark_log.metadata.address import (
+    SQLITE_FILE,
+    Address,
+    check_transport,
+    cluster_not_found,
+    refuse_insecure,
+    refuse_network_file_system,
+)
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.prepared import LastChanges, Prepared
 from spark_log.metadata.server_identity import ask_server
@@ -84,6 +91,7 @@ def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
 def _postgresql_engine(address: Address) -> sa.Engine:
     import psycopg  # slow to import
 
+    check_transport(address)
     engine = sa.create_engine(
         address.url,
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
@@ -95,6 +103,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def check(connection: Any, record: Any) -> None:
+        refuse_insecure(address, connection.info.host, connection.info.get_parameters().get("sslmode", ""))
         _postgresql_connections.add(connection)
         with connection.cursor() as cursor:
             cursor.execute(

@@ -102,7 +102,9 @@ def test_missing_cluster_names_the_variable_and_init(
     with pytest.raises(SystemExit):
         produce("t a.csv")
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("produce: Missing option '--cluster' (env var: 'SPARK_LOG_CLUSTER'). ")
+    assert first.startswith(
+        "produce: Missing option '--cluster' (env var: 'SPARK_LOG_CLUSTER, SPARK_LOG_CLUSTER_FILE'). "
+    )
     assert "spark-log init" in first
     assert second == "All arguments: spark-submit $(spark-log path jobs)/produce.py --help"
     assert produce("t a.csv --cluster x").shared.cluster == "x"

@@ -32,6 +32,8 @@ from spark_log.groups.group_names import check_group_id
 from spark_log.transactions.rules import TransactionRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
+_CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
+"""A file whose first line is the address."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -209,7 +211,9 @@ def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _cluster(given: OptionText, environ: Mapping[str, str]) -> str:
-    cluster = given.word("cluster", "kafka.bootstrap.servers") or environ.get(CLUSTER_ENVIRONMENT_VARIABLE, "").strip()
+    cluster = given.word("cluster", "kafka.bootstrap.servers")
+    for variable in (CLUSTER_ENVIRONMENT_VARIABLE, _CLUSTER_FILE_ENVIRONMENT_VARIABLE):
+        cluster = cluster or environ.get(variable, "").strip()
     if not cluster:
         raise InvalidOptionError(
             "Option 'cluster' must be specified: the folder or the URL of a spark-log cluster "

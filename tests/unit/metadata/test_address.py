@@ -1,0 +1,87 @@
+"""Addresses: files that hold one, and connections that others on the network could read."""
+
+import pytest
+
+from spark_log.errors import InvalidConfigurationError
+from spark_log.metadata.address import Address, check_transport, refuse_insecure
+
+PASSWORD = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("me:pw@127.0.0.1:5432/log", {}),
+        ("me@localhost/log", {}),
+        ("me@[::1]:5432/log", {}),
+        ("/log", {}),
+        ("/log?host=/var/run/postgresql", {}),
+        ("me@db.example/log?sslmode=verify-full", {}),
+        ("me@db.example/log", {"PGSSLMODE": "verify-full"}),
+        ("me@db.example/log?allow_insecure=true", {}),
+        ("me@127.0.0.1/log", {"PGHOST": "db.example"}),
+        ("/?service=log", {"PGHOST": "db.example"}),
+    ],
+)
+def test_connections_that_are_allowed(url, environment):
+    check_transport(Address.parse(f"postgresql://{url}"), environment)
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("me:pw@db.example:5432/log", {}),
+        ("me@10.0.0.1/log?sslmode=require", {}),
+        ("me@db.example/log?sslmode=verify-ca", {"PGSSLMODE": "verify-full"}),
+        ("me@127.0.0.1,db.example/log", {}),
+        ("/log?host=db.example", {}),
+        ("/log?host=127.0.0.1:5432&host=db.example:5432", {}),
+        ("me@127.0.0.1/log?hostaddr=10.0.0.1", {}),
+        ("/log", {"PGHOST": "db.example"}),
+        ("me@127.0.0.1/log", {"PGHOSTADDR": "10.0.0.1"}),
+        ("me@[2001:db8::1]:5432/log", {}),
+        ("me@db.example/log?allow_insecure=false", {}),
+        ("me@localhost.example/log", {}),
+    ],
+)
+def test_connections_that_are_refused(url, environment):
+    with pytest.raises(InvalidConfigurationError, match="verify-full") as refused:
+        check_transport(Address.parse(f"postgresql://{url}"), environment)
+    assert ":pw@" not in str(refused.value)
+
+
+def test_hosts_of_service_files_are_checked_when_they_are_connected():
+    address = Address.parse("postgresql:///?service=log")
+    refuse_insecure(address, "/var/run/postgresql", "")
+    refuse_insecure(address, "db.example", "verify-full")
+    with pytest.raises(InvalidConfigurationError):
+        refuse_insecure(address, "db.example", "require")
+
+
+@pytest.mark.parametrize("url", ["me@db/log?allow_insecure=true", "me@db/log?connect_timeout=3&allow_insecure=true"])
+def test_consent_is_kept_in_the_text_and_not_sent_to_the_server(url):
+    address = Address.parse(f"postgresql+psycopg://{url}")
+    assert address.allow_insecure and "allow_insecure" not in address.url
+    assert str(address) == f"postgresql+psycopg://{url}"
+    assert Address.parse(str(address)) == address
+    with pytest.raises(InvalidConfigurationError, match="true or false"):
+        Address.parse("postgresql://db/log?allow_insecure=yes")
+
+
+def test_a_file_holds_the_address(tmp_path):
+    file = tmp_path / "cluster"
+    file.write_text(f"postgresql://me:{PASSWORD}@127.0.0.1/log\n")
+    address = Address.parse(str(file))
+    assert address.url == f"postgresql+psycopg://me:{PASSWORD}@127.0.0.1/log"
+    assert PASSWORD not in f"{address} {address!r} {address.without_password}"
+    file.write_text("/data/log\n")
+    assert str(Address.parse(str(file))) == "/data/log"
+
+
+@pytest.mark.parametrize("content", [b"", PASSWORD.encode(), b"\xff" + PASSWORD.encode(), b"relative/folder"])
+def test_errors_of_a_file_do_not_show_its_content(tmp_path, content):
+    file = tmp_path / "cluster"
+    file.write_bytes(content)
+    with pytest.raises(InvalidConfigurationError) as refused:
+        Address.parse(str(file))
+    assert str(file) in str(refused.value) and PASSWORD not in str(refused.value)
