@@ -4,12 +4,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
 from tests.support.kafka_jars import broker_class_path
+
+Server = Callable[[], AbstractContextManager[str]]
+"""Starts a server, and gives its address."""
 
 
 class Step(NamedTuple):
@@ -71,15 +77,50 @@ STEPS = (
     Step("kafka-topics --describe, missing", _TOPICS, "--describe --topic orders"),
 )  # fmt: skip
 
+_ACLS = "kafka.admin.AclCommand"
+_USERS = "--entity-type users"
+ACCESS_STEPS = (
+    Step("kafka-configs, SCRAM user", _CONFIGS,
+         f"--alter {_USERS} --entity-name anna --add-config SCRAM-SHA-256=[iterations=8192,password=secret]"),
+    Step("kafka-configs, another mechanism", _CONFIGS,
+         f"--alter {_USERS} --entity-name anna --add-config SCRAM-SHA-512=[password=secret]"),
+    Step("kafka-configs, too few iterations", _CONFIGS,
+         f"--alter {_USERS} --entity-name ben --add-config SCRAM-SHA-256=[iterations=100,password=secret]"),
+    Step("kafka-configs, delete a credential", _CONFIGS,
+         f"--alter {_USERS} --entity-name anna --delete-config SCRAM-SHA-512"),
+    Step("kafka-acls --add", _ACLS, "--add --allow-principal User:anna --operation Read --topic orders --group g"),
+    Step("kafka-acls --add, prefixed", _ACLS,
+         "--add --deny-principal User:ben --operation All --topic raw- --resource-pattern-type prefixed"),
+    Step("kafka-acls --add --producer", _ACLS, "--add --allow-principal User:anna --producer --topic out"),
+    Step("kafka-acls --list", _ACLS, "--list"),
+    Step("kafka-acls --list, match", _ACLS, "--list --topic raw-1 --resource-pattern-type match"),
+    Step("kafka-acls --add, cluster", _ACLS, "--add --allow-principal User:anna --operation Describe --cluster"),
+    Step("kafka-acls --remove", _ACLS, "--remove --force --allow-principal User:anna --operation Read --topic orders"),
+    Step("kafka-acls --list, after", _ACLS, "--list"),
+)  # fmt: skip
+"""On servers that check ACLs, with a client that may do everything."""
+_AUTHORIZER = {
+    "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super_users": "User:ANONYMOUS",
+}
+
 
 def kafka_tools(cache: Path) -> list[Result]:
     """Each step, on a gateway and on a broker: "passed" if it prints the same."""
+    on_gateway = partial(gateway, "--acls", "--super-users", "User:ANONYMOUS")
+    return [
+        *_compare(STEPS, gateway, broker, cache),
+        *_compare(ACCESS_STEPS, on_gateway, partial(broker, **_AUTHORIZER), cache),
+    ]
+
+
+def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: Path) -> list[Result]:
     outputs = []
-    for server in (gateway, broker):
+    for server in (ours_at, theirs_at):
         with server() as address:
-            outputs.append([_compared(_run(step, address, cache), address, step) for step in STEPS])
+            outputs.append([_compared(_run(step, address, cache), address, step) for step in steps])
     results = []
-    for step, ours, theirs in zip(STEPS, *outputs, strict=True):
+    for step, ours, theirs in zip(steps, *outputs, strict=True):
         results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
         if ours != theirs:
             print(f"--- {step.tool}: gateway\n{ours}\n--- broker\n{theirs}\n", file=sys.stderr)

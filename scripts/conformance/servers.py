@@ -27,7 +27,7 @@ def gateway(*options: str, brokers: int = 1) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def broker() -> Iterator[str]:
-    """Address of a broker of Kafka without any topics."""
-    with KafkaBroker(num_partitions=_PARTITIONS) as running:
+def broker(**configs: str | int) -> Iterator[str]:
+    """Address of a broker of Kafka without any topics. `configs`: with _ in place of dots."""
+    with KafkaBroker(None, num_partitions=_PARTITIONS, heap="1g", **configs) as running:
         yield running.address
