@@ -11,13 +11,22 @@ import typer
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
 """A file whose first line is the address."""
+
+
+class _Variables(list[str]):
+    """Names of environment variables; typer shows them in errors."""
+
+    def __str__(self) -> str:
+        return " or ".join(self)
+
+
 _ABOUT_CLUSTERS = "It is the folder or URL of a cluster; `spark-log init FOLDER` makes one."
 
 ClusterAddress = Annotated[
     str,
     typer.Option(
         "--cluster",
-        envvar=[CLUSTER_ENVIRONMENT_VARIABLE, CLUSTER_FILE_ENVIRONMENT_VARIABLE],
+        envvar=_Variables([CLUSTER_ENVIRONMENT_VARIABLE, CLUSTER_FILE_ENVIRONMENT_VARIABLE]),
         metavar="FOLDER-OR-URL",
         help="The cluster: its folder, a postgresql+psycopg:// URL, or a file with one of them.",
         show_default=False,

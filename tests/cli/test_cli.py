@@ -107,7 +107,7 @@ def test_error_for_a_misspelt_topic_suggests_a_similar_name(events: Path) -> Non
 def test_missing_cluster_says_how_to_make_one() -> None:
     refused = run("topic", "list")
     assert refused.exit_code == 2
-    assert "'--cluster' (env var: 'SPARK_LOG_CLUSTER, SPARK_LOG_CLUSTER_FILE')" in refused.stderr
+    assert "'--cluster' (env var: 'SPARK_LOG_CLUSTER or SPARK_LOG_CLUSTER_FILE')" in refused.stderr
     assert "`spark-log init FOLDER` makes one" in refused.stderr
 
 

@@ -16,6 +16,8 @@ from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError
 from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+from spark_log.metadata.store import Store
 from tests.support.console import running_console
 from tests.support.gateway_process import GatewayProcess
 from tests.support.postgres import free_port
@@ -72,13 +74,14 @@ def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog
         run(*command.split())
     assert run("produce", "t", text="hello\n").exit_code == 0
     assert "hello" in run("consume", "t", "--from", "earliest").output
-    for wrong in ("nothing-here", "nothing?sslmode=bad", "a/b@c/d"):
+    place = address_file.read_text().rpartition("/")[0]
+    with pytest.raises(SparkLogError) as raised, contextlib.closing(Store(Address.parse(f"{place}/nothing"))) as store:
+        store.read(lambda connection: None, timeout_ms=100)
+    texts.extend([str(raised.value), repr(raised.value)])
+    for wrong in (f"{place}/nothing?sslmode=bad", f"{place}/a/b@c/d"):
         other = tmp_path / "secret" / "wrong"
-        other.write_text(f"postgresql://spark_log:{CANARY}@127.0.0.1:{free_port()}/{wrong}")
+        other.write_text(wrong)
         assert run("status", "--cluster", str(other)).exit_code == 1
-        with pytest.raises(SparkLogError) as raised:
-            Cluster.open(str(other))
-        texts.extend([str(raised.value), repr(raised.value)])
     metrics_port = free_port()
     options = ["--sasl", "PLAIN", "--metrics-port", str(metrics_port), "--workers", "2"]
     with Cluster.open(str(address_file)) as cluster, GatewayProcess(root, str(address_file), *options) as gateway:

@@ -103,7 +103,7 @@ def test_missing_cluster_names_the_variable_and_init(
         produce("t a.csv")
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(
-        "produce: Missing option '--cluster' (env var: 'SPARK_LOG_CLUSTER, SPARK_LOG_CLUSTER_FILE'). "
+        "produce: Missing option '--cluster' (env var: 'SPARK_LOG_CLUSTER or SPARK_LOG_CLUSTER_FILE'). "
     )
     assert "spark-log init" in first
     assert second == "All arguments: spark-submit $(spark-log path jobs)/produce.py --help"
