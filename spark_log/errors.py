@@ -8,7 +8,7 @@ SparkLogError
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
-│   ├── NotCoordinatorError, NotControllerError
+│   ├── NotCoordinatorError, CoordinatorLoadInProgressError, NotControllerError
 │   ├── SchemaRegistryUnavailableError
 │   └── KafkaTimeoutError
 └── FatalError                        the same call fails again
@@ -30,7 +30,9 @@ SparkLogError
     │   NoReassignmentInProgressError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
     │   EligibleLeadersNotAvailableError
     ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
-    │   RebalanceInProgressError, AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
+    │   RebalanceInProgressError, AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError,
+    │   FencedMemberEpochError, StaleMemberEpochError, UnreleasedInstanceIdError, UnsupportedAssignorError,
+    │   GroupMaxSizeReachedError, InvalidRegularExpressionError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
@@ -500,6 +502,14 @@ class CheckpointMismatchError(FatalError):
     """
 
 
+class CoordinatorLoadInProgressError(RetriableError):
+    """The group cannot answer a member yet: its assignment is being computed, or the member must first report all that
+    it has.
+
+    Remedy: none; Kafka clients repeat the request in full.
+    """
+
+
 class UnknownMemberIdError(FatalError):
     """The member is not, or no longer, in the group: its session ended, and other members may own its partitions.
 
@@ -525,6 +535,48 @@ class FencedInstanceIdError(FatalError):
     """Another member joined with the same group.instance.id.
 
     Remedy: give each running consumer its own group_instance_id.
+    """
+
+
+class FencedMemberEpochError(FatalError):
+    """A member of the consumer protocol sent an epoch that is not its own.
+
+    Remedy: none; Kafka clients give their partitions up and join again.
+    """
+
+
+class StaleMemberEpochError(FatalError):
+    """Offsets were committed or fetched with another epoch than the member's.
+
+    Remedy: repeat it with the epoch of the next heartbeat response; Kafka clients do so.
+    """
+
+
+class UnreleasedInstanceIdError(FatalError):
+    """A running member has the same group.instance.id.
+
+    Remedy: stop it first, or wait until its session has ended; give each running consumer its own group.instance.id.
+    """
+
+
+class UnsupportedAssignorError(FatalError):
+    """The group.remote.assignor is not one of the server's.
+
+    Remedy: take uniform or range.
+    """
+
+
+class GroupMaxSizeReachedError(FatalError):
+    """The group has group.consumer.max.size members.
+
+    Remedy: run fewer consumers, or raise the cluster setting.
+    """
+
+
+class InvalidRegularExpressionError(FatalError):
+    """A subscription is not a regular expression in RE2's syntax.
+
+    Remedy: correct it; the message says where it is wrong.
     """
 
 

@@ -39,6 +39,7 @@ POINTS = {
     "transaction.initialized": "a transactional id has its new epoch; its producer has no answer yet",
     "gateway.transaction-request-read": "a request of a transaction has been read, and nothing of it is executed",
     "gateway.transaction-begun": "a Kafka client's transaction is open; the client has no answer yet",
+    "gateway.consumer-heartbeat-decided": "a heartbeat of KIP-848 has been decided; the client has no answer yet",
     "gateway.group-joined": "a member of an opaque group has joined; the client has no answer yet",
     "gateway.group-synced": "the leader of an opaque group has assigned; the client has no answer yet",
     "gateway.offsets-added": "group offsets are part of a transaction; the client has no answer yet",

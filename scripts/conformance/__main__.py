@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scripts.conformance.applications import applications
 from scripts.conformance.bank import bank
+from scripts.conformance.consumer_groups import consumer_groups
 from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
 from scripts.conformance.kafka_tools import kafka_tools
@@ -22,6 +23,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "kafka-python": kafka_python,
     "kafka-tools": kafka_tools,
     "matrix": matrix,
+    "consumer-groups": consumer_groups,
     "other-clients": other_clients,
     "applications": applications,
     "bank": bank,

@@ -45,12 +45,16 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
             "protocol_type": group.protocol_type,
             "protocol_data": group.assignor,
             "generation_id": group.generation,
+            "group_type": group.type,
+            "assignment_epoch": group.target_generation,
             "members": [
                 {
                     "member_id": member.member_id,
                     "group_instance_id": member.instance_id,
                     "client_id": member.client_id,
                     "client_host": member.host,
+                    "member_epoch": member.generation,
+                    "member_protocol": member.protocol,
                     "member_metadata": {"topics": sorted(member.topics)},
                     "member_assignment": {"assigned_partitions": _by_topic(member.assignment)},
                     "target_assignment": {"assigned_partitions": _by_topic(member.target)},

@@ -46,8 +46,8 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     if not groups:
         say("There is no group.")
         return
-    rows = [(group.group_id, group.state, group.members, len(lag), _total(lag)) for group, lag in groups]
-    print_table(None, ("group", "state", "members", "partitions", "lag"), rows)
+    rows = [(group.group_id, group.type, group.state, group.members, len(lag), _total(lag)) for group, lag in groups]
+    print_table(None, ("group", "type", "state", "members", "partitions", "lag"), rows)
 
 
 @app.command()
@@ -83,16 +83,21 @@ def describe(
     if as_json:
         print_json(_as_json(described, lag))
         return
-    facts = {"group": group, "state": described.state, "generation": described.generation}
+    facts: dict[str, Any] = {"group": group, "state": described.state, "type": described.type}
+    facts |= {"generation": described.generation, "target generation": described.target_generation}
     if described.protocol_type != PROTOCOL_TYPE:
         facts["protocol type"] = described.protocol_type
     print_facts({**facts, "assignor": described.assignor or None, "lag": _total(lag)})
     if described.members:
         rows = [
-            (member.member_id, member.instance_id, member.host, len(member.assignment), f"{member.session_left_ms} ms")
+            (
+                member.member_id, member.instance_id, member.host, member.protocol, member.generation,
+                len(member.assignment), f"{member.session_left_ms} ms",
+            )
             for member in described.members
-        ]
-        print_table("members", ("member", "instance id", "host", "partitions", "session left"), rows)
+        ]  # fmt: skip
+        columns = ("member", "instance id", "host", "protocol", "generation", "partitions", "session left")
+        print_table("members", columns, rows)
     if lag:
         print_table("partitions", _LAG_COLUMNS, [_lag_row(row) for row in lag])
 

@@ -85,6 +85,17 @@ class ClusterSettings:
     group_max_session_timeout_ms: int = 30 * 60 * 1000
     """Largest session.timeout.ms of a member (Kafka's group.max.session.timeout.ms)."""
 
+    group_consumer_session_timeout_ms: int = 45_000
+    """Time without a heartbeat that ends the membership of a Kafka client with group.protocol=consumer (Kafka's
+    group.consumer.session.timeout.ms)."""
+
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    """How often such a client sends a heartbeat; it learns of a rebalance with the next one (Kafka's
+    group.consumer.heartbeat.interval.ms)."""
+
+    group_consumer_max_size: int = 2**31 - 1
+    """Such a client cannot join a group that has so many members (Kafka's group.consumer.max.size)."""
+
     replica_lag_time_max_ms: int = 30_000
     """A replica leaves the ISR if it has not reached the log end offset that its leader had this long ago (Kafka's
     replica.lag.time.max.ms)."""

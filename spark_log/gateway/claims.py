@@ -1,5 +1,6 @@
 """Calls of a Kafka client that are executed only under the newest claim of its connection (`claim_rules`)."""
 
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -27,6 +28,8 @@ class Claims:
     """The claims that a connection has taken. One that is forgotten is taken again."""
 
     def __init__(self) -> None:
+        self.connection_id = uuid.uuid4().hex
+        """Tells this connection from all others, of all gateways."""
         self._held: OrderedDict[tuple[str, int, Role], Claim] = OrderedDict()
 
     def keep(self, transactional_id: str, producer_id: int, claim: Claim) -> None:

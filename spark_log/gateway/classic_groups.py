@@ -36,6 +36,7 @@ from spark_log.groups.heartbeats import (
     leave_group,
 )
 from spark_log.groups.rules import NO_PARTITIONS, HeartbeatRequest, Partitions
+from spark_log.groups.stored_values import Subscription
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store
@@ -57,7 +58,7 @@ class Joining:
     """The facts of a JoinGroup request. `owned`: the partitions that the member has and keeps."""
 
     me: Identity
-    subscription: rows.Subscription
+    subscription: Subscription
     owned: Partitions
 
 
@@ -104,7 +105,7 @@ def joining_of(store: Store, identity: Identity, protocol_type: str, protocols: 
         pairs = said.owned_partitions or ()
         owned |= {TopicPartition(each.topic, number) for each in pairs for number in each.partitions}
     legal = frozenset(name for name in topics if is_legal(name))
-    return Joining(identity, rows.Subscription(legal, tuple((name, b"") for name in known)), frozenset(owned))
+    return Joining(identity, Subscription(legal, tuple((name, b"") for name in known)), frozenset(owned))
 
 
 def join(store: Store, joining: Joining) -> Membership:
@@ -112,7 +113,7 @@ def join(store: Store, joining: Joining) -> Membership:
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
-        join_group(store, me, joining.subscription)
+        join_group(store, me, joining.subscription, rows.CLASSIC)
         return beat(store, replace(joining, owned=NO_PARTITIONS))
     return beat(store, joining)
 
@@ -182,7 +183,7 @@ def _find(connection: sa.Connection, me: Identity) -> rows.MemberRow | None:
 def _heartbeat(store: Store, joining: Joining) -> HeartbeatResponse:
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
-    if row is None:
-        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a member")
+    if row is None or row.epochs is not None:
+        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a member of the classic protocol")
     request = HeartbeatRequest(row.member.beat + 1, joining.subscription.topics, joining.owned)
     return heartbeat_group(store, me, joining.subscription, request)

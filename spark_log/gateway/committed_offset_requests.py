@@ -17,6 +17,7 @@ from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.group_requests import identity
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
+from spark_log.groups.consumer_protocol.operations import check_offsets_epoch
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.membership import check_committer
 from spark_log.groups.pending_offsets import unstable_partitions
@@ -108,7 +109,9 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
     groups = []
     for wanted in request.groups:
         stable = bool(request.require_stable)
-        code, found, unstable = await gateway.call(_committed, gateway, wanted.group_id, wanted.topics, stable)
+        code, found, unstable = await gateway.call(
+            _committed, gateway, wanted.group_id, wanted.topics, stable, wanted.member_id, wanted.member_epoch
+        )
         topics = [
             topic_kind(
                 name=name,
@@ -124,14 +127,18 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
 
 
 def _committed(
-    gateway: "Gateway", group_id: str, topics: Collection[Message] | None, stable: bool
-) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:
+    gateway: "Gateway", group_id: str, topics: Collection[Message] | None, stable: bool,
+    member_id: str | None = None, epoch: int = -1,
+) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:  # fmt: skip
     """By topic and partition; those that are asked for, or all that are committed. With `stable` (KIP-447) also the
-    partitions whose offset may change by the end of an open transaction.
+    partitions whose offset may change by the end of an open transaction. A member of the consumer protocol names itself
+    and its epoch.
     """
     store = gateway.cluster.store
 
     def read(connection: sa.Connection) -> tuple[Mapping[TopicPartition, Commit], Collection[TopicPartition]]:
+        if member_id is not None:
+            check_offsets_epoch(connection, group_id, member_id, epoch, store.clock(connection))
         unstable = unstable_partitions(connection, group_id) if stable else ()
         return read_commits(connection, group_id), unstable
 

@@ -38,6 +38,8 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }
 
+_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128}
+
 SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
     "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
@@ -50,6 +52,9 @@ SERVER_FAULTS = frozenset({
 
 @lru_cache(maxsize=256)
 def _code(kind: type[SparkLogError]) -> int:
+    code = _UNKNOWN_TO_KAFKA_PYTHON.get(kind.__name__)
+    if code is not None:
+        return code
     instead = _INSTEAD.get(kind.__name__)
     if instead is not None:
         return int(instead.errno)

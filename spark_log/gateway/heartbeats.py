@@ -14,7 +14,7 @@ from spark_log.metadata.store import Store
 
 
 class Heartbeats:
-    """Answers heartbeats of classic members. For one event loop."""
+    """Answers heartbeats that say nothing new. For one event loop."""
 
     def __init__(self, store: Store, call: Callable[..., Awaitable[Any]]) -> None:
         """`call` runs a function in a thread."""
@@ -26,7 +26,9 @@ class Heartbeats:
         """Heartbeats that change nothing as of `_version` of the store, until this time of its lease clock."""
 
     async def answer(self, beat: Beat) -> bool:
-        """Keep the session alive. True: the member must join again. UnknownMemberIdError, FencedInstanceIdError."""
+        """Keep the session alive. True: the member must join again; the heartbeat of a member of the consumer protocol
+        must be handled alone. UnknownMemberIdError, FencedInstanceIdError.
+        """
         if self._store.changes.exact and self._is_known(beat):
             return False
         answer = await self._reads.submit(beat)

@@ -36,6 +36,12 @@ ASSIGNORS: dict[str, type[Assignor]] = {
 }
 """kafka-python's assignors by name."""
 
+UNIFORM = "uniform"
+"""Kafka's name of its default assignor on the server; here it is cooperative-sticky."""
+
+NO_PREFERENCE = ""
+"""In front of a member's list: it does not vote."""
+
 _COOPERATIVE_ROUNDS_MAX = 10
 
 
@@ -52,8 +58,8 @@ class Candidate:
 
 
 def known_assignors() -> dict[str, Assignor]:
-    """kafka-python's own assignors by name, which every process can run."""
-    return {name: kind() for name, kind in ASSIGNORS.items()}
+    """kafka-python's own assignors by name, which every process can run; one also by Kafka's name on the server."""
+    return {**{name: kind() for name, kind in ASSIGNORS.items()}, UNIFORM: CooperativeStickyAssignor()}
 
 
 def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
@@ -92,15 +98,15 @@ def _import(path: str) -> Any:
 def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
     """The assignor of a group: the one with the most votes among those that all members support.
 
-    As in Kafka: each member votes for the first of its list that all support; the list of the first member breaks ties.
-    Raises InconsistentGroupProtocolError.
+    As in Kafka: each member votes for the first of its list that all support, unless the list begins with
+    NO_PREFERENCE; the list of the first member breaks ties. Raises InconsistentGroupProtocolError.
     """
     lists = list(preferences)
-    common = [name for name in lists[0] if all(name in other for other in lists)]
+    common = [name for name in lists[0] if name != NO_PREFERENCE and all(name in other for other in lists)]
     if not common:
         shown = " / ".join(sorted({", ".join(names) for names in lists}))
         raise InconsistentGroupProtocolError(f"no assignor is supported by all members of the group: {shown}")
-    votes = [next(name for name in names if name in common) for names in lists]
+    votes = [next(name for name in names if name in common or name == NO_PREFERENCE) for names in lists]
     return max(common, key=votes.count)
 
 

@@ -30,7 +30,7 @@ def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
 
 def ask_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
     """Rows of group_id, generation, target_generation and topics of the group, subscription, target,
-    session_timeout_ms, until_ms and clock_epoch of the member, member_id.
+    session_timeout_ms, until_ms, clock_epoch, generation, protocol and epoch_state of the member, member_id.
     """
     return _members(_size(keys)).ask(connection, _pairs(keys))
 
@@ -84,7 +84,8 @@ def _members(size: int) -> Prepared:
     query = sa.select(
         GROUP_MEMBER.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.topics,
         GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
-        GROUP_MEMBER.clock_epoch, GROUP_MEMBER.member_id,
+        GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
+        GROUP_MEMBER.member_id,
     ).join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)  # fmt: skip
     return Prepared(query.where(_is_member(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, size)))
 

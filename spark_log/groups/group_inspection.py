@@ -25,9 +25,9 @@ states of opaque groups (`groups.opaque.rules`).
 """
 
 GROUP_TYPE = "consumer"
-"""Kafka's name for groups whose assignment is stored on the server."""
+"""Kafka's name for groups whose assignment the server computes; also for those of spark-log's own consumers."""
 OPAQUE_TYPE = "classic"
-"""Kafka's name for groups whose leader assigns."""
+"""Kafka's name for groups whose leader assigns, and for groups all of whose members speak the classic protocol."""
 PROTOCOL_TYPE = "consumer"
 
 
@@ -76,6 +76,12 @@ class MemberDescription:
     session_left_ms: int
     encoded: Encoded | None = None
     """Of a member of an opaque group. If it is a consumer, `topics` and `assignment` are decoded from it."""
+    protocol: str = rows.LIBRARY
+    """library, classic or consumer: how it speaks to the group."""
+    names: frozenset[str] = frozenset()
+    """Topics that it has subscribed to by name; the others of `topics` match its regular expression."""
+    regex: str | None = None
+    rack: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class GroupDescription:
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
     """The protocol type: consumer, or that of an opaque group, such as connect."""
+    target_generation: int = 0
+    """The generation that the targets are of, which is Kafka's assignment epoch."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +135,17 @@ def list_groups(store: Store) -> list[GroupListing]:
         return [
             _list_opaque(advance(opaque[group_id], now.lease_ms))
             if group_id in opaque
-            else _listing(group_id, group, [row for row in members.get(group_id, ()) if row.live(now)])
-            for group_id, group in rows.read_all_groups(connection).items()
+            else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
+            for group_id, (group, kind) in rows.read_all_groups(connection).items()
         ]
 
     return store.read(read)
 
 
-def _listing(group_id: str, group: Group, live: Sequence[rows.MemberRow]) -> GroupListing:
+def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberRow]) -> GroupListing:
     topics = frozenset(topic for row in live for topic in row.subscription.topics)
-    return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics)
+    state, kind = state_of(group, [row.member for row in live]), rows.group_type((row.protocol for row in live), kind)
+    return GroupListing(group_id, state, len(live), topics, kind)
 
 
 def _list_opaque(group: OpaqueGroup) -> GroupListing:
@@ -203,12 +212,19 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     shown = tuple(
         MemberDescription(
             m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.assigned, m.member.target,
-            m.member.generation, m.until_ms - now.lease_ms,
+            m.member.generation, m.until_ms - now.lease_ms, None, m.protocol,
+            m.subscription.topics if m.subscription.pattern is None else m.subscription.pattern.names,
+            None if m.subscription.pattern is None else m.subscription.pattern.regex,
+            None if m.epochs is None else m.epochs.rack,
         )
         for m in members
     )  # fmt: skip
     state = state_of(row.group, [m.member for m in members])
-    return GroupDescription(group_id, state, row.assignor, row.group.generation, shown)
+    kind = rows.group_type((m.protocol for m in members), row.type)
+    return GroupDescription(
+        group_id, state, row.assignor, row.group.generation, shown, kind,
+        target_generation=row.group.target_generation,
+    )  # fmt: skip
 
 
 def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
@@ -219,10 +235,10 @@ def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
         members.append(
             MemberDescription(
                 member.member_id, member.instance_id, member.client_id, member.host, topics_of(group, member),
-                partitions, partitions, group.generation, member.until_ms - now_ms, encoded,
+                partitions, partitions, group.generation, member.until_ms - now_ms, encoded, OPAQUE_TYPE,
             )
         )  # fmt: skip
     return GroupDescription(
         group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), OPAQUE_TYPE,
-        group.protocol_type,
+        group.protocol_type, group.generation,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from spark_log.groups.rules import (
     notice_topics,
     take_over,
 )
+from spark_log.groups.stored_values import Subscription
 from spark_log.groups.target_assignment import remove_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -53,7 +54,7 @@ class HeartbeatResponse:
     """Other members wait for the change."""
 
 
-def join_group(store: Store, me: Identity, said: rows.Subscription) -> HeartbeatResponse:
+def join_group(store: Store, me: Identity, said: Subscription, protocol: str = rows.LIBRARY) -> HeartbeatResponse:
     """Become a member, or replace the member with the same instance id. InconsistentGroupProtocolError."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> HeartbeatResponse:
@@ -71,22 +72,21 @@ def join_group(store: Store, me: Identity, said: rows.Subscription) -> Heartbeat
             group, member = take_over(group, old.member, said.topics, same_assignors=same)
         row = rows.MemberRow(
             me.member_id, me.instance_id, me.client_id, me.host, said, member, me.session_timeout_ms,
-            now.lease_ms + me.session_timeout_ms, now.clock_epoch,
+            now.lease_ms + me.session_timeout_ms, now.clock_epoch, protocol,
         )  # fmt: skip
         if old is None:
             rows.insert_member(connection, me.group_id, row)
         else:
             rows.replace_member(connection, me.group_id, old.member_id, row)
-        rows.save_group(connection, me.group_id, group, empty_since_ms=None)
+        kind = rows.group_type(rows.read_protocols(connection, me.group_id), rows.CONSUMER)
+        rows.save_group(connection, me.group_id, group, empty_since_ms=None, type=kind)
         assignment = Assignment(group.target_generation, NO_PARTITIONS, complete=False)
         return HeartbeatResponse(group, before.assignor, assignment, due=group.generation != before.group.generation)
 
     return store.transact(body, announce=True)
 
 
-def heartbeat_group(
-    store: Store, me: Identity, said: rows.Subscription, request: HeartbeatRequest
-) -> HeartbeatResponse:
+def heartbeat_group(store: Store, me: Identity, said: Subscription, request: HeartbeatRequest) -> HeartbeatResponse:
     """One heartbeat: a read, and a transaction if it changes something or the session must be renewed.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
@@ -182,7 +182,7 @@ def _answer_without_write(
 
 
 def _write(
-    store: Store, connection: sa.Connection, me: Identity, said: rows.Subscription, request: HeartbeatRequest
+    store: Store, connection: sa.Connection, me: Identity, said: Subscription, request: HeartbeatRequest
 ) -> HeartbeatResponse | None:
     """Write the heartbeat in its transaction; None if the session had ended and the member is removed."""
     before = rows.read_group(connection, me.group_id, lock=True)

@@ -1,4 +1,4 @@
-"""Heartbeats of classic members, many at a time: they share one read, and one transaction that renews sessions."""
+"""Heartbeats that say nothing new, many at a time: they share one read, and one transaction that renews sessions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,21 @@ from spark_log.groups import batch_rows, rows
 from spark_log.groups.batch_rows import Key
 from spark_log.groups.heartbeats import renewal_due_ms
 from spark_log.groups.rules import Group, check_member, notice_topics
+from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 class Beat(NamedTuple):
-    """A heartbeat of a classic member."""
+    """A heartbeat of a classic member, or with a claim one of a member of the consumer protocol."""
 
     group_id: str
     member_id: str
     instance_id: str | None
     generation: int
+    """The member epoch, if there is a claim."""
+    claim: str | None = None
 
     @property
     def key(self) -> Key:
@@ -31,7 +34,8 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class BeatAnswer:
-    """`rejoin`: the member must join again. `error`: UnknownMemberIdError or FencedInstanceIdError.
+    """`rejoin`: the member must join again; the heartbeat of one with a claim must be handled alone. `error`:
+    UnknownMemberIdError or FencedInstanceIdError.
 
     `renewal_due`: the session must be renewed before the heartbeat is answered. Unless something is committed, the
     answer stays the same until `valid_until_ms` of the store's lease clock.
@@ -56,11 +60,13 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
         batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
         now = store.clock(connection)
         until_ms = {}
-        for group_id, *_, timeout_ms, ends_ms, clock_epoch, member_id in batch_rows.ask_members(
-            connection, keys
-        ).rows():
+        for row in batch_rows.ask_members(connection, keys).rows():
+            group_id, timeout_ms, ends_ms, clock_epoch, epoch_state, member_id = row[0], *row[6:9], *row[-2:]
             if not now.expired(ends_ms, clock_epoch):
-                until_ms[group_id, member_id] = now.lease_ms + timeout_ms
+                renewed_ms = now.lease_ms + timeout_ms
+                if epoch_state is not None:
+                    renewed_ms = epochs_of(epoch_state).until_ms(now.lease_ms, timeout_ms)
+                until_ms[group_id, member_id] = renewed_ms
         batch_rows.renew_sessions(connection, until_ms, now)
         return until_ms
 
@@ -81,22 +87,33 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
     for group_id, member_id, topic, number in owned.rows():
         assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
     ends_ms = _session_ends(ends.rows(), now)
-    topics = {name for row in found.values() for name in rows.subscription_of(row[3]).topics}
+    subscriptions = [subscription_of(row[3]) for row in found.values()]
+    topics = {name for said in subscriptions for name in said.topics}
+    topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
     facts = batch_rows.topic_facts(connection, topics)
     answers = []
     for beat in beats:
         row = found.get(beat.key)
-        if row is None or now.expired(row[6], row[7]):
+        if row is None or now.expired(row[6], row[7]) or (row[9] == rows.CONSUMER) != (beat.claim is not None):
             answers.append(BeatAnswer(False, _refusal(connection, beat, gone=row is None), False, 0))
             continue
-        generation, target_generation, assumed, subscription, target, timeout_ms, until_ms, _ = row
-        group, names = Group(generation, target_generation), rows.subscription_of(subscription).topics
+        generation, target_generation, assumed, subscription, target, timeout_ms, until_ms, _, epoch, _, state = row
+        group, said = Group(generation, target_generation), subscription_of(subscription)
+        names = said.topics
         rejoin = (
             generation != beat.generation
-            or notice_topics(group, rows.facts_of(assumed), facts, names) != group
+            or notice_topics(group, facts_of(assumed), facts, names) != group
             or ends_ms[beat.group_id] <= now.lease_ms
-            or assigned.get(beat.key, set()) != rows.partitions_of(target)
+            or assigned.get(beat.key, set()) != partitions_of(target)
         )
+        if state is not None:
+            epochs = epochs_of(state)
+            rejoin = (
+                rejoin
+                or (epoch, epochs.claim) != (beat.generation, beat.claim)
+                or epochs.told != assigned.get(beat.key, set())
+                or (said.pattern is not None and said.pattern.matched != topic_set)
+            )
         due_ms = renewal_due_ms(until_ms, timeout_ms)
         valid_until_ms = min(due_ms, ends_ms[beat.group_id])
         answers.append(BeatAnswer(rejoin, None, due_ms <= now.lease_ms, valid_until_ms))

@@ -20,6 +20,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import AssignorSpec, notify_assignor, resolve_assignors, user_data
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
+from spark_log.groups.consumer_protocol.operations import stale_epoch
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
 from spark_log.groups.heartbeats import (
     HeartbeatResponse,
@@ -32,6 +33,7 @@ from spark_log.groups.heartbeats import (
 )
 from spark_log.groups.opaque.opaque_operations import check_opaque_committer
 from spark_log.groups.rules import NO_PARTITIONS, Assignment, Group, HeartbeatRequest, Partitions, check_commit
+from spark_log.groups.stored_values import Subscription
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -205,9 +207,9 @@ class GroupMember:
         s = self.settings
         return Identity(self.group_id, self.member_id, s.instance_id, s.client_id, s.host, s.session_timeout_ms)
 
-    def _subscription(self, topics: frozenset[str]) -> rows.Subscription:
+    def _subscription(self, topics: frozenset[str]) -> Subscription:
         data = tuple((name, user_data(assignor, topics)) for name, assignor in self._assignors.items())
-        return rows.Subscription(topics, data)
+        return Subscription(topics, data)
 
 
 def check_committer(
@@ -222,8 +224,8 @@ def check_committer(
 ) -> StoreClock:
     """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
 
-    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, and RebalanceInProgressError for a
-    member of an opaque group outside of transactions.
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError; outside of transactions also
+    RebalanceInProgressError for a member of an opaque group, StaleMemberEpochError for one of the consumer protocol.
     """
     try:
         row, now = check_live(store, connection, me, lock=lock)
@@ -234,5 +236,7 @@ def check_committer(
         )
         return now
     others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
+    if row.epochs is not None and not transactional and (others or generation != row.member.generation):
+        raise stale_epoch(row, generation, others)
     check_commit(me.group_id, row.member.generation, generation, others)
     return now

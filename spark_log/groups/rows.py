@@ -3,17 +3,27 @@
 A transaction that changes a group or one of its members holds the group's row lock; readers use a snapshot.
 """
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
+from spark_log.groups.consumer_protocol.rules import EpochState
 from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
+from spark_log.groups.stored_values import (
+    Subscription,
+    TopicSet,
+    epochs_json,
+    epochs_of,
+    facts_of,
+    partitions_json,
+    partitions_of,
+    subscription_json,
+    subscription_of,
+)
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
@@ -23,6 +33,9 @@ from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000
 
+LIBRARY, CLASSIC, CONSUMER = "library", "classic", "consumer"
+"""How a member speaks to its group: spark-log's consumer; a Kafka client of the classic or of the consumer protocol."""
+
 
 @dataclass(frozen=True)
 class GroupRow:
@@ -31,16 +44,8 @@ class GroupRow:
     topics: Mapping[str, TopicFacts]
     """The facts of the subscribed topics that the targets assume."""
     empty_since_ms: int | None
-
-
-@dataclass(frozen=True)
-class Subscription:
-    topics: frozenset[str]
-    assignors: tuple[tuple[str, bytes], ...]
-    """Names in order of preference, with the user data of custom assignors."""
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.assignors]
+    type: str = CONSUMER
+    """Of the members that it had last."""
 
 
 @dataclass(frozen=True)
@@ -56,43 +61,12 @@ class MemberRow:
     session_timeout_ms: int
     until_ms: int
     clock_epoch: str
+    protocol: str = LIBRARY
+    epochs: EpochState | None = None
+    """Of a member of the consumer protocol."""
 
     def live(self, now: StoreClock) -> bool:
         return not now.expired(self.until_ms, self.clock_epoch)
-
-
-@lru_cache(maxsize=8192)
-def partitions_of(text: str) -> Partitions:
-    return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
-
-
-def partitions_json(partitions: Iterable[TopicPartition]) -> str:
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return json.dumps(found, separators=(",", ":"))
-
-
-@lru_cache(maxsize=1024)
-def facts_of(text: str) -> Mapping[str, TopicFacts]:
-    return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
-
-
-def facts_json(facts: Mapping[str, TopicFacts]) -> str:
-    shown = {name: [fact.topic_id, fact.partition_count] for name, fact in sorted(facts.items())}
-    return json.dumps(shown, separators=(",", ":"))
-
-
-@lru_cache(maxsize=8192)
-def subscription_of(text: str) -> Subscription:
-    facts = json.loads(text)
-    assignors = tuple((name, base64.b64decode(data)) for name, data in facts["assignors"])
-    return Subscription(frozenset(facts["topics"]), assignors)
-
-
-def _subscription_json(subscription: Subscription) -> str:
-    assignors = [(name, base64.b64encode(data).decode()) for name, data in subscription.assignors]
-    return json.dumps({"topics": sorted(subscription.topics), "assignors": assignors}, separators=(",", ":"))
 
 
 _GROUP = sa.select(
@@ -101,12 +75,13 @@ _GROUP = sa.select(
     CONSUMER_GROUP.assignor,
     CONSUMER_GROUP.topics,
     CONSUMER_GROUP.empty_since_ms,
+    CONSUMER_GROUP.type,
 ).where(CONSUMER_GROUP.group_id == sa.bindparam("g"))
 _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _ALL_MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
     GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
-    GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch,
+    GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
 )  # fmt: skip
 _MEMBERS = _ALL_MEMBERS.where(GROUP_MEMBER.group_id == sa.bindparam("g"))
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
@@ -129,12 +104,15 @@ _DEAD = sa.select(GROUP_MEMBER.member_id).where(
 )
 
 
+_TOPIC_SET = Prepared(sa.select(sa.func.count(), sa.func.max(TOPIC.topic_id)).select_from(t.topic))
+
+
 def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) -> GroupRow | None:
     found = (_LOCK_GROUP if lock else _READ_GROUP).rows(connection, {"g": group_id})
     if not found:
         return None
-    [(generation, target_generation, assignor, topics, empty_since_ms)] = found
-    return GroupRow(Group(generation, target_generation), assignor, facts_of(topics), empty_since_ms)
+    [(generation, target_generation, assignor, topics, empty_since_ms, group_type)] = found
+    return GroupRow(Group(generation, target_generation), assignor, facts_of(topics), empty_since_ms, group_type)
 
 
 def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
@@ -154,11 +132,25 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 
 
 def _member_row(row: Any) -> MemberRow:
-    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, clock_epoch = row
+    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, *others = row
+    clock_epoch, protocol, epoch_state = others
+    epochs = None if epoch_state is None else epochs_of(epoch_state)
     who = json.loads(client)
     said = subscription_of(subscription)
     member = Member(said.topics, partitions_of(target), generation=generation, beat=beat)
-    return MemberRow(member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch)
+    return MemberRow(
+        member_id,
+        instance_id,
+        who["id"],
+        who["host"],
+        said,
+        member,
+        timeout_ms,
+        until_ms,
+        clock_epoch,
+        protocol,
+        epochs,
+    )
 
 
 def read_member(connection: sa.Connection, group_id: str, member_id: str) -> MemberRow | None:
@@ -171,10 +163,13 @@ def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
     return [_member_row(row) for row in connection.execute(_MEMBERS_SORTED, {"g": group_id})]
 
 
-def read_all_groups(connection: sa.Connection) -> dict[str, Group]:
-    """Every group, by id and in its order."""
-    query = sa.select(CONSUMER_GROUP.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation)
-    return {row[0]: Group(row[1], row[2]) for row in connection.execute(query.order_by(CONSUMER_GROUP.group_id))}
+def read_all_groups(connection: sa.Connection) -> dict[str, tuple[Group, str]]:
+    """Every group with the type that it had last, by id and in its order."""
+    query = sa.select(
+        CONSUMER_GROUP.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.type
+    )
+    found = connection.execute(query.order_by(CONSUMER_GROUP.group_id))
+    return {row[0]: (Group(row[1], row[2]), row[3]) for row in found}
 
 
 def read_all_members(connection: sa.Connection) -> dict[str, list[MemberRow]]:
@@ -263,13 +258,15 @@ def save_member(connection: sa.Connection, group_id: str, row: MemberRow) -> Non
 
 def _changing(row: MemberRow) -> dict[str, Any]:
     return {
-        "subscription": _subscription_json(row.subscription),
+        "subscription": subscription_json(row.subscription),
         "target": partitions_json(row.member.target),
         "generation": row.member.generation,
         "beat": row.member.beat,
         "session_timeout_ms": row.session_timeout_ms,
         "until_ms": row.until_ms,
         "clock_epoch": row.clock_epoch,
+        "protocol": row.protocol,
+        "epoch_state": None if row.epochs is None else epochs_json(row.epochs),
     }
 
 
@@ -325,6 +322,26 @@ def assign_partitions(connection: sa.Connection, group_id: str, member_id: str, 
     ]
     if rows:
         connection.execute(t.group_partition.insert(), rows)
+
+
+def all_topics(connection: sa.Connection) -> TopicSet:
+    return TopicSet(*_TOPIC_SET.rows(connection, {})[0])
+
+
+def topic_names(connection: sa.Connection) -> list[str]:
+    return list(connection.execute(sa.select(TOPIC.name)).scalars())
+
+
+def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
+    """How the members speak to the group."""
+    query = sa.select(GROUP_MEMBER.protocol).where(GROUP_MEMBER.group_id == group_id).distinct()
+    return set(connection.execute(query).scalars())
+
+
+def group_type(protocols: Iterable[str], last: str) -> str:
+    """Kafka's name of the type of a group with members of these protocols; `last`: of a group without members."""
+    found = set(protocols)
+    return last if not found else CLASSIC if found == {CLASSIC} else CONSUMER
 
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:

@@ -13,6 +13,7 @@ from spark_log.groups.opaque.opaque_operations import advance_opaque
 from spark_log.groups.opaque.opaque_rows import expired_groups
 from spark_log.groups.rows import MemberRow
 from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
+from spark_log.groups.stored_values import facts_json
 from spark_log.ids import TopicPartition
 from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -29,7 +30,10 @@ def remove_members(
     rows.delete_members(connection, group_id, member_ids)
     left = rows.count_members(connection, group_id)
     group = depart(group, left=left)
-    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
+    others: dict[str, str] = {}
+    if left:
+        others["type"] = rows.group_type(rows.read_protocols(connection, group_id), rows.CONSUMER)
+    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms, **others)
     logger.info("group %r: %s gone, %d left, generation %d", group_id, member_ids, left, group.generation)
     return group
 
@@ -124,7 +128,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
         if current.group.stale:
             rows.save_targets(connection, group_id, changed)
             fresh = Group(generation, generation)
-            rows.save_group(connection, group_id, fresh, assignor=name, topics=rows.facts_json(facts))
+            rows.save_group(connection, group_id, fresh, assignor=name, topics=facts_json(facts))
         failpoint("group.target-decided")
         return True
 

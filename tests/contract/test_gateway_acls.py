@@ -32,7 +32,7 @@ from spark_log.admin.audit import read_changes
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
-from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Whole
+from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Whole
 from spark_log.gateway.gateway import APIS
 from spark_log.security.acl_rules import (
     CLUSTER_NAME,
@@ -116,6 +116,8 @@ def needs_of(api, version):
         if isinstance(rule, Whole):
             resource = rule.resource(request)
             found += [] if resource is None else [(rule.operation, *resource)]
+        elif isinstance(rule, Every):
+            found += [(rule.operation, rule.resource_type, name) for name in getattr(request, rule.field) or ()]
         elif isinstance(rule, Each):
             parents = [request] if rule.within is None else getattr(request, rule.within) or ()
             found += [

@@ -10,7 +10,7 @@ from spark_log import clock
 from spark_log.cluster.topics import topics_of_uuids
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.refusals import refusal, refused_element
-from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Shown, Whole
+from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Shown, Whole
 from spark_log.gateway.access.sasl import Call
 from spark_log.gateway.error_codes import NONE
 from spark_log.gateway.wire import Message
@@ -94,6 +94,10 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
                 continue
             if not (rule.or_any_topic and access.allows_any_topic(Operation.WRITE)):
                 return refusal(request, CODES[resource[0]])
+        elif isinstance(rule, Every):
+            wanted = getattr(request, rule.field) or ()
+            if not all(access.allows(rule.operation, rule.resource_type, name) for name in wanted):
+                return refusal(request, CODES[rule.resource_type])
     names: Mapping[uuid.UUID, str] = {}
     ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
     if ids:

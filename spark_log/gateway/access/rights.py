@@ -3,6 +3,7 @@
 An API without an entry is not served. An entry is a list of rules:
 
 - `Whole`: without the right, all of the request is refused.
+- `Every`: the same, for every name in an array of the request.
 - `Each`: elements of an array of the request for which the client lacks the right are refused; the others are served.
 - `Shown`: elements of the response for which the client lacks the right are left out.
 """
@@ -42,6 +43,15 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Every:
+    """`field`: an array of names of the request; null or empty if it names none."""
+
+    operation: Operation
+    resource_type: ResourceType
+    field: str
+
+
+@dataclass(frozen=True)
 class Each:
     """`field`: an array of the request, `answers` the array of its outcomes in the response; both are arrays of structs
     in each element of the array `within`, if there is one.
@@ -76,7 +86,7 @@ class Shown:
     or_cluster: bool = False
 
 
-Rule = Whole | Each | Shown
+Rule = Whole | Every | Each | Shown
 
 
 def _cluster(_request: Message) -> Resource:
@@ -162,6 +172,11 @@ RIGHTS: Mapping[str, Sequence[Rule]] = {
     "Heartbeat": _READS_GROUP,
     "LeaveGroup": _READS_GROUP,
     "SyncGroup": _READS_GROUP,
+    "ConsumerGroupHeartbeat": (
+        _group(Operation.READ),
+        Every(Operation.DESCRIBE, ResourceType.TOPIC, "subscribed_topic_names"),
+    ),
+    "ConsumerGroupDescribe": (Each(Operation.DESCRIBE, _element(ResourceType.GROUP, None), "group_ids", "groups"),),
     "DescribeGroups": (Each(Operation.DESCRIBE, _element(ResourceType.GROUP, None), "groups", "groups"),),
     "ListGroups": (Shown(Operation.DESCRIBE, ResourceType.GROUP, "groups", "group_id", or_cluster=True),),
     "ApiVersions": (),

@@ -24,6 +24,12 @@ consumer_group = _table(
         server_default=text("'{}'"),
     ),
     column("empty_since_ms", BigInteger, "store clock; NULL while it has members", nullable=True),
+    column(
+        "type",
+        String(20),
+        "classic if its last members were Kafka clients of the classic protocol, else consumer",
+        server_default=text("'consumer'"),
+    ),
     comment="A consumer group.",
 )
 
@@ -42,6 +48,13 @@ group_member = _table(
     column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
     column("until_ms", BigInteger, "store clock; end of its session"),
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
+    column("protocol", String(20), "library, classic or consumer: how it speaks to the group"),
+    column(
+        "epoch_state",
+        Text,
+        "JSON, of members of the consumer protocol: its epoch before, what it was told, its connection, a deadline",
+        nullable=True,
+    ),
     comment="A member of a group.",
 )
 

@@ -1,0 +1,360 @@
+"""Requests of members of the consumer protocol: read, decide (`rules`), write. Any process handles any request.
+
+All functions block.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.names import is_legal
+from spark_log.errors import (
+    CoordinatorLoadInProgressError,
+    GroupIdNotFoundError,
+    IllegalArgumentError,
+    InconsistentGroupProtocolError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnsupportedAssignorError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups import rows
+from spark_log.groups.assignment import NO_PREFERENCE, UNIFORM, Assignor, choose_assignor
+from spark_log.groups.consumer_protocol.rules import (
+    JOINING,
+    LEAVING,
+    LEAVING_FOR_A_WHILE,
+    EpochRequest,
+    EpochState,
+    check_epoch,
+    check_instance,
+    check_released,
+    check_size,
+    decide_epoch_heartbeat,
+    join_epoch,
+    leave_for_a_while,
+)
+from spark_log.groups.consumer_protocol.topic_patterns import check_pattern, matching
+from spark_log.groups.heartbeats import Identity
+from spark_log.groups.opaque.opaque_operations import end_opaque
+from spark_log.groups.rules import NO_PARTITIONS, Group, Partitions, notice_topics
+from spark_log.groups.stored_values import Pattern, Subscription
+from spark_log.groups.target_assignment import refresh_targets, remove_members
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+SERVER_ASSIGNORS = (UNIFORM, "range")
+_BESIDE = ("cooperative-sticky", "sticky", "range", "roundrobin", "RoundRobinAssigner")
+"""Assignors that a member of this protocol accepts besides, for groups with other members."""
+_TRIES = 4
+"""Of computing the target before the client is asked to come again."""
+
+
+@dataclass(frozen=True)
+class ConsumerBeat:
+    """A heartbeat as it was received; None: left out, because it has not changed."""
+
+    me: Identity
+    claim: str
+    epoch: int
+    rack: str | None = None
+    rebalance_timeout_ms: int | None = None
+    names: frozenset[str] | None = None
+    regex: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    may_describe: Callable[[str], bool] = lambda _: True
+    """Whether the client may see a topic, for those that its regular expression matches."""
+
+    @property
+    def full(self) -> bool:
+        """Whether it says everything, so that the answer has the assignment (KIP-848)."""
+        subscribed = self.names is not None or self.regex is not None
+        return self.epoch == JOINING or (
+            self.rebalance_timeout_ms is not None and subscribed and self.owned is not None
+        )
+
+
+@dataclass(frozen=True)
+class ConsumerAnswer:
+    """`partitions`: the assignment with the ids of its topics by name; None if it has not changed."""
+
+    member_id: str
+    epoch: int
+    partitions: Partitions | None = None
+
+
+def check_beat(beat: ConsumerBeat) -> None:
+    """IllegalArgumentError (INVALID_REQUEST), UnsupportedAssignorError, InvalidRegularExpressionError; as in Kafka."""
+    if not beat.me.member_id:
+        raise IllegalArgumentError("MemberId can't be empty.")
+    if not beat.me.group_id:
+        raise IllegalArgumentError("GroupId can't be empty.")
+    if beat.me.instance_id == "":
+        raise IllegalArgumentError("InstanceId can't be empty.")
+    if beat.rack == "":
+        raise IllegalArgumentError("RackId can't be empty.")
+    if beat.epoch == JOINING:
+        if beat.rebalance_timeout_ms is None:
+            raise IllegalArgumentError("RebalanceTimeoutMs must be provided in first request.")
+        if beat.owned != NO_PARTITIONS:
+            raise IllegalArgumentError("TopicPartitions must be empty when (re-)joining.")
+        if beat.names is None and beat.regex is None:
+            raise IllegalArgumentError(
+                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+            )
+    elif beat.epoch == LEAVING_FOR_A_WHILE and beat.me.instance_id is None:
+        raise IllegalArgumentError("InstanceId can't be null.")
+    elif beat.epoch < LEAVING_FOR_A_WHILE:
+        raise IllegalArgumentError("MemberEpoch is invalid.")
+    if beat.assignor is not None and beat.assignor not in SERVER_ASSIGNORS:
+        raise UnsupportedAssignorError(
+            f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {', '.join(SERVER_ASSIGNORS)}."
+        )
+    if beat.regex:
+        check_pattern(beat.regex)
+
+
+def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
+    """Answer one heartbeat of a member that does not leave.
+
+    Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
+    UnreleasedInstanceIdError, GroupMaxSizeReachedError, CoordinatorLoadInProgressError, AssignorFailedError.
+    """
+    trusted = True
+    for attempt in range(_TRIES):
+        last = attempt == _TRIES - 1
+        result = store.transact(
+            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, beat, t, last)  # type: ignore[misc]
+        )
+        if result.announce:
+            store.changes.announce()
+        if not result.compute:
+            break
+        trusted = result.trusted
+        failpoint("group.changed")
+        refresh_targets(store, beat.me.group_id, assignors)
+    if result.answer is None:
+        raise CoordinatorLoadInProgressError(
+            f"group {beat.me.group_id!r}: {beat.me.member_id} must repeat its heartbeat"
+        )
+    failpoint("gateway.consumer-heartbeat-decided")
+    return result.answer
+
+
+def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
+    """Leave for good, or as a static member for a while. Raises as `consumer_heartbeat`."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> bool:
+        me = beat.me
+        group = _lock_group(connection, me.group_id)
+        now = store.clock(connection)
+        row = rows.read_member(connection, me.group_id, me.member_id)
+        holder = rows.find_instance(connection, me.group_id, me.instance_id)
+        check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
+        if row is None or row.epochs is None or not row.live(now):
+            raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
+        if beat.epoch == LEAVING:
+            return remove_members(connection, now, me.group_id, group.group, [row.member_id]).stale
+        member, epochs = leave_for_a_while(row.member, row.epochs)
+        until_ms = now.lease_ms + row.session_timeout_ms
+        left = replace(row, member=member, epochs=epochs, until_ms=until_ms, clock_epoch=now.clock_epoch)
+        rows.save_member(connection, me.group_id, left)
+        return False
+
+    if store.transact(body, announce=True):
+        refresh_targets(store, beat.me.group_id, assignors)
+    return ConsumerAnswer(beat.me.member_id, beat.epoch)
+
+
+def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
+    """Whether a member may fetch committed offsets: UnknownMemberIdError, StaleMemberEpochError, as in Kafka.
+
+    Members of other protocols, and groups of another type, are not checked.
+    """
+    row = rows.read_member(connection, group_id, member_id)
+    if row is None or not row.live(now):
+        if rows.CONSUMER in rows.read_protocols(connection, group_id):
+            raise UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
+    elif row.epochs is not None and row.member.generation != epoch:
+        raise stale_epoch(row, epoch)
+
+
+def stale_epoch(
+    row: rows.MemberRow, epoch: int, others: Mapping[TopicPartition, str] | None = None
+) -> StaleMemberEpochError:
+    """`others`: partitions of the request that are assigned to other members, with their owners."""
+    if others:
+        partition, owner = min(others.items())
+        return StaleMemberEpochError(f"{partition} belongs to {owner} now")
+    return StaleMemberEpochError(
+        f"The received member epoch {epoch} does not match the expected member epoch {row.member.generation}."
+    )
+
+
+@dataclass(frozen=True)
+class _Result:
+    """`answer`: None if the client has to repeat the request. `compute`: the target must be computed first.
+    `trusted`: the connection held the member's claim. `announce`: others wait for the change.
+    """
+
+    answer: ConsumerAnswer | None
+    trusted: bool
+    announce: bool
+    compute: bool = False
+
+
+def _heartbeat(store: Store, connection: sa.Connection, beat: ConsumerBeat, trusted: bool, last: bool) -> _Result:
+    """`trusted`: the connection held the claim in the attempts before. `last`: decide even with a stale target."""
+    me = beat.me
+    if beat.epoch == JOINING:
+        rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
+    before = _lock_group(connection, me.group_id)
+    now = store.clock(connection)
+    if beat.epoch == JOINING:
+        _end_opaque(connection, me.group_id, now)
+    dead = rows.dead_members(connection, me.group_id, now)
+    group = remove_members(connection, now, me.group_id, before.group, dead)
+    row = _find(store, connection, beat)
+    if row is None:
+        row, group = _join(store, connection, beat, group, now)
+    else:
+        assert row.epochs is not None
+        check_epoch(row.member, row.epochs, beat.epoch, beat.owned)
+        trusted = trusted and row.epochs.claim == beat.claim
+        topics = row.subscription.topics
+        row = _told(connection, row, beat)
+        kept = row.subscription.topics & topics  # another subscription is a change by itself
+        group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
+        if row.subscription.topics != topics and group.generation == before.group.generation:
+            group = group.changed()
+    if group != before.group:
+        kind = rows.group_type(rows.read_protocols(connection, me.group_id), rows.CONSUMER)
+        rows.save_group(connection, me.group_id, group, empty_since_ms=None, type=kind)
+    if group.stale and not last:
+        rows.save_member(connection, me.group_id, row)
+        return _Result(None, trusted, announce=True, compute=True)
+    return _decide(connection, beat, row, replace(before, group=group), now, trusted)
+
+
+def _decide(
+    connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, known: rows.GroupRow, now: StoreClock,
+    trusted: bool,
+) -> _Result:  # fmt: skip
+    group_id = beat.me.group_id
+    assert row.epochs is not None
+    member = row.member
+    missing = member.target - member.assigned
+    taken = rows.assigned_to_others(connection, group_id, row.member_id, missing) if missing else {}
+    request = EpochRequest(beat.epoch, beat.owned, beat.claim, trusted)
+    decided = decide_epoch_heartbeat(known.group, member, row.epochs, request, taken, now.lease_ms)
+    revoked, newly = member.assigned - decided.member.assigned, decided.member.assigned - member.assigned
+    rows.revoke_partitions(connection, group_id, row.member_id, revoked)
+    rows.assign_partitions(connection, group_id, row.member_id, newly)
+    topics = {p.topic for p in decided.state.told}
+    epochs = replace(decided.state, topic_ids=frozenset(known.topics[name].topic_id for name in topics))
+    until_ms = epochs.until_ms(now.lease_ms, row.session_timeout_ms)
+    after = replace(row, member=decided.member, epochs=epochs, until_ms=until_ms, clock_epoch=now.clock_epoch)
+    rows.save_member(connection, group_id, after)
+    answer = None
+    if not decided.repeat and decided.member.generation != JOINING:
+        changed = (epochs.told, epochs.topic_ids) != (row.epochs.told, row.epochs.topic_ids)
+        told = epochs.told if beat.full or changed or not trusted else None
+        answer = ConsumerAnswer(row.member_id, decided.member.generation, told)
+    return _Result(answer, trusted, announce=bool(revoked or newly))
+
+
+def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.MemberRow | None:
+    """The member; None: it joins now. Raises as `consumer_heartbeat`."""
+    me = beat.me
+    row = rows.read_member(connection, me.group_id, me.member_id)
+    if row is None:
+        check_size(rows.count_members(connection, me.group_id), store.settings.group_consumer_max_size)
+    holder = rows.find_instance(connection, me.group_id, me.instance_id)
+    if beat.epoch == JOINING and holder is not None and me.instance_id is not None:
+        returns = holder.member_id == me.member_id and holder.member.generation == LEAVING_FOR_A_WHILE
+        if row is None or returns:
+            check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
+            return None
+    if beat.epoch == JOINING and row is None:
+        return None
+    check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
+    if row is None or row.epochs is None:
+        raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
+    return _with_assigned(connection, me.group_id, row)
+
+
+def _with_assigned(connection: sa.Connection, group_id: str, row: rows.MemberRow) -> rows.MemberRow:
+    return replace(row, member=replace(row.member, assigned=rows.assigned_to(connection, group_id, row.member_id)))
+
+
+def _join(
+    store: Store, connection: sa.Connection, beat: ConsumerBeat, group: Group, now: StoreClock
+) -> tuple[rows.MemberRow, Group]:
+    """A new member, written. InconsistentGroupProtocolError if the others have no assignor of the server."""
+    me = beat.me
+    said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat.assignor))
+    choose_assignor([said.names(), *(other.names() for other in rows.read_subscriptions(connection, me.group_id))])
+    old = rows.find_instance(connection, me.group_id, me.instance_id)
+    epochs = EpochState(beat.claim, beat.rebalance_timeout_ms or 0, rack=beat.rack)
+    group, member = join_epoch(group, said.topics, None if old is None else old.member)
+    session_ms = store.settings.group_consumer_session_timeout_ms
+    row = rows.MemberRow(
+        me.member_id, me.instance_id, me.client_id, me.host, said, member, session_ms, now.lease_ms + session_ms,
+        now.clock_epoch, rows.CONSUMER, epochs,
+    )  # fmt: skip
+    if old is None:
+        rows.insert_member(connection, me.group_id, row)
+    else:
+        rows.replace_member(connection, me.group_id, old.member_id, row)
+    return _with_assigned(connection, me.group_id, row), group
+
+
+def _told(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
+    """The row of a member with what its heartbeat says about the subscription."""
+    assert row.epochs is not None
+    epochs, said = row.epochs, row.subscription
+    if beat.rebalance_timeout_ms is not None:
+        epochs = replace(epochs, rebalance_timeout_ms=beat.rebalance_timeout_ms)
+    if beat.rack is not None:
+        epochs = replace(epochs, rack=beat.rack)
+    names = said.topics if said.pattern is None else said.pattern.names
+    regex = "" if said.pattern is None else said.pattern.regex
+    assignors = said.assignors if beat.assignor is None else _preference(beat.assignor)
+    again = said.pattern is not None and said.pattern.matched != rows.all_topics(connection)
+    if beat.names is not None or beat.regex is not None or assignors != said.assignors or again:
+        new_names = names if beat.names is None else beat.names
+        said = _subscription(connection, beat, new_names, regex if beat.regex is None else beat.regex, assignors)
+    return replace(row, epochs=epochs, subscription=said, member=replace(row.member, topics=said.topics))
+
+
+def _subscription(
+    connection: sa.Connection, beat: ConsumerBeat, names: frozenset[str], regex: str,
+    assignors: tuple[tuple[str, bytes], ...],
+) -> Subscription:  # fmt: skip
+    legal = frozenset(name for name in names if is_legal(name))
+    if not regex:
+        return Subscription(legal, assignors)
+    pattern = Pattern(regex, legal, rows.all_topics(connection))
+    matched = frozenset(filter(beat.may_describe, matching(regex, rows.topic_names(connection))))
+    return Subscription(legal | matched, assignors, pattern)
+
+
+def _preference(assignor: str | None) -> tuple[tuple[str, bytes], ...]:
+    first = (NO_PREFERENCE, UNIFORM) if assignor is None else (assignor, UNIFORM)
+    return tuple((name, b"") for name in dict.fromkeys((*first, *_BESIDE)))
+
+
+def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:
+    group = rows.read_group(connection, group_id, lock=True)
+    if group is None:
+        raise GroupIdNotFoundError(f"Group {group_id} not found.")
+    return group
+
+
+def _end_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
+    try:
+        end_opaque(connection, group_id, now)
+    except InconsistentGroupProtocolError as error:
+        raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group: {error}") from None

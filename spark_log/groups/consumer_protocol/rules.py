@@ -1,0 +1,169 @@
+"""The rules of the consumer protocol (KIP-848): the effect of a heartbeat that names a member epoch. No I/O, no clock.
+
+The group, its target and what is assigned are those of `groups.rules`. Beside them the store remembers
+
+    told     the last assignment that the member was given:  told <= assigned
+
+    assigned shrinks by  assigned - told - owned    when a heartbeat says what the member owns
+    assigned grows  by   target - assigned(any)     when there is nothing that the member must give up
+    member epoch := target generation               when there is nothing that the member must give up
+
+So a partition leaves a member when it was told so before, and then does not report it. A heartbeat of this protocol
+has no number, and may reach a gateway late, when the client has gone on to another connection. So a heartbeat counts as
+a report only if its connection has the member's *claim*: the heartbeat before it came from there, and was answered
+there. The first one on another connection takes the claim, releases nothing, and is answered with the assignment. A
+client says what it owns only after a change; so after that it may have to be asked, by an error after which clients
+repeat the heartbeat in full (COORDINATOR_LOAD_IN_PROGRESS).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from spark_log.errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupMaxSizeReachedError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+from spark_log.groups.rules import NO_PARTITIONS, Group, Member, Partitions
+from spark_log.ids import TopicPartition
+
+JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
+"""Member epochs in requests; the last one is of static members that come back."""
+
+
+@dataclass(frozen=True)
+class EpochState:
+    """A member of this protocol, beside what all members have. Its epoch is `Member.generation`."""
+
+    claim: str
+    """The connection that the last request came from."""
+    rebalance_timeout_ms: int
+    reported: bool = True
+    """Whether the member has said what it owns, on this connection and after an answer."""
+    rack: str | None = None
+    previous: int = 0
+    """The epoch before the present one."""
+    told: Partitions = NO_PARTITIONS
+    topic_ids: frozenset[int] = frozenset()
+    """Of the topics in `told`: a topic that was created again has another one."""
+    revoke_by_ms: int | None = None
+    """Lease clock of the store: until then it must have given up what it was told to."""
+
+    def until_ms(self, now_ms: int, session_timeout_ms: int) -> int:
+        """The end of a session that is renewed now."""
+        renewed_ms = now_ms + session_timeout_ms
+        return renewed_ms if self.revoke_by_ms is None else min(renewed_ms, self.revoke_by_ms)
+
+
+@dataclass(frozen=True)
+class EpochRequest:
+    """What a heartbeat says about the member. `owned`: None if the client leaves it out. `trusted`: its connection held
+    the member's claim when it arrived.
+    """
+
+    epoch: int
+    owned: Partitions | None
+    claim: str
+    trusted: bool
+
+
+@dataclass(frozen=True)
+class EpochDecision:
+    """The member after a heartbeat. `repeat`: the client must send it again."""
+
+    member: Member
+    state: EpochState
+    repeat: bool = False
+
+
+def check_epoch(member: Member, state: EpochState, epoch: int, owned: Partitions | None) -> None:
+    """FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been lost."""
+    if epoch == member.generation:
+        return
+    if epoch == state.previous < member.generation and owned is not None and owned <= member.assigned:
+        return
+    size = "greater" if epoch > member.generation else "smaller"
+    raise FencedMemberEpochError(
+        f"The consumer group member has a {size} member epoch ({epoch}) than the one known by the group coordinator"
+        f" ({member.generation}). The member must abandon all its partitions and rejoin."
+    )
+
+
+def decide_epoch_heartbeat(
+    group: Group, member: Member, state: EpochState, request: EpochRequest, taken: Collection[TopicPartition],
+    now_ms: int,
+) -> EpochDecision:  # fmt: skip
+    """Decide a live member's heartbeat; its subscription is in `member` already. `taken` are the partitions of its
+    target that are assigned to other members. Raises FencedMemberEpochError.
+    """
+    check_epoch(member, state, request.epoch, request.owned)
+    current = request.epoch == member.generation
+    released = NO_PARTITIONS
+    if current and request.owned is not None:
+        released = member.assigned - state.told - request.owned
+    trusted = request.trusted and request.claim == state.claim
+    if not trusted:
+        released = NO_PARTITIONS
+    reported = trusted and (state.reported or request.owned is not None)
+    assigned = member.assigned - released
+    wanted = frozenset(p for p in member.target if p.topic in member.topics)
+    to_revoke = assigned - wanted
+    if to_revoke and trusted and not reported:
+        return EpochDecision(member, state, repeat=True)
+    epoch = member.generation
+    if not group.stale and not to_revoke:
+        assigned |= wanted - frozenset(taken)
+        epoch = group.target_generation
+    told = assigned & wanted
+    revoke_by_ms = state.revoke_by_ms
+    if (state.told & assigned) - told:
+        revoke_by_ms = now_ms + state.rebalance_timeout_ms
+    elif not to_revoke:
+        revoke_by_ms = None
+    previous = state.previous if epoch == member.generation else member.generation
+    return EpochDecision(
+        replace(member, assigned=assigned, generation=epoch),
+        replace(state, claim=request.claim, reported=reported, previous=previous, told=told, revoke_by_ms=revoke_by_ms),
+    )
+
+
+def join_epoch(group: Group, topics: frozenset[str], old: Member | None) -> tuple[Group, Member]:
+    """A new member, which owns nothing. `old`: the static member that has left for a while, whose place it takes."""
+    if old is None:
+        return group.changed(), Member(topics, generation=JOINING)
+    changed = group.stale or topics != old.topics
+    member = replace(old, topics=topics, generation=JOINING, beat=0)
+    return group.changed() if changed else group, member
+
+
+def leave_for_a_while(member: Member, state: EpochState) -> tuple[Member, EpochState]:
+    """A static member that comes back: it keeps its target and its partitions until its session ends."""
+    return replace(member, generation=LEAVING_FOR_A_WHILE), replace(state, revoke_by_ms=None)
+
+
+def check_instance(group_id: str, member_id: str, instance_id: str | None, holder: str | None) -> None:
+    """`holder`: the member that has the instance id. UnknownMemberIdError, FencedInstanceIdError."""
+    if instance_id is None or holder == member_id:
+        return
+    if holder is None:
+        raise UnknownMemberIdError(f"Instance id {instance_id} is unknown in group {group_id}.")
+    raise FencedInstanceIdError(
+        f"Static member {member_id} with instance id {instance_id} was fenced by member {holder}."
+    )
+
+
+def check_released(member_id: str, instance_id: str, holder: str, holder_epoch: int) -> None:
+    """UnreleasedInstanceIdError unless the member with the instance id has left for a while."""
+    if holder_epoch != LEAVING_FOR_A_WHILE:
+        raise UnreleasedInstanceIdError(
+            f"Static member {member_id} with instance id {instance_id} cannot join the group because the instance id is"
+            f" owned by {holder} member."
+        )
+
+
+def check_size(members: int, size_max: int) -> None:
+    """GroupMaxSizeReachedError if there is no room for another member."""
+    if members >= size_max:
+        raise GroupMaxSizeReachedError(f"The consumer group has reached its maximum capacity of {size_max} members.")

@@ -1,0 +1,39 @@
+"""Subscriptions by a regular expression in RE2's syntax, as Kafka's brokers have them (KIP-848)."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from spark_log.cluster.names import is_internal
+from spark_log.errors import InvalidRegularExpressionError
+
+_PATTERN_BYTES_MAX = 1 << 20
+"""Memory of a compiled expression."""
+
+
+def check_pattern(regex: str) -> None:
+    """InvalidRegularExpressionError says where the expression is wrong."""
+    _compiled(regex)
+
+
+def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
+    """The topics whose whole name matches, without internal ones."""
+    compiled = _compiled(regex)
+    return frozenset(name for name in names if not is_internal(name) and compiled.fullmatch(name))
+
+
+@lru_cache(maxsize=256)
+def _compiled(regex: str) -> Any:
+    import re2
+
+    options = re2.Options()
+    options.max_mem = _PATTERN_BYTES_MAX
+    options.log_errors = False
+    try:
+        return re2.compile(regex, options)
+    except re2.error as error:
+        shown = error.args[0] if error.args else error
+        shown = shown.decode() if isinstance(shown, bytes) else shown
+        raise InvalidRegularExpressionError(
+            f"SubscribedTopicRegex `{regex[:200]}` is not a valid regular expression: {shown}."
+        ) from None

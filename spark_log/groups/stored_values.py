@@ -1,0 +1,105 @@
+"""How the rows of groups hold their values: as JSON, read once for many rows."""
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from spark_log.groups.consumer_protocol.rules import EpochState
+from spark_log.groups.rules import Partitions, TopicFacts
+from spark_log.ids import TopicPartition
+
+
+class TopicSet(NamedTuple):
+    """Tells whether topics were created or deleted: ids are never used again."""
+
+    count: int
+    last_id: int | None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A regular expression (RE2) of topic names. `matched`: the topics among which it has been looked for."""
+
+    regex: str
+    names: frozenset[str]
+    """Topics that are subscribed by name."""
+    matched: TopicSet
+
+
+@dataclass(frozen=True)
+class Subscription:
+    topics: frozenset[str]
+    """Also those that the pattern matches."""
+    assignors: tuple[tuple[str, bytes], ...]
+    """Names in order of preference, with the user data of custom assignors."""
+    pattern: Pattern | None = None
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.assignors]
+
+
+@lru_cache(maxsize=8192)
+def partitions_of(text: str) -> Partitions:
+    return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
+
+
+def partitions_json(partitions: Iterable[TopicPartition]) -> str:
+    found: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        found.setdefault(topic, []).append(number)
+    return json.dumps(found, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def facts_of(text: str) -> Mapping[str, TopicFacts]:
+    return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
+
+
+def facts_json(facts: Mapping[str, TopicFacts]) -> str:
+    shown = {name: [fact.topic_id, fact.partition_count] for name, fact in sorted(facts.items())}
+    return json.dumps(shown, separators=(",", ":"))
+
+
+@lru_cache(maxsize=8192)
+def subscription_of(text: str) -> Subscription:
+    facts = json.loads(text)
+    assignors = tuple((name, base64.b64decode(data)) for name, data in facts["assignors"])
+    pattern = None
+    if "regex" in facts:
+        pattern = Pattern(facts["regex"], frozenset(facts["names"]), TopicSet(*facts["matched"]))
+    return Subscription(frozenset(facts["topics"]), assignors, pattern)
+
+
+def subscription_json(subscription: Subscription) -> str:
+    assignors = [(name, base64.b64encode(data).decode()) for name, data in subscription.assignors]
+    facts: dict[str, Any] = {"topics": sorted(subscription.topics), "assignors": assignors}
+    if subscription.pattern is not None:
+        regex, names, matched = subscription.pattern.regex, subscription.pattern.names, subscription.pattern.matched
+        facts |= {"regex": regex, "names": sorted(names), "matched": list(matched)}
+    return json.dumps(facts, separators=(",", ":"))
+
+
+@lru_cache(maxsize=8192)
+def epochs_of(text: str) -> EpochState:
+    facts = json.loads(text)
+    return EpochState(
+        facts["claim"], facts["rebalance_timeout_ms"], facts["reported"], facts["rack"], facts["previous"],
+        partitions_of(facts["told"]),        frozenset(facts["topic_ids"]), facts["revoke_by_ms"],
+    )  # fmt: skip
+
+
+def epochs_json(epochs: EpochState) -> str:
+    facts = {
+        "claim": epochs.claim,
+        "rebalance_timeout_ms": epochs.rebalance_timeout_ms,
+        "reported": epochs.reported,
+        "rack": epochs.rack,
+        "previous": epochs.previous,
+        "told": partitions_json(epochs.told),
+        "topic_ids": sorted(epochs.topic_ids),
+        "revoke_by_ms": epochs.revoke_by_ms,
+    }
+    return json.dumps(facts, separators=(",", ":"))

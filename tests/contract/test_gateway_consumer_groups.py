@@ -1,0 +1,365 @@
+"""The consumer protocol (KIP-848): request by request through two gateways, and with real clients."""
+
+import contextlib
+import json
+import time
+from collections import Counter
+
+import confluent_kafka as rdkafka
+import pytest
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from typer.testing import CliRunner
+
+from spark_log import Admin, Consumer
+from spark_log.cli.main import app
+from spark_log.cluster.settings import alter_settings
+from spark_log.controller.topic_operations import add_partitions, delete_topic
+from spark_log.gateway.schemas import ConsumerGroupDescribeRequest
+from spark_log.groups.group_inspection import describe_groups
+from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations, topic_ids
+from tests.support.consumer_member import LEAVE_AND_RETURN, ConsumerMember
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.rolling_reader import Ownership, RollingReader, wait_until
+from tests.support.topics import make
+
+NONE, LOADING, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 0, 14, 25, 69, 110, 113
+UNRELEASED_INSTANCE_ID = 111
+
+# Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0
+OBSERVED = """\
+"""
+
+
+@pytest.fixture
+def gateways(cluster, cluster_address, tmp_path):
+    """Two gateways of a cluster whose members send heartbeats often."""
+    alter_settings(cluster, {"group.consumer.heartbeat.interval.ms": "100"})
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
+
+
+@pytest.fixture
+def connect(gateways):
+    """A new connection to one of the gateways, in turn."""
+    with contextlib.ExitStack() as stack:
+        count = iter(range(10_000))
+        yield lambda: stack.enter_context(WireConnection(gateways[next(count) % 2].port))
+
+
+def test_gateway_answers_each_request_as_a_broker_does(cluster, cluster_address, tmp_path):
+    alter_settings(cluster, {"group.consumer.max.size": str(MEMBERS_MAX)})
+    for name, partitions in TOPICS.items():
+        make(cluster, name, partitions)
+    with GatewayProcess(tmp_path, cluster_address) as gateway:
+        assert "\n".join(observations(gateway.port)) == OBSERVED.strip()
+        assert "Traceback" not in gateway.output
+
+
+def settle(*members):
+    """Heartbeats, with what they own, until all have the epoch of the group and nothing changes."""
+    for _ in range(20):
+        before = [(each.epoch, each.owned) for each in members]
+        for each in members:
+            while each.beat(owned=True).error_code == LOADING:
+                pass
+        if before == [(each.epoch, each.owned) for each in members] and len({each.epoch for each in members}) == 1:
+            return
+    raise AssertionError("the group does not settle")
+
+
+def partitions_of(*members):
+    return sorted((topic, number) for each in members for topic, found in each.owned.items() for number in found)
+
+
+def test_each_heartbeat_may_reach_another_gateway(cluster, connect):
+    make(cluster, "t", 6)
+    ids = topic_ids(connect(), "t")
+    members = [ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"]) for _ in range(3)]
+    for each in members:
+        assert each.join().error_code == NONE
+    settle(*members)
+    for _ in range(2):
+        for each in members:
+            each.wire = connect()
+        settle(*members)
+    assert partitions_of(*members) == [("t", number) for number in range(6)]
+    assert [len(each.owned["t"]) for each in members] == [2, 2, 2]
+    add_partitions(cluster, "t", 9)
+    for each in members:
+        each.wire = connect()
+    settle(*members)
+    assert [len(each.owned["t"]) for each in members] == [3, 3, 3]
+
+
+def test_heartbeat_that_comes_late_through_another_gateway_releases_nothing(cluster, connect):
+    make(cluster, "t", 2)
+    ids = topic_ids(connect(), "t")
+    first, second = (ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"]) for _ in range(2))
+    assert first.join().error_code == NONE
+    first.full()
+    late = first.request(topic_partitions=[], **first.subscription)
+    late_wire, first.wire = first.wire, connect()
+    first.full()
+    second.join()
+    told = first.beat(accept=False)
+    assert len(told.assignment.topic_partitions[0].partitions) == 1
+    late_wire.exchange(late, 1)
+    assert second.beat().assignment is None, "the first member still has its partitions"
+    assert first.beat(accept=False).error_code == NONE
+    first.accept(told)
+    assert first.beat().error_code == LOADING, "it must say again what it owns"
+    assert first.full().error_code == NONE
+    assert first.epoch == second.epoch
+    settle(first, second)
+    assert partitions_of(first, second) == [("t", 0), ("t", 1)]
+
+
+def test_member_that_does_not_revoke_in_time_is_removed(cluster, connect):
+    make(cluster, "t", 2)
+    ids = topic_ids(connect(), "t")
+    busy = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"], rebalance_timeout_ms=700)
+    other = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"])
+    assert (busy.join().error_code, other.join().error_code) == (NONE, NONE)
+    deadline = time.monotonic() + 30
+    while (code := busy.beat(accept=False).error_code) == NONE:
+        other.beat()
+        assert time.monotonic() < deadline
+    assert code == UNKNOWN_MEMBER_ID
+    settle(other)
+    assert partitions_of(other) == [("t", 0), ("t", 1)]
+
+
+def test_session_ends_without_heartbeats_and_is_kept_by_them(cluster, cluster_address, tmp_path):
+    alter_settings(cluster, {"group.consumer.session.timeout.ms": "1500"})
+    make(cluster, "t", 2)
+    with GatewayProcess(tmp_path, cluster_address) as gateway, contextlib.ExitStack() as stack:
+        lively, silent, static = (
+            ConsumerMember(
+                stack.enter_context(WireConnection(gateway.port)), "g", topic_ids(WireConnection(gateway.port), "t"),
+                subscribed_topic_names=["t"], instance_id=instance,
+            )
+            for instance in (None, None, "i")
+        )  # fmt: skip
+        for each in (lively, silent, static):
+            assert each.join().error_code == NONE
+        assert static.leave(LEAVE_AND_RETURN).member_epoch == LEAVE_AND_RETURN
+        deadline = time.monotonic() + 30
+        while len(partitions_of(lively)) < 2:
+            assert lively.beat(owned=True).error_code == NONE
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert silent.beat().error_code == UNKNOWN_MEMBER_ID
+
+
+def test_expression_finds_new_topics_and_forgets_deleted_ones(cluster, connect):
+    make(cluster, "orders-1", 1)
+    ids = topic_ids(connect(), "orders-1")
+    member = ConsumerMember(connect(), "g", ids, subscribed_topic_regex="orders-.*")
+    assert member.join().error_code == NONE
+    assert partitions_of(member) == [("orders-1", 0)]
+    make(cluster, "orders-2", 2)
+    make(cluster, "other-orders-3", 2)
+    member.learn(topic_ids(connect(), "orders-2"))
+    settle(member)
+    assert partitions_of(member) == [("orders-1", 0), ("orders-2", 0), ("orders-2", 1)]
+    delete_topic(cluster, "orders-1")
+    settle(member)
+    assert partitions_of(member) == [("orders-2", 0), ("orders-2", 1)]
+
+
+def test_topic_that_is_created_again_is_told_with_its_new_id(cluster, connect):
+    make(cluster, "t", 1)
+    ids = topic_ids(connect(), "t")
+    member = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"])
+    member.join()
+    settle(member)
+    delete_topic(cluster, "t")
+    make(cluster, "t", 1)
+    [new] = topic_ids(connect(), "t").values()
+    assert new != ids["t"]
+    member.learn({"t": new})
+    answer = member.beat()
+    assert [each.topic_id for each in answer.assignment.topic_partitions] == [new]
+
+
+def test_groups_are_described_with_their_type_and_epochs(cluster, cluster_address, connect):
+    make(cluster, "t", 4)
+    ids = topic_ids(connect(), "t")
+    new = ConsumerMember(connect(), "new", ids, subscribed_topic_names=["t"], rack_id="r", instance_id="i")
+    assert new.join().error_code == NONE
+    classic = ClassicMember(connect(), "classic", ["t"])
+    assert (classic.join(), classic.sync()) == (NONE, NONE)
+    wire = connect()
+    listed = wire.exchange(ListGroupsRequest(states_filter=[], types_filter=[]), 5).groups
+    assert {(each.group_id, each.group_type, each.group_state) for each in listed} == {
+        ("new", "consumer", "Stable"), ("classic", "classic", "Stable"),
+    }  # fmt: skip
+    [found, other, unknown] = wire.exchange(
+        ConsumerGroupDescribeRequest(group_ids=["new", "classic", "nowhere"], include_authorized_operations=True), 1
+    ).groups
+    assert (found.group_state, found.group_epoch, found.assignment_epoch, found.assignor_name) == (
+        "Stable", 1, 1, "uniform",
+    )  # fmt: skip
+    [member] = found.members
+    assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch, member.member_type) == (
+        new.member_id, "i", "r", 1, 1,
+    )  # fmt: skip
+    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["t"], None)
+    [parts] = member.assignment.topic_partitions
+    assert (parts.topic_id, parts.topic_name, sorted(parts.partitions)) == (ids["t"], "t", [0, 1, 2, 3])
+    assert found.authorized_operations == (1 << 3) + (1 << 6) + (1 << 8)
+    assert (other.error_code, unknown.error_code) == (GROUP_ID_NOT_FOUND, GROUP_ID_NOT_FOUND)
+    mixed = ClassicMember(connect(), "new", ["t"])
+    assert mixed.join() == NONE
+    [found] = wire.exchange(
+        ConsumerGroupDescribeRequest(group_ids=["new"], include_authorized_operations=False), 1
+    ).groups
+    assert {each.member_id: each.member_type for each in found.members} == {new.member_id: 1, mixed.member_id: 0}
+    [described] = wire.exchange(DescribeGroupsRequest(groups=["new"], include_authorized_operations=False), 5).groups
+    assert len(described.members) == 2
+    with contextlib.closing(Admin(cluster=cluster_address)) as admin:
+        told = admin.describe_groups(["new"])["new"]
+    assert (told["group_type"], {each["member_protocol"] for each in told["members"]}) == (
+        "consumer", {"consumer", "classic"},
+    )  # fmt: skip
+    shown = CliRunner().invoke(app, ["group", "describe", "new", "--cluster", cluster_address, "--json"])
+    assert json.loads(shown.stdout)["type"] == "consumer"
+    for each, group in ((new, "new"), (mixed, "new")):
+        each.leave()
+        assert group == each.group_id
+
+
+def test_a_static_member_is_upgraded_after_its_classic_session_ended(cluster, connect):
+    make(cluster, "t", 2)
+    ids = topic_ids(connect(), "t")
+    old = ClassicMember(connect(), "g", ["t"], instance_id="i", session_timeout_ms=1_000)
+    assert (old.join(), old.sync()) == (NONE, NONE)
+    new = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"], instance_id="i")
+    assert new.join().error_code == UNRELEASED_INSTANCE_ID
+    deadline = time.monotonic() + 30
+    while new.join().error_code == UNRELEASED_INSTANCE_ID:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    settle(new)
+    assert partitions_of(new) == [("t", 0), ("t", 1)]
+    assert old.beat() == UNKNOWN_MEMBER_ID
+    back = ClassicMember(connect(), "g", ["t"], instance_id="i")
+    assert back.join() == NONE
+    assert new.beat().error_code == UNKNOWN_MEMBER_ID
+    back.settle()
+    assert back.owned == {"t": [0, 1]}
+
+
+CLASSIC = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 100}
+EAGER = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 100}
+CONSUMER = {"group.protocol": "consumer"}
+
+
+class Rolling:
+    """Readers of one group, and a producer that does not rest."""
+
+    def __init__(self, cluster, gateways):
+        self.servers = ",".join(each.address for each in gateways)
+        self.cluster, self.ownership, self.readers, self.sent = cluster, Ownership(), [], 0
+        self.running = {}
+        self._producer = rdkafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 1})
+
+    def produce(self, count):
+        for number in range(self.sent, self.sent + count):
+            self._producer.produce("t", b"%d" % number, partition=number % 6)
+        self.sent += count
+        assert self._producer.flush(60) == 0
+
+    def start(self, place, protocol):
+        """A reader in the place of the one before, which is closed first."""
+        if place in self.running:
+            self.running.pop(place).stop()
+        reader = self.reader(f"{place}-{len(self.readers)}", protocol)
+        self.running[place] = reader
+        self.produce(200)
+        self.until_balanced()
+
+    def reader(self, name, protocol):
+        settings = {
+            "bootstrap.servers": self.servers, "group.id": "g", "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": 200, "fetch.wait.max.ms": 50, "reconnect.backoff.max.ms": 200, **protocol,
+        }  # fmt: skip
+        self.readers.append(RollingReader(name, settings, ["t"], self.ownership))
+        return self.readers[-1]
+
+    def until_balanced(self):
+        def balanced():
+            return all(self.ownership.count(each.name) == 6 // len(self.running) for each in self.running.values())
+
+        wait_until(balanced, "the partitions are not balanced")
+
+    def finish(self):
+        """Everything is read; returns how often each record was."""
+        wanted = {b"%d" % number for number in range(self.sent)}
+        wait_until(lambda: wanted <= {value for each in self.readers for value in each.seen}, "records are missing")
+        for reader in self.running.values():
+            reader.stop()
+        return Counter(value for each in self.readers for value in each.seen)
+
+
+@pytest.mark.parametrize("classic", [CLASSIC, EAGER], ids=["cooperative", "eager"])
+def test_rolling_upgrade_and_downgrade_lose_and_double_nothing(cluster, gateways, classic):
+    make(cluster, "t", 6)
+    rolling = Rolling(cluster, gateways)
+    try:
+        for protocol in (classic, CONSUMER, classic):
+            for place in range(2):
+                rolling.start(place, protocol)
+            [described] = describe_groups(cluster.store, ["g"])
+            assert described.type == ("consumer" if protocol is CONSUMER else "classic")
+        read = rolling.finish()
+    finally:
+        for reader in rolling.running.values():
+            reader.stop()
+    assert set(read.values()) == {1}
+    assert rolling.ownership.twice == []
+    assert rolling.ownership.lost == 0
+
+
+def test_consumers_of_spark_log_and_both_protocols_share_a_group_and_gateways_are_killed(
+    cluster, cluster_address, gateways
+):
+    make(cluster, "t", 6)
+    rolling = Rolling(cluster, gateways)
+    ours = Consumer(
+        "t", cluster=cluster_address, group_id="g", auto_offset_reset="earliest", heartbeat_interval_ms=100,
+        partition_assignment_strategy=["range", "cooperative-sticky"],
+    )  # fmt: skip
+    seen = []
+
+    def poll():
+        seen.extend(record.value for records in ours.poll(timeout_ms=50).values() for record in records)
+
+    try:
+        poll()
+        rolling.running = {0: rolling.reader("new", CONSUMER), 1: rolling.reader("old", CLASSIC)}
+
+        def shared():
+            poll()
+            return len(ours.assignment()) == rolling.ownership.count("new") == rolling.ownership.count("old") == 2
+
+        for gateway in (None, *gateways):
+            if gateway is not None:
+                gateway.kill()
+                gateway.start()
+            rolling.produce(300)
+            wait_until(shared, "the partitions are not shared")
+        wanted = {b"%d" % number for number in range(rolling.sent)}
+
+        def complete():
+            poll()
+            return wanted <= {*seen, *(value for each in rolling.readers for value in each.seen)}
+
+        wait_until(complete, "records are missing")
+    finally:
+        for reader in rolling.running.values():
+            reader.stop()
+        ours.close()
+    assert rolling.ownership.twice == []

@@ -1,0 +1,128 @@
+"""The rules of the consumer protocol: what a heartbeat with a member epoch changes."""
+
+from dataclasses import replace
+
+import pytest
+
+from spark_log.errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupMaxSizeReachedError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+from spark_log.groups.consumer_protocol.rules import (
+    LEAVING_FOR_A_WHILE,
+    EpochRequest,
+    EpochState,
+    check_instance,
+    check_released,
+    check_size,
+    decide_epoch_heartbeat,
+    join_epoch,
+    leave_for_a_while,
+)
+from spark_log.groups.rules import Group, Member
+from spark_log.ids import TopicPartition
+
+T = frozenset({"t"})
+P0, P1 = (TopicPartition("t", number) for number in range(2))
+NOW_MS = 1_000
+STABLE = Member(T, target=frozenset({P0, P1}), assigned=frozenset({P0, P1}), generation=3)
+STATE = EpochState("c", 500, previous=2, told=STABLE.assigned)
+
+
+def some(*partitions):
+    return frozenset(partitions)
+
+
+def beat(group, member, state, epoch, owned=None, *, claim="c", taken=(), now_ms=NOW_MS):
+    return decide_epoch_heartbeat(group, member, state, EpochRequest(epoch, owned, claim, True), taken, now_ms)
+
+
+def test_partition_is_released_after_the_member_was_told_and_reports():
+    member = replace(STABLE, target=some(P0))
+    told = beat(Group(4, 4), member, STATE, 3)
+    assert (told.state.told, told.member.assigned, told.member.generation) == (some(P0), some(P0, P1), 3)
+    assert told.state.revoke_by_ms == NOW_MS + 500
+    early = beat(Group(4, 4), member, STATE, 3, some(P0))
+    assert early.member.assigned == some(P0, P1), "it was not told yet, and may be about to begin with the partition"
+    silent = beat(Group(4, 4), told.member, told.state, 3, now_ms=NOW_MS + 100)
+    assert (silent.member.assigned, silent.state.revoke_by_ms) == (some(P0, P1), NOW_MS + 500)
+    done = beat(Group(4, 4), told.member, told.state, 3, some(P0))
+    assert (done.member.assigned, done.member.generation, done.state.previous) == (some(P0), 4, 3)
+    assert done.state.revoke_by_ms is None
+
+
+def test_deadline_of_a_revocation_begins_again_with_more_partitions():
+    told = beat(Group(4, 4), replace(STABLE, target=some(P0)), STATE, 3)
+    more = beat(Group(5, 5), replace(told.member, target=some()), told.state, 3, now_ms=NOW_MS + 400)
+    assert more.state.revoke_by_ms == NOW_MS + 900
+    assert more.state.until_ms(NOW_MS + 800, 45_000) == NOW_MS + 900, "no heartbeat prolongs the session beyond it"
+
+
+def test_new_partitions_come_after_the_revocation_and_when_they_are_free():
+    member = Member(T, target=some(P1), assigned=some(P0), generation=3)
+    told = beat(Group(4, 4), member, replace(STATE, told=some(P0)), 3)
+    assert (told.state.told, told.member.generation) == (some(), 3)
+    waits = beat(Group(4, 4), told.member, told.state, 3, some(), taken=[P1])
+    assert (waits.state.told, waits.member.assigned, waits.member.generation) == (some(), some(), 4)
+    gets = beat(Group(4, 4), waits.member, waits.state, 4)
+    assert (gets.state.told, gets.member.assigned) == (some(P1), some(P1))
+
+
+def test_heartbeat_on_another_connection_releases_nothing_until_it_is_repeated():
+    told = beat(Group(4, 4), replace(STABLE, target=some(P0)), STATE, 3)
+    late = beat(Group(4, 4), told.member, told.state, 3, some(P0), claim="late")
+    assert (late.member.assigned, late.state.claim, late.repeat) == (some(P0, P1), "late", False)
+    here = beat(Group(4, 4), late.member, late.state, 3, claim="c")
+    assert (here.state.claim, here.state.told, here.repeat) == ("c", some(P0), False)
+    asked = beat(Group(4, 4), here.member, here.state, 3)
+    assert asked.repeat
+    done = beat(Group(4, 4), asked.member, asked.state, 3, some(P0))
+    assert done.member.assigned == some(P0)
+
+
+@pytest.mark.parametrize(("epoch", "owned"), [(4, None), (1, some()), (2, None), (2, some(P0, TopicPartition("u", 0)))])
+def test_other_epochs_are_fenced(epoch, owned):
+    with pytest.raises(FencedMemberEpochError):
+        beat(Group(3, 3), STABLE, STATE, epoch, owned)
+
+
+def test_repetition_with_the_epoch_before_gets_the_lost_answer_and_releases_nothing():
+    member, state = replace(STABLE, target=some(P0)), replace(STATE, told=some(P0))
+    found = beat(Group(3, 3), member, state, 2, some())
+    assert (found.member.generation, found.member.assigned) == (3, some(P0, P1))
+
+
+def test_stale_target_changes_neither_epoch_nor_partitions():
+    found = beat(Group(5, 4), replace(STABLE, target=some()), replace(STATE, told=some()), 3)
+    assert (found.member.generation, found.member.assigned) == (3, some(P0, P1))
+
+
+def test_static_member_leaves_for_a_while_and_another_takes_its_place():
+    away, state = leave_for_a_while(STABLE, STATE)
+    assert (away.generation, away.assigned) == (LEAVING_FOR_A_WHILE, STABLE.assigned)
+    with pytest.raises(FencedMemberEpochError):
+        beat(Group(3, 3), away, state, 3)
+    assert join_epoch(Group(3, 3), T, away) == (Group(3, 3), replace(STABLE, generation=0))
+    assert join_epoch(Group(3, 3), frozenset("u"), away)[0] == Group(4, 3)
+    assert join_epoch(Group(4, 3), T, away)[0] == Group(5, 3), "a target may be on its way to the old member"
+    group, new = join_epoch(Group(3, 3), T, away)
+    back = beat(group, new, EpochState("d", 500), 0, some(), claim="d")
+    assert (back.member.generation, back.state.told) == (3, STABLE.assigned)
+
+
+def test_instance_ids_and_sizes():
+    check_instance("g", "m", None, None)
+    check_instance("g", "m", "i", "m")
+    with pytest.raises(UnknownMemberIdError):
+        check_instance("g", "m", "i", None)
+    with pytest.raises(FencedInstanceIdError):
+        check_instance("g", "m", "i", "other")
+    check_released("m", "i", "other", LEAVING_FOR_A_WHILE)
+    with pytest.raises(UnreleasedInstanceIdError):
+        check_released("m", "i", "other", 3)
+    check_size(1, 2)
+    with pytest.raises(GroupMaxSizeReachedError):
+        check_size(2, 2)
