@@ -15,7 +15,7 @@ from spark_log.ids import TopicPartition
 class TopicSet(NamedTuple):
     """Tells whether topics were created or deleted: ids are never used again."""
 
-    count: int
+    size: int
     last_id: int | None
 
 

@@ -74,8 +74,9 @@ class RollingReader:
             )
             while not self._stopped.is_set():
                 for message in consumer.consume(200, _POLL_S):
-                    if message.error() is None:
-                        self.seen.append(message.value())
+                    value = message.value()
+                    if message.error() is None and value is not None:
+                        self.seen.append(value)
             consumer.close()
         except BaseException as error:
             self.error = error

@@ -5,17 +5,17 @@ from kafka.protocol.api_message import ApiMessage
 from spark_log.gateway.schemas import resources
 
 
-class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[misc]
+class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-848."""
 
 
-class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[misc]
+class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-848."""
 
 
-class ConsumerGroupDescribeRequest(ApiMessage, load_json=resources):  # type: ignore[misc]
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-848; version 1 is KIP-1099."""
 
 
-class ConsumerGroupDescribeResponse(ApiMessage, load_json=resources):  # type: ignore[misc]
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-848; version 1 is KIP-1099."""
