@@ -278,6 +278,7 @@ def _as_json(described: "GroupDescription", lag: Sequence["PartitionLag"]) -> An
             "assignment": [str(tp) for tp in sorted(member.assignment)],
             "target": [str(tp) for tp in sorted(member.target)],
             "generation": member.generation,
+            "protocol": member.protocol,
             "session_left_ms": member.session_left_ms,
         }
         for member in described.members

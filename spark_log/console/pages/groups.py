@@ -42,6 +42,8 @@ class MemberRow:
     instance_id: str | None
     client_id: str
     host: str
+    protocol: str
+    generation: int
     assignment: Sequence[str]
     partitions: int
     session_left_ms: int
@@ -63,9 +65,14 @@ class LagRow:
 
 @dataclass(frozen=True)
 class Group:
-    """`lag`: records of all partitions that the user sees; `topics`: those with a committed offset or a member."""
+    """`type`: Kafka's, consumer or classic. `protocol_type`: consumer, or connect and others of opaque groups.
+
+    `lag`: records of all partitions that the user sees; `topics`: those with a committed offset or a member.
+    """
 
     group: str
+    type: str
+    protocol_type: str
     state: str
     assignor: str
     generation: int
@@ -152,6 +159,8 @@ def _group(call: Call) -> Group:
                 member.instance_id,
                 member.client_id,
                 member.host,
+                member.protocol,
+                member.generation,
                 [str(partition) for partition in seen],
                 len(seen),
                 member.session_left_ms,
@@ -159,6 +168,8 @@ def _group(call: Call) -> Group:
         )
     return Group(
         found.group_id,
+        found.type,
+        found.protocol_type,
         found.state,
         found.assignor,
         found.generation,
