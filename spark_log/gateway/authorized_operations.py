@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from spark_log.gateway.access.authorization import Access
-from spark_log.security.acl_rules import CLUSTER_NAME, OPERATIONS, ResourceType
+from spark_log.security.acl_rules import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 
-_OF_GROUPS_HERE = frozenset({3, 5, 8})
-"""READ, DELETE, DESCRIBE: groups have no configs."""
+_OF_GROUPS_HERE = frozenset({Operation.READ, Operation.DELETE, Operation.DESCRIBE})
+"""Groups have no configs."""
 
 
 def operations_on(access: Access, resource_type: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:

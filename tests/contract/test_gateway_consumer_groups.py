@@ -25,10 +25,68 @@ from tests.support.rolling_reader import Ownership, RollingReader, wait_until
 from tests.support.topics import make
 
 NONE, LOADING, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 0, 14, 25, 69, 110, 113
-UNRELEASED_INSTANCE_ID = 111
+FENCED_INSTANCE_ID, UNRELEASED_INSTANCE_ID = 82, 111
 
 # Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0
 OBSERVED = """\
+joins: epoch 1, 4 of t
+joins again: epoch 1, 4 of t
+says everything: epoch 1, 4 of t
+says nothing: epoch 1, unchanged
+second joins: epoch 2, none
+first must revoke: epoch 1, 4 of t
+first says nothing: epoch 1, unchanged
+second waits: epoch 2, unchanged
+first says that it has all: epoch 1, 2 of t
+first has revoked: epoch 2, unchanged
+second gets its part: epoch 2, 2 of t
+second reports: epoch 2, unchanged
+last epoch, answer lost: epoch 2, unchanged
+last epoch, reports nothing: error 110
+greater epoch: error 110
+commits: [0, 113, 113, 113]
+fetches: [(0, 5), (113, None), (113, None), (113, None)]
+not a member commits and fetches: (25, (25, None))
+group is full: error 81
+not a member leaves: error 25
+unknown group: ('error 69', 'error 69')
+first subscribes another topic: epoch 2, none
+and has revoked: epoch 3, 2 of u
+second gets all: epoch 3, 4 of t
+first subscribes nothing: epoch 3, none
+and has revoked: epoch 4, unchanged
+invalid expression: error 128
+assignor: epoch 4, unchanged
+unknown assignor: error 112
+leaves: epoch -1, unchanged
+leaves again: error 25
+second stays: epoch 5, unchanged
+second leaves: epoch -1, unchanged
+joins with no rebalance timeout: error 42
+joins with no subscription: error 42
+joins with owned left out: error 42
+joins with no member id: error 42
+joins with no group id: error 42
+joins with empty instance id: error 42
+joins with empty rack: error 42
+joins with epoch -3: error 42
+joins with epoch -2 without instance id: error 42
+joins with unknown assignor: error 112
+joins with an empty expression: epoch 1, none
+version 0 without member id: ('epoch 1, 4 of t', True)
+static member joins: epoch 1, 4 of t
+another with its instance id: error 111
+leaves for a while: epoch -2, unchanged
+heartbeat after that: error 110
+another with its instance id now: epoch 1, 4 of t
+heartbeat of the other: epoch 1, unchanged
+heartbeat of the first: error 25
+heartbeat of the first with instance id: error 82
+first leaves: error 82
+other leaves for a while: epoch -2, unchanged
+and returns: epoch 1, 4 of t
+leaves for good: epoch -1, unchanged
+joins again: epoch 3, 4 of t
 """
 
 
@@ -103,7 +161,8 @@ def test_heartbeat_that_comes_late_through_another_gateway_releases_nothing(clus
     late_wire, first.wire = first.wire, connect()
     first.full()
     second.join()
-    told = first.beat(accept=False)
+    assert first.beat().error_code == LOADING, "this connection has not said what it owns"
+    told = first.full(accept=False)
     assert len(told.assignment.topic_partitions[0].partitions) == 1
     late_wire.exchange(late, 1)
     assert second.beat().assignment is None, "the first member still has its partitions"
@@ -144,6 +203,8 @@ def test_session_ends_without_heartbeats_and_is_kept_by_them(cluster, cluster_ad
         )  # fmt: skip
         for each in (lively, silent, static):
             assert each.join().error_code == NONE
+        settle(lively, silent, static)
+        assert len(partitions_of(lively)) == 1
         assert static.leave(LEAVE_AND_RETURN).member_epoch == LEAVE_AND_RETURN
         deadline = time.monotonic() + 30
         while len(partitions_of(lively)) < 2:
@@ -244,9 +305,9 @@ def test_a_static_member_is_upgraded_after_its_classic_session_ended(cluster, co
         time.sleep(0.05)
     settle(new)
     assert partitions_of(new) == [("t", 0), ("t", 1)]
-    assert old.beat() == UNKNOWN_MEMBER_ID
+    assert old.beat() == FENCED_INSTANCE_ID
     back = ClassicMember(connect(), "g", ["t"], instance_id="i")
-    assert back.join() == NONE
+    assert (back.join(), back.sync()) == (NONE, NONE)
     assert new.beat().error_code == UNKNOWN_MEMBER_ID
     back.settle()
     assert back.owned == {"t": [0, 1]}
