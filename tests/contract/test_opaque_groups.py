@@ -255,7 +255,8 @@ def test_a_group_changes_its_kind_only_when_it_is_empty(cluster, connect):
     assert consumer.join() == NONE
     assert OpaqueMember(connect(), instance_id="x").join() == INCONSISTENT
     [found] = describe_groups(cluster.store, ["g"])
-    assert (found.type, found.protocol_type) == ("consumer", "consumer")
+    assert (found.type, found.protocol_type, found.members[0].protocol) == ("classic", "consumer", "classic")
+    assert found.members[0].encoded is None, "the cluster assigns"
     assert consumer.leave() == NONE
     assert OpaqueMember(connect(), instance_id="x").join() == NONE
 
