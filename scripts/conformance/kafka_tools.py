@@ -45,6 +45,13 @@ STEPS = (
     ),
     Step("kafka-console-consumer", _CONSUMER, "--topic orders --group readers --from-beginning --max-messages 4"
          " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
+    Step("kafka-console-consumer, group.protocol=consumer", _CONSUMER,
+         "--topic orders --group modern --from-beginning --max-messages 4 --consumer-property group.protocol=consumer"
+         " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
+    Step("kafka-consumer-groups --describe, group.protocol=consumer", _GROUPS, "--describe --group modern"),
+    Step("kafka-consumer-groups --describe --state, group.protocol=consumer", _GROUPS,
+         "--describe --group modern --state"),
+    Step("kafka-consumer-groups --delete, group.protocol=consumer", _GROUPS, "--delete --group modern"),
     Step("kafka-get-offsets", _OFFSETS, "--topic orders"),
     Step("kafka-get-offsets, earliest", _OFFSETS, "--topic orders --time earliest"),
     Step("kafka-get-offsets, max-timestamp", _OFFSETS, "--topic orders --time max-timestamp"),

@@ -5,7 +5,15 @@ from kafka import errors as kafka
 
 from spark_log import errors
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
-from spark_log.gateway.error_codes import _INSTEAD, NONE, SERVER_FAULTS, UNKNOWN_SERVER_ERROR, error_code, outcome_of
+from spark_log.gateway.error_codes import (
+    _INSTEAD,
+    _UNKNOWN_TO_KAFKA_PYTHON,
+    NONE,
+    SERVER_FAULTS,
+    UNKNOWN_SERVER_ERROR,
+    error_code,
+    outcome_of,
+)
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SparkLogError)]
 
@@ -17,7 +25,7 @@ def code_of(kind):
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_every_error_has_a_chosen_code(kind):
     same_name = getattr(getattr(kafka, kind.__name__, None), "errno", None) is not None
-    sources = [kind.__name__ in _INSTEAD, kind.__name__ in SERVER_FAULTS]
+    sources = [kind.__name__ in chosen for chosen in (_INSTEAD, _UNKNOWN_TO_KAFKA_PYTHON, SERVER_FAULTS)]
     assert sum(sources) == 1 or (same_name and not any(sources))
     code = code_of(kind)
     assert (code == UNKNOWN_SERVER_ERROR) == (kind.__name__ in SERVER_FAULTS)
