@@ -61,6 +61,15 @@ def test_deadline_of_a_revocation_begins_again_with_more_partitions():
     assert more.state.until_ms(NOW_MS + 800, 45_000) == NOW_MS + 900, "no heartbeat prolongs the session beyond it"
 
 
+def test_stale_target_gives_no_partitions():
+    member = replace(STABLE, assigned=some(P0))
+    state = replace(STATE, told=some(P0))
+    waits = beat(Group(5, 4), member, state, 3)
+    assert (waits.member.assigned, waits.member.generation) == (some(P0), 3)
+    gets = beat(Group(5, 5), member, state, 3)
+    assert (gets.member.assigned, gets.member.generation) == (some(P0, P1), 5)
+
+
 def test_new_partitions_come_after_the_revocation_and_when_they_are_free():
     member = Member(T, target=some(P1), assigned=some(P0), generation=3)
     told = beat(Group(4, 4), member, replace(STATE, told=some(P0)), 3)
