@@ -8,7 +8,7 @@ SparkLogError
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
-│   ├── NotCoordinatorError, CoordinatorLoadInProgressError, NotControllerError
+│   ├── NotCoordinatorError, CoordinatorNotAvailableError, NotControllerError
 │   ├── SchemaRegistryUnavailableError
 │   └── KafkaTimeoutError
 └── FatalError                        the same call fails again
@@ -502,11 +502,11 @@ class CheckpointMismatchError(FatalError):
     """
 
 
-class CoordinatorLoadInProgressError(RetriableError):
+class CoordinatorNotAvailableError(RetriableError):
     """The group cannot answer a member yet: its assignment is being computed, or the member must first report all that
     it has.
 
-    Remedy: none; Kafka clients repeat the request in full.
+    Remedy: none; Kafka clients send a full heartbeat.
     """
 
 

@@ -13,6 +13,7 @@ SQLite runs each statement at once.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,10 +97,22 @@ def one_message(connection: sa.Connection) -> Iterator[None]:
         return
     driver: Any = connection.connection.dbapi_connection
     try:
-        with driver.pipeline():  # after a failed statement, the following ones are not run
+        with driver.pipeline() as pipeline:  # after a failed statement, the following ones are not run
+            pipeline._exit_gen = partial(_end_with_sync, pipeline)
             yield
     except connection.dialect.loaded_dbapi.Error as error:
         raise as_sqlalchemy(connection, "statements sent together", error) from error
+
+
+def _end_with_sync(pipeline: Any) -> Iterator[Any]:
+    """The end of psycopg's pipeline, without the Flush that it sends after Sync: PostgreSQL would stop the clock of
+    idle_in_transaction_session_timeout, and a process that is stopped now would keep its locks.
+    """
+    try:
+        pipeline._enqueue_sync()
+        yield from pipeline._communicate_gen()
+    finally:
+        yield from pipeline._fetch_gen(flush=False)
 
 
 class LastChanges:

@@ -24,7 +24,8 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.rolling_reader import Ownership, RollingReader, wait_until
 from tests.support.topics import make
 
-NONE, LOADING, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 0, 14, 25, 69, 110, 113
+NONE, NOT_AVAILABLE, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND = 0, 15, 25, 69
+FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 110, 113
 FENCED_INSTANCE_ID, UNRELEASED_INSTANCE_ID = 82, 111
 
 # Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0
@@ -120,7 +121,7 @@ def settle(*members):
     for _ in range(20):
         before = [(each.epoch, each.owned) for each in members]
         for each in members:
-            while each.beat(owned=True).error_code == LOADING:
+            while each.beat(owned=True).error_code == NOT_AVAILABLE:
                 pass
         if before == [(each.epoch, each.owned) for each in members] and len({each.epoch for each in members}) == 1:
             return
@@ -161,17 +162,32 @@ def test_heartbeat_that_comes_late_through_another_gateway_releases_nothing(clus
     late_wire, first.wire = first.wire, connect()
     first.full()
     second.join()
-    assert first.beat().error_code == LOADING, "this connection has not said what it owns"
-    told = first.full(accept=False)
+    told = first.beat(accept=False)
     assert len(told.assignment.topic_partitions[0].partitions) == 1
     late_wire.exchange(late, 1)
     assert second.beat().assignment is None, "the first member still has its partitions"
     assert first.beat(accept=False).error_code == NONE
     first.accept(told)
-    assert first.beat().error_code == LOADING, "it must say again what it owns"
+    assert first.beat().error_code == NOT_AVAILABLE, "it must say again what it owns"
     assert first.full().error_code == NONE
     assert first.epoch == second.epoch
     settle(first, second)
+    assert partitions_of(first, second) == [("t", 0), ("t", 1)]
+
+
+def test_member_gives_up_partitions_after_a_change_of_its_connection(cluster, connect):
+    """Its heartbeats say nothing new until it is told of the change."""
+    make(cluster, "t", 2)
+    ids = topic_ids(connect(), "t")
+    first, second = (ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"]) for _ in range(2))
+    first.join()
+    first.wire = connect()
+    assert first.full().error_code == first.beat().error_code == NONE
+    second.join()
+    assert len(partitions_of(first)) == 2
+    assert first.beat().error_code == NONE
+    assert len(partitions_of(first)) == 1
+    assert first.beat(owned=True).error_code == second.beat().error_code == NONE
     assert partitions_of(first, second) == [("t", 0), ("t", 1)]
 
 

@@ -1,5 +1,6 @@
 """Guarantees of every metadata store: a cluster, its topics, the append transaction; and failures of the database."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -55,6 +56,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import commit_tokens, migrations, write_ahead_log
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
+from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import Store, create_store, open_store
 from spark_log.metadata.store_schema import revision_of
 from tests.support.python_process import PythonProcess, output_of
@@ -690,8 +692,12 @@ def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster
     assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
 
 
-def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster):
-    """The server ends its transaction; here after 50 ms instead of the usual 10 s of our connections."""
+@pytest.mark.parametrize("together", [False, True])
+def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, together):
+    """The server ends its transaction; here after 50 ms instead of the usual 10 s of our connections.
+
+    `together`: its last statement was sent in a pipeline, and took longer than sending it.
+    """
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
     setting = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
@@ -702,7 +708,8 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
     def stopped(connection, attempt):
         connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
-        connection.execute(change)
+        with one_message(connection) if together else contextlib.nullcontext():
+            Prepared(sa.text("UPDATE partition SET change = change + 1 FROM pg_sleep(0.1)")).run(connection, [{}])
         if attempt.number == 0:
             other.start()
             other.join(timeout=60)  # it gets the lock only when the server has ended our transaction

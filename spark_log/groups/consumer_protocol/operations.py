@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
 from spark_log.errors import (
-    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     GroupIdNotFoundError,
     IllegalArgumentError,
     InconsistentGroupProtocolError,
@@ -120,7 +120,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     """Answer one heartbeat of a member that does not leave.
 
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
-    UnreleasedInstanceIdError, GroupMaxSizeReachedError, CoordinatorLoadInProgressError, AssignorFailedError.
+    UnreleasedInstanceIdError, GroupMaxSizeReachedError, CoordinatorNotAvailableError, AssignorFailedError.
     """
     trusted = True
     for attempt in range(_TRIES):
@@ -136,9 +136,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
         failpoint("group.changed")
         refresh_targets(store, beat.me.group_id, assignors)
     if result.answer is None:
-        raise CoordinatorLoadInProgressError(
-            f"group {beat.me.group_id!r}: {beat.me.member_id} must repeat its heartbeat"
-        )
+        raise CoordinatorNotAvailableError(f"group {beat.me.group_id!r}: {beat.me.member_id} must repeat its heartbeat")
     failpoint("gateway.consumer-heartbeat-decided")
     return result.answer
 

@@ -13,7 +13,7 @@ has no number, and may reach a gateway late, when the client has gone on to anot
 a report only if its connection has the member's *claim*: the heartbeat before it came from there, and was answered
 there. The first one on another connection takes the claim, releases nothing, and is answered with the assignment. A
 client says what it owns only after a change; so after that it may have to be asked, by an error after which clients
-repeat the heartbeat in full (COORDINATOR_LOAD_IN_PROGRESS).
+send a heartbeat in full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same).
 """
 
 from collections.abc import Collection
@@ -110,15 +110,17 @@ def decide_epoch_heartbeat(
     assigned = member.assigned - released
     wanted = frozenset(p for p in member.target if p.topic in member.topics)
     to_revoke = assigned - wanted
-    if to_revoke and trusted and not reported:
-        return EpochDecision(member, state, repeat=True)
     epoch = member.generation
     if not group.stale and not to_revoke:
         assigned |= wanted - frozenset(taken)
         epoch = group.target_generation
     told = assigned & wanted
+    shrinks = bool((state.told & assigned) - told)
+    if to_revoke and trusted and not reported and not shrinks:
+        return EpochDecision(member, state, repeat=True)
+    reported = reported or (trusted and shrinks)  # the client reports after every change
     revoke_by_ms = state.revoke_by_ms
-    if (state.told & assigned) - told:
+    if shrinks:
         revoke_by_ms = now_ms + state.rebalance_timeout_ms
     elif not to_revoke:
         revoke_by_ms = None

@@ -88,7 +88,7 @@ class Answer:
 
 
 class Repeat(Exception):
-    """COORDINATOR_LOAD_IN_PROGRESS."""
+    """COORDINATOR_NOT_AVAILABLE."""
 
 
 class Consumers(RuleBasedStateMachine):

@@ -61,11 +61,13 @@ def test_deadline_of_a_revocation_begins_again_with_more_partitions():
     assert more.state.until_ms(NOW_MS + 800, 45_000) == NOW_MS + 900, "no heartbeat prolongs the session beyond it"
 
 
-def test_stale_target_gives_no_partitions():
+def test_stale_target_changes_neither_epoch_nor_partitions():
     member = replace(STABLE, assigned=some(P0))
     state = replace(STATE, told=some(P0))
     waits = beat(Group(5, 4), member, state, 3)
     assert (waits.member.assigned, waits.member.generation) == (some(P0), 3)
+    keeps = beat(Group(5, 4), replace(STABLE, target=some()), replace(STATE, told=some()), 3)
+    assert (keeps.member.generation, keeps.member.assigned) == (3, some(P0, P1))
     gets = beat(Group(5, 5), member, state, 3)
     assert (gets.member.assigned, gets.member.generation) == (some(P0, P1), 5)
 
@@ -92,6 +94,17 @@ def test_heartbeat_on_another_connection_releases_nothing_until_it_is_repeated()
     assert done.member.assigned == some(P0)
 
 
+def test_member_is_told_of_a_revocation_after_a_change_of_its_connection():
+    moved = beat(Group(3, 3), STABLE, STATE, 3, STABLE.assigned, claim="new")
+    assert not moved.state.reported
+    told = beat(Group(4, 4), replace(moved.member, target=some(P0)), moved.state, 3, claim="new")
+    assert (told.state.told, told.state.reported, told.repeat) == (some(P0), True, False)
+    waits = beat(Group(4, 4), told.member, told.state, 3, claim="new")
+    assert (waits.member.assigned, waits.repeat) == (some(P0, P1), False), "the client is about to report"
+    done = beat(Group(4, 4), told.member, told.state, 3, some(P0), claim="new")
+    assert done.member.assigned == some(P0)
+
+
 @pytest.mark.parametrize(("epoch", "owned"), [(4, None), (1, some()), (2, None), (2, some(P0, TopicPartition("u", 0)))])
 def test_other_epochs_are_fenced(epoch, owned):
     with pytest.raises(FencedMemberEpochError):
@@ -101,11 +114,6 @@ def test_other_epochs_are_fenced(epoch, owned):
 def test_repetition_with_the_epoch_before_gets_the_lost_answer_and_releases_nothing():
     member, state = replace(STABLE, target=some(P0)), replace(STATE, told=some(P0))
     found = beat(Group(3, 3), member, state, 2, some())
-    assert (found.member.generation, found.member.assigned) == (3, some(P0, P1))
-
-
-def test_stale_target_changes_neither_epoch_nor_partitions():
-    found = beat(Group(5, 4), replace(STABLE, target=some()), replace(STATE, told=some()), 3)
     assert (found.member.generation, found.member.assigned) == (3, some(P0, P1))
 
 
