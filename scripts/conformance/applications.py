@@ -21,7 +21,7 @@ from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_jars import applications_class_path
-from tests.support.postgres import free_port
+from tests.support.ports import free_port
 
 WAIT_S = 180.0
 _PROGRAM = Path(__file__).parent / "clients" / "WordCount.java"

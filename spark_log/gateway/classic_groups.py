@@ -148,8 +148,8 @@ def sync(store: Store, me: Identity, generation: int) -> Membership:
 def leave(store: Store, me: Identity) -> None:
     """Leave the group; by its instance id alone, if the member id is empty (KIP-345). UnknownMemberIdError."""
     row = store.read(lambda connection: _find(connection, me))
-    if row is None:
-        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a member")
+    if row is None or (me.member_id and row.epochs is not None):
+        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
     if leave_group(store, replace(me, member_id=row.member_id)):
         refresh_targets(store, me.group_id, assignors())
 

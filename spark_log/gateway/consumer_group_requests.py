@@ -1,17 +1,17 @@
 """Consumer groups by the consumer protocol (KIP-848): heartbeats with member epochs, and descriptions."""
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_log.cluster.topics import find_topics, topics_of_uuids
-from spark_log.errors import GroupIdNotFoundError, SparkLogError
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
+from spark_log.errors import GroupIdNotFoundError, MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway import classic_groups
 from spark_log.gateway.access.rights import TOPIC_REFUSED
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
-from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.error_codes import NONE, Outcome, failed, outcome_of
 from spark_log.gateway.schemas import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -48,21 +48,25 @@ _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 async def consumer_group_heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Join (epoch 0), stay, leave (epochs -1, -2). Heartbeats that say nothing new are read together with others."""
     if request.member_epoch > JOINING and _says_nothing(request):
-        beat = Beat(request.group_id, request.member_id, None, request.member_epoch, client.claims.connection_id)
+        me = request.group_id, request.member_id, request.instance_id
+        beat = Beat(*me, request.member_epoch, client.claims.connection_id)
         try:
             if not await gateway.heartbeats.answer(beat):
                 return _response(gateway, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
+        except MetadataStoreUnavailableError as error:
+            return _response(gateway, failed(error))
         except SparkLogError:
             pass  # handled alone, it gets its own error
     return await gateway.call(_heartbeat, gateway, request, client)
 
 
 def _says_nothing(request: Message) -> bool:
+    """Java's static members name their instance in each heartbeat."""
     return request.rebalance_timeout_ms == -1 and not any(
         value is not None
         for value in (
-            request.instance_id, request.rack_id, request.subscribed_topic_names, request.server_assignor,
-            request.topic_partitions, _regex(request),
+            request.rack_id, request.subscribed_topic_names, request.server_assignor, request.topic_partitions,
+            _regex(request),
         )
     )  # fmt: skip
 
@@ -132,19 +136,24 @@ def _response(gateway: "Gateway", outcome: Outcome[ConsumerAnswer]) -> Message:
 
 def _assignment(gateway: "Gateway", partitions: Partitions) -> Message:
     kind = ConsumerGroupHeartbeatResponse.Assignment
-    found = _by_topic(gateway, partitions)
+    found = _by_topic(_topics_of(gateway, partitions), partitions)
     parts = [kind.TopicPartitions(topic_id=topic_id, partitions=numbers) for _, topic_id, numbers in found]
     return kind(topic_partitions=parts)
 
 
-def _by_topic(gateway: "Gateway", partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
-    """Name, id and partitions of the topics that exist."""
+def _topics_of(gateway: "Gateway", partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
+    """The topics that exist."""
     names = {partition.topic for partition in partitions}
-    topics = gateway.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
-    return [
-        (name, uuid.UUID(hex=topics[name].uuid), sorted(p.partition for p in partitions if p.topic == name))
-        for name in sorted(names & topics.keys())
-    ]
+    return gateway.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
+
+
+def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
+    """Name, id and partitions of the topics that exist."""
+    found: dict[str, list[int]] = {}
+    for name, number in sorted(partitions):
+        if name in topics:
+            found.setdefault(name, []).append(number)
+    return [(name, uuid.UUID(hex=topics[name].uuid), numbers) for name, numbers in found.items()]
 
 
 async def consumer_group_describe(gateway: "Gateway", request: Message, client: Client) -> Message:
@@ -174,6 +183,8 @@ def _describe(gateway: "Gateway", request: Message, client: Client) -> Message:
             if not all(map(may_describe, topics)):
                 outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
         found, operations = outcome.result, _UNKNOWN_OPERATIONS
+        members = [] if found is None else found.members
+        topics_here = _topics_of(gateway, (p for each in members for p in each.assignment | each.target))
         if found is not None and request.include_authorized_operations:
             operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
         groups.append(
@@ -185,19 +196,19 @@ def _describe(gateway: "Gateway", request: Message, client: Client) -> Message:
                 group_epoch=0 if found is None else found.generation,
                 assignment_epoch=0 if found is None else found.target_generation,
                 assignor_name="" if found is None else found.assignor,
-                members=[] if found is None else [_member(gateway, member) for member in found.members],
+                members=[_member(topics_here, member) for member in members],
                 authorized_operations=operations,
             )
         )
     return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)
 
 
-def _member(gateway: "Gateway", member: MemberDescription) -> Message:
+def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Message:
     kind = ConsumerGroupDescribeResponse.DescribedGroup.Member
 
     def assignment(partitions: Partitions) -> Message:
         part = kind.Assignment.TopicPartitions
-        found = _by_topic(gateway, partitions)
+        found = _by_topic(topics_here, partitions)
         parts = [part(topic_id=topic_id, topic_name=name, partitions=numbers) for name, topic_id, numbers in found]
         return kind.Assignment(topic_partitions=parts)
 

@@ -81,4 +81,9 @@ def outcome_of(action: Callable[[], T]) -> Outcome[T]:
     try:
         return Outcome(result=action())
     except SparkLogError as error:
-        return Outcome(error_code(error), redact(str(error))[:_MESSAGE_LENGTH_MAX])
+        return failed(error)
+
+
+def failed(error: SparkLogError) -> Outcome[T]:
+    """Its code, and its message without secrets."""
+    return Outcome(error_code(error), redact(str(error))[:_MESSAGE_LENGTH_MAX])

@@ -7,6 +7,8 @@ committed or a session of the group ends.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from spark_log.config.values import can_be_stored
+from spark_log.errors import UnknownMemberIdError
 from spark_log.gateway.shared_calls import SharedCalls
 from spark_log.groups.batch_rows import MEMBERS_MAX
 from spark_log.groups.member_heartbeats import Beat, BeatAnswer, answer_beats, renew_sessions
@@ -27,8 +29,10 @@ class Heartbeats:
 
     async def answer(self, beat: Beat) -> bool:
         """Keep the session alive. True: the member must join again; the heartbeat of a member of the consumer protocol
-        must be handled alone. UnknownMemberIdError, FencedInstanceIdError.
+        must be handled alone. UnknownMemberIdError, FencedInstanceIdError, MetadataStoreUnavailableError.
         """
+        if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
+            raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
         if self._store.changes.exact and self._is_known(beat):
             return False
         answer = await self._reads.submit(beat)

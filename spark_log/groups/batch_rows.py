@@ -5,6 +5,7 @@ The number of parameters is a power of two, so that few statements are compiled;
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -22,6 +23,25 @@ Key = tuple[str, str]
 _TOPICS_MAX = 128
 
 
+class MemberColumns(NamedTuple):
+    """What `ask_members` finds of a member, and of its group."""
+
+    group_id: str
+    group_generation: int
+    target_generation: int
+    topics: str
+    subscription: str
+    target: str
+    session_timeout_ms: int
+    until_ms: int
+    clock_epoch: str
+    epoch: int
+    protocol: str
+    instance_id: str | None
+    epoch_state: str | None
+    member_id: str
+
+
 def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
     """Lock the groups that exist, in the order of their ids, until the end of the transaction."""
     wanted = sorted(group_ids)
@@ -29,9 +49,7 @@ def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
 
 
 def ask_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
-    """Rows of group_id, generation, target_generation and topics of the group, subscription, target,
-    session_timeout_ms, until_ms, clock_epoch, generation, protocol and epoch_state of the member, member_id.
-    """
+    """Rows of `MemberColumns`."""
     return _members(_size(keys)).ask(connection, _pairs(keys))
 
 
@@ -84,8 +102,8 @@ def _members(size: int) -> Prepared:
     query = sa.select(
         GROUP_MEMBER.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.topics,
         GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
-        GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
-        GROUP_MEMBER.member_id,
+        GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol, GROUP_MEMBER.instance_id,
+        GROUP_MEMBER.epoch_state, GROUP_MEMBER.member_id,
     ).join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)  # fmt: skip
     return Prepared(query.where(_is_member(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, size)))
 

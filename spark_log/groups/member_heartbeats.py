@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows, rows
-from spark_log.groups.batch_rows import Key
+from spark_log.groups.batch_rows import Key, MemberColumns
 from spark_log.groups.heartbeats import renewal_due_ms
 from spark_log.groups.rules import Group, check_member, notice_topics
 from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
@@ -60,13 +60,12 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
         batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
         now = store.clock(connection)
         until_ms = {}
-        for row in batch_rows.ask_members(connection, keys).rows():
-            group_id, timeout_ms, ends_ms, clock_epoch, epoch_state, member_id = row[0], *row[6:9], *row[-2:]
-            if not now.expired(ends_ms, clock_epoch):
-                renewed_ms = now.lease_ms + timeout_ms
-                if epoch_state is not None:
-                    renewed_ms = epochs_of(epoch_state).until_ms(now.lease_ms, timeout_ms)
-                until_ms[group_id, member_id] = renewed_ms
+        for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
+            if not now.expired(row.until_ms, row.clock_epoch):
+                renewed_ms = now.lease_ms + row.session_timeout_ms
+                if row.epoch_state is not None:
+                    renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
+                until_ms[row.group_id, row.member_id] = renewed_ms
         batch_rows.renew_sessions(connection, until_ms, now)
         return until_ms
 
@@ -82,41 +81,46 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
         owned = batch_rows.ask_owned(connection, keys)
         ends = batch_rows.ask_session_ends(connection, {group_id for group_id, _ in keys})
     now = clock()
-    found = {(row[0], row[-1]): row[1:-1] for row in members.rows()}
+    found = {(row.group_id, row.member_id): row for row in map(MemberColumns._make, members.rows())}
     assigned: dict[Key, set[TopicPartition]] = {}
     for group_id, member_id, topic, number in owned.rows():
         assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
     ends_ms = _session_ends(ends.rows(), now)
-    subscriptions = [subscription_of(row[3]) for row in found.values()]
+    subscriptions = [subscription_of(row.subscription) for row in found.values()]
     topics = {name for said in subscriptions for name in said.topics}
     topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
     facts = batch_rows.topic_facts(connection, topics)
     answers = []
     for beat in beats:
         row = found.get(beat.key)
-        if row is None or now.expired(row[6], row[7]) or (row[9] == rows.CONSUMER) != (beat.claim is not None):
+        if (
+            row is None
+            or now.expired(row.until_ms, row.clock_epoch)
+            or (row.protocol == rows.CONSUMER) != (beat.claim is not None)
+        ):
             answers.append(BeatAnswer(False, _refusal(connection, beat, gone=row is None), False, 0))
             continue
-        generation, target_generation, assumed, subscription, target, timeout_ms, until_ms, _, epoch, _, state = row
-        group, said = Group(generation, target_generation), subscription_of(subscription)
+        group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
         names = said.topics
         rejoin = (
-            generation != beat.generation
-            or notice_topics(group, facts_of(assumed), facts, names) != group
+            row.group_generation != beat.generation
+            or notice_topics(group, facts_of(row.topics), facts, names) != group
             or ends_ms[beat.group_id] <= now.lease_ms
-            or assigned.get(beat.key, set()) != partitions_of(target)
+            or assigned.get(beat.key, set()) != partitions_of(row.target)
         )
-        if state is not None:
-            epochs = epochs_of(state)
+        if row.epoch_state is not None:
+            epochs = epochs_of(row.epoch_state)
             rejoin = (
                 rejoin
-                or (epoch, epochs.claim) != (beat.generation, beat.claim)
+                or (row.epoch, epochs.claim) != (beat.generation, beat.claim)
+                or beat.instance_id not in (None, row.instance_id)
                 or epochs.told != assigned.get(beat.key, set())
                 or (said.pattern is not None and said.pattern.matched != topic_set)
             )
-        due_ms = renewal_due_ms(until_ms, timeout_ms)
+        due_ms = renewal_due_ms(row.until_ms, row.session_timeout_ms)
         valid_until_ms = min(due_ms, ends_ms[beat.group_id])
-        answers.append(BeatAnswer(rejoin, None, due_ms <= now.lease_ms, valid_until_ms))
+        accepted = not rejoin or row.epoch_state is None
+        answers.append(BeatAnswer(rejoin, None, accepted and due_ms <= now.lease_ms, valid_until_ms))
     return answers
 
 

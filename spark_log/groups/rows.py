@@ -50,7 +50,7 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """A member without its assigned partitions: `member.assigned` is empty until `with_given`."""
+    """A member without its assigned partitions: `member.assigned` is empty."""
 
     member_id: str
     instance_id: str | None

@@ -87,7 +87,7 @@ def epochs_of(text: str) -> EpochState:
     facts = json.loads(text)
     return EpochState(
         facts["claim"], facts["rebalance_timeout_ms"], facts["reported"], facts["rack"], facts["previous"],
-        partitions_of(facts["told"]),        frozenset(facts["topic_ids"]), facts["revoke_by_ms"],
+        partitions_of(facts["told"]), frozenset(facts["topic_ids"]), facts["revoke_by_ms"],
     )  # fmt: skip
 
 

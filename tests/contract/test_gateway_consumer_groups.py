@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import confluent_kafka as rdkafka
 import pytest
@@ -15,7 +16,9 @@ from spark_log.cli.main import app
 from spark_log.cluster.settings import alter_settings
 from spark_log.controller.topic_operations import add_partitions, delete_topic
 from spark_log.gateway.schemas import ConsumerGroupDescribeRequest
+from spark_log.groups import rows
 from spark_log.groups.group_inspection import describe_groups
+from spark_log.groups.member_heartbeats import Beat, answer_beats
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations, topic_ids
 from tests.support.consumer_member import LEAVE_AND_RETURN, ConsumerMember
@@ -230,6 +233,43 @@ def test_session_ends_without_heartbeats_and_is_kept_by_them(cluster, cluster_ad
         assert silent.beat().error_code == UNKNOWN_MEMBER_ID
 
 
+def test_heartbeats_that_say_nothing_new_are_answered_beside_others(cluster, connect):
+    """Only those that are accepted renew the session."""
+    make(cluster, "t", 1)
+    member = ConsumerMember(connect(), "g", topic_ids(connect(), "t"), subscribed_topic_names=["t"], instance_id="i")
+    member.join()
+    settle(member)
+
+    def answer(claim, instance_id):
+        [found] = answer_beats(cluster.store, [Beat("g", member.member_id, instance_id, member.epoch, claim)])
+        return found.rejoin, found.renewal_due
+
+    def write(connection, _attempt):
+        row = rows.read_member(connection, "g", member.member_id)
+        rows.save_member(connection, "g", replace(row, until_ms=cluster.store.clock(connection).lease_ms + 10_000))
+        return row.epochs.claim
+
+    claim = cluster.store.transact(write)
+    assert [answer(claim, instance) for instance in (None, "i", "j")] == [(False, True), (False, True), (True, False)]
+    assert answer("another", "i") == (True, False)
+
+
+def test_names_that_cannot_be_stored_are_refused(cluster, connect):
+    make(cluster, "t", 1)
+    ids = topic_ids(connect(), "t")
+
+    def joins(**fields):
+        member = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"])
+        return member.join(**fields).error_code
+
+    assert [joins(**{name: text}) for name in ("member_id", "rack_id") for text in ("\0", "m" * 250)] == [42] * 4
+    assert [joins(subscribed_topic_regex=text) for text in ("\0", "m" * 4_097)] == [128] * 2
+    assert joins(member_id="m" * 249, rack_id="r" * 249, subscribed_topic_regex="m" * 4_096) == NONE
+    member = ConsumerMember(connect(), "g", ids)
+    member.member_id, member.epoch = "\0", 1
+    assert member.beat().error_code == 42
+
+
 def test_expression_finds_new_topics_and_forgets_deleted_ones(cluster, connect):
     make(cluster, "orders-1", 1)
     ids = topic_ids(connect(), "orders-1")
@@ -308,20 +348,21 @@ def test_groups_are_described_with_their_type_and_epochs(cluster, cluster_addres
         assert group == each.group_id
 
 
-def test_a_static_member_is_upgraded_after_its_classic_session_ended(cluster, connect):
+def test_static_members_are_upgraded_and_downgraded_at_once(cluster, connect):
+    """As in Kafka: only between members of this protocol must the first one have left."""
     make(cluster, "t", 2)
     ids = topic_ids(connect(), "t")
-    old = ClassicMember(connect(), "g", ["t"], instance_id="i", session_timeout_ms=1_000)
+    old = ClassicMember(connect(), "g", ["t"], instance_id="i")
     assert (old.join(), old.sync()) == (NONE, NONE)
-    new = ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"], instance_id="i")
-    assert new.join().error_code == UNRELEASED_INSTANCE_ID
-    deadline = time.monotonic() + 30
-    while new.join().error_code == UNRELEASED_INSTANCE_ID:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    new, other = (ConsumerMember(connect(), "g", ids, subscribed_topic_names=["t"], instance_id="i") for _ in range(2))
+    assert new.join().error_code == NONE
     settle(new)
     assert partitions_of(new) == [("t", 0), ("t", 1)]
     assert old.beat() == FENCED_INSTANCE_ID
+    assert other.join().error_code == UNRELEASED_INSTANCE_ID
+    stranger = ClassicMember(connect(), "g", ["t"])
+    stranger.member_id = new.member_id
+    assert stranger.leave() == UNKNOWN_MEMBER_ID, "classic members leave by this request"
     back = ClassicMember(connect(), "g", ["t"], instance_id="i")
     assert (back.join(), back.sync()) == (NONE, NONE)
     assert new.beat().error_code == UNKNOWN_MEMBER_ID

@@ -77,7 +77,9 @@ def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect):
 
 
 def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect):
-    """Also while something is committed all the time, which lets no earlier answer be used again."""
+    """Also while something is committed all the time, which lets no earlier answer be used again. NUL is a character
+    that PostgreSQL refuses.
+    """
     make(cluster, "t", 1)
     members = [ClassicMember(connect(), f"g{number}", ["t"]) for number in range(12)]
     for member in members:
@@ -95,7 +97,7 @@ def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect)
         for member in members[::4]:
             member.generation -= 1
         for member in members[1::4]:
-            member.member_id = "unknown"
+            member.member_id = "unknown\0"
         wanted = [REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID, NONE, NONE] * 3
         for _ in range(20):
             for member in members:

@@ -28,7 +28,7 @@ from spark_log.metrics.query_metrics import QueryCollector
 from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import until
-from tests.support.postgres import free_port
+from tests.support.ports import free_port
 from tests.support.records import table
 from tests.support.replicas import take_away, topic_on
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.support.logged_process import LoggedProcess
-from tests.support.postgres import free_port
+from tests.support.ports import free_port
 
 
 class GatewayProcess(LoggedProcess):

@@ -15,7 +15,7 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
 from tests.support.kafka_jars import broker_class_path
-from tests.support.postgres import free_port
+from tests.support.ports import free_port
 
 _CLUSTER_ID = "sparklogbenchmark00000"  # 16 bytes in base64
 _PR_SET_PDEATHSIG = 1

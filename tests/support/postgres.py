@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ import psycopg
 import sqlalchemy as sa
 
 from spark_log.metadata import store_schema
+from tests.support.ports import free_port
 
 USER = "spark_log"
 
@@ -194,9 +194,3 @@ def _server_user() -> pwd.struct_passwd | None:
         return None
     users = {user.pw_name: user for user in pwd.getpwall()}
     return users.get("postgres") or users["nobody"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
+from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     CoordinatorNotAvailableError,
     GroupIdNotFoundError,
     IllegalArgumentError,
     InconsistentGroupProtocolError,
+    InvalidRegularExpressionError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedAssignorError,
@@ -49,6 +51,9 @@ _BESIDE = ("cooperative-sticky", "sticky", "range", "roundrobin", "RoundRobinAss
 """Assignors that a member of this protocol accepts besides, for groups with other members."""
 _TRIES = 4
 """Of computing the target before the client is asked to come again."""
+_TIMEOUT_MS = 5_000
+"""Of each transaction. After about as long the client sends its next heartbeat."""
+_CHARACTERS_MAX, _REGEX_CHARACTERS_MAX = 249, 4_096
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,14 @@ def check_beat(beat: ConsumerBeat) -> None:
         raise UnsupportedAssignorError(
             f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {', '.join(SERVER_ASSIGNORS)}."
         )
+    for name, text in (("MemberId", beat.me.member_id), ("RackId", beat.rack)):
+        if text is not None and (len(text) > _CHARACTERS_MAX or not can_be_stored(text)):
+            raise IllegalArgumentError(f"{name} is longer than {_CHARACTERS_MAX} characters, or cannot be stored.")
     if beat.regex:
+        if len(beat.regex) > _REGEX_CHARACTERS_MAX or not can_be_stored(beat.regex):
+            raise InvalidRegularExpressionError(
+                f"SubscribedTopicRegex is longer than {_REGEX_CHARACTERS_MAX} characters, or cannot be stored."
+            )
         check_pattern(beat.regex)
 
 
@@ -126,15 +138,18 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     for attempt in range(_TRIES):
         last = attempt == _TRIES - 1
         result = store.transact(
-            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, beat, t, last)  # type: ignore[misc]
+            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, beat, t, last),  # type: ignore[misc]
+            timeout_ms=_TIMEOUT_MS,
         )
-        if result.announce:
-            store.changes.announce()
-        if not result.compute:
+        if isinstance(result, _Decided):
             break
+        store.changes.announce()
         trusted = result.trusted
         failpoint("group.changed")
         refresh_targets(store, beat.me.group_id, assignors)
+    assert isinstance(result, _Decided)
+    if result.announce:
+        store.changes.announce()
     if result.answer is None:
         raise CoordinatorNotAvailableError(f"group {beat.me.group_id!r}: {beat.me.member_id} must repeat its heartbeat")
     failpoint("gateway.consumer-heartbeat-decided")
@@ -161,7 +176,7 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
         rows.save_member(connection, me.group_id, left)
         return False
 
-    if store.transact(body, announce=True):
+    if store.transact(body, timeout_ms=_TIMEOUT_MS, announce=True):
         refresh_targets(store, beat.me.group_id, assignors)
     return ConsumerAnswer(beat.me.member_id, beat.epoch)
 
@@ -192,18 +207,23 @@ def stale_epoch(
 
 
 @dataclass(frozen=True)
-class _Result:
-    """`answer`: None if the client has to repeat the request. `compute`: the target must be computed first.
-    `trusted`: the connection held the member's claim. `announce`: others wait for the change.
-    """
+class _Decided:
+    """`answer`: None if the client has to repeat the request. `announce`: others wait for the change."""
 
     answer: ConsumerAnswer | None
-    trusted: bool
     announce: bool
-    compute: bool = False
 
 
-def _heartbeat(store: Store, connection: sa.Connection, beat: ConsumerBeat, trusted: bool, last: bool) -> _Result:
+@dataclass(frozen=True)
+class _TargetIsStale:
+    """It must be computed first. `trusted`: the connection held the member's claim."""
+
+    trusted: bool
+
+
+def _heartbeat(
+    store: Store, connection: sa.Connection, beat: ConsumerBeat, trusted: bool, last: bool
+) -> _Decided | _TargetIsStale:
     """`trusted`: the connection held the claim in the attempts before. `last`: decide even with a stale target."""
     me = beat.me
     if beat.epoch == JOINING:
@@ -222,7 +242,7 @@ def _heartbeat(store: Store, connection: sa.Connection, beat: ConsumerBeat, trus
         check_epoch(row.member, row.epochs, beat.epoch, beat.owned)
         trusted = trusted and row.epochs.claim == beat.claim
         topics = row.subscription.topics
-        row = _told(connection, row, beat)
+        row = _with_subscription(connection, row, beat)
         kept = row.subscription.topics & topics  # another subscription is a change by itself
         group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
         if row.subscription.topics != topics and group.generation == before.group.generation:
@@ -232,14 +252,14 @@ def _heartbeat(store: Store, connection: sa.Connection, beat: ConsumerBeat, trus
         rows.save_group(connection, me.group_id, group, empty_since_ms=None, type=kind)
     if group.stale and not last:
         rows.save_member(connection, me.group_id, row)
-        return _Result(None, trusted, announce=True, compute=True)
+        return _TargetIsStale(trusted)
     return _decide(connection, beat, row, replace(before, group=group), now, trusted)
 
 
 def _decide(
     connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, known: rows.GroupRow, now: StoreClock,
     trusted: bool,
-) -> _Result:  # fmt: skip
+) -> _Decided:  # fmt: skip
     group_id = beat.me.group_id
     assert row.epochs is not None
     member = row.member
@@ -260,7 +280,7 @@ def _decide(
         changed = (epochs.told, epochs.topic_ids) != (row.epochs.told, row.epochs.topic_ids)
         told = epochs.told if beat.full or changed or not trusted else None
         answer = ConsumerAnswer(row.member_id, decided.member.generation, told)
-    return _Result(answer, trusted, announce=bool(revoked or newly))
+    return _Decided(answer, announce=bool(revoked or newly))
 
 
 def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.MemberRow | None:
@@ -273,7 +293,8 @@ def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.M
     if beat.epoch == JOINING and holder is not None and me.instance_id is not None:
         returns = holder.member_id == me.member_id and holder.member.generation == LEAVING_FOR_A_WHILE
         if row is None or returns:
-            check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
+            if holder.epochs is not None:
+                check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
             return None
     if beat.epoch == JOINING and row is None:
         return None
@@ -306,10 +327,13 @@ def _join(
         rows.insert_member(connection, me.group_id, row)
     else:
         rows.replace_member(connection, me.group_id, old.member_id, row)
-    return _with_assigned(connection, me.group_id, row), group
+    row = _with_assigned(connection, me.group_id, row)
+    if old is not None and old.epochs is None:  # a classic member may go on until its next heartbeat
+        row = replace(row, epochs=replace(epochs, told=row.member.assigned))
+    return row, group
 
 
-def _told(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
+def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
     """The row of a member with what its heartbeat says about the subscription."""
     assert row.epochs is not None
     epochs, said = row.epochs, row.subscription

@@ -14,6 +14,8 @@ a report only if its connection has the member's *claim*: the heartbeat before i
 there. The first one on another connection takes the claim, releases nothing, and is answered with the assignment. A
 client says what it owns only after a change; so after that it may have to be asked, by an error after which clients
 send a heartbeat in full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same).
+Its subscription counts in any case, for a client says a new one only once: one that comes late may bring an old
+subscription back, until the client's next full heartbeat.
 """
 
 from collections.abc import Collection
