@@ -21,7 +21,10 @@ from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
+from spark_log.gateway.wire import Message
 from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_broker import KafkaBroker
@@ -86,21 +89,35 @@ def single(server: Server, count: int) -> list[float]:
     return taken[50:]
 
 
-def heartbeats(server: Server, members: int, seconds: float) -> float:
+def classic_heartbeat(wire: WireConnection, group_id: str) -> tuple[Message, int]:
+    """The request of a new member, and its version."""
+    member = ClassicMember(wire, group_id, ["single"], assignor="range")
+    assert (member.join(), member.sync()) == (0, 0)
+    return member.heartbeat(), 3
+
+
+def consumer_heartbeat(wire: WireConnection, group_id: str) -> tuple[Message, int]:
+    """The same with group.protocol=consumer."""
+    member = ConsumerMember(wire, group_id, topic_ids(wire, "single"), subscribed_topic_names=["single"])
+    assert member.join().error_code == member.full().error_code == member.beat().error_code == 0
+    return member.request(), member.version
+
+
+def heartbeats(
+    server: Server, join: Callable[[WireConnection, str], tuple[Message, int]], members: int, seconds: float
+) -> float:
     """Heartbeats per second of CPU time of the server, of members at the same time, each alone in its group."""
     count = 0
     with contextlib.ExitStack() as stack:
         beating = []
         for number in range(members):
             wire = stack.enter_context(WireConnection(int(server.address.rpartition(":")[2])))
-            member = ClassicMember(wire, f"heartbeats-{members}-{number}", ["single"], assignor="range")
-            assert (member.join(), member.sync()) == (0, 0)
-            beating.append(member)
+            beating.append((wire, *join(wire, f"{join.__name__}-{members}-{number}")))
         began, end = server.cpu_s(), time.monotonic() + seconds
         while time.monotonic() < end:
-            for member in beating:
-                member.send_beat()
-            assert [member.receive_beat() for member in beating] == [0] * members
+            for wire, request, version in beating:
+                wire.send(request, version)
+            assert not any(wire.receive(request, version).error_code for wire, request, version in beating)
             count += members
         return count / max(0.01, server.cpu_s() - began)
 
@@ -149,10 +166,12 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
             ]
     shown = {name: f"p50 {1000 * statistics.median(each):.2f} ms" for name, each in found.items()}
     yield Row("one record, acks=all", shown, {name: statistics.median(each) for name, each in found.items()})
-    for members in (1, 100):
-        rates = {server.name: heartbeats(server, members, 3) for server in servers}
-        shown = {name: f"{each:,.0f} a core of the server" for name, each in rates.items()}
-        yield Row(f"heartbeats, {members} members", shown, {name: 1 / each for name, each in rates.items()})
+    for protocol, join in (("classic", classic_heartbeat), ("consumer", consumer_heartbeat)):
+        for members in (1, 100):
+            rates = {server.name: heartbeats(server, join, members, 3) for server in servers}
+            shown = {name: f"{each:,.0f} a core of the server" for name, each in rates.items()}
+            what = f"heartbeats, {protocol} protocol, {members} members"
+            yield Row(what, shown, {name: 1 / each for name, each in rates.items()})
     memory = {server.name: idle_connections(server, 1_000) for server in servers}
     yield Row("1,000 idle connections", {name: f"{each:.0f} MB" for name, each in memory.items()}, memory)
 

@@ -7,7 +7,7 @@ import typer
 from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import IllegalArgumentError
-from spark_log.quotas.rules import CLIENT_ID, IP, USER, Entity, check_value, entity_of
+from spark_log.quotas.rules import CLIENT_ID, IP, USER, Entity, entity_of, named
 
 app = typer.Typer(no_args_is_help=True, help="Limit how much Kafka clients may produce, consume and compute.")
 
@@ -43,18 +43,17 @@ def set_(
     - `spark-log quota set --client-id '*' --config request_percentage=50`
     - `spark-log quota set --client-id loader --config producer_byte_rate=`
     """
+    from spark_log.admin.audit import local_user
+    from spark_log.admin.quotas import alter_quota
     from spark_log.cluster.cluster import Cluster
-    from spark_log.quotas.quota_rows import write_quotas
 
     entity = _entity(user, client_id, ip)
     values: dict[str, float | None] = {}
     for name, text in parse_pairs(config, "--config").items():
-        value = _number(name, text) if text else None
-        check_value(entity, name, 1.0 if value is None else value)
-        values[name] = value
+        values[name] = _number(name, text) if text else None
     with Cluster.open(cluster) as opened:
-        write_quotas(opened.store, [(entity, values)])
-    say(f"Quota of {_named(entity)}: {', '.join(config)}.")
+        alter_quota(opened, local_user(), "cli", entity, values)
+    say(f"Quota of {named(entity)}: {', '.join(config)}.")
 
 
 @app.command("list")
@@ -68,7 +67,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     if as_json:
         print_json([{"entity": dict(entity), "configs": dict(values)} for entity, values in quotas.items()])
         return
-    rows = [(_named(entity), name, value) for entity, values in quotas.items() for name, value in values.items()]
+    rows = [(named(entity), name, value) for entity, values in quotas.items() for name, value in values.items()]
     print_table(None, ["entity", "config", "value"], rows)
 
 
@@ -85,7 +84,3 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise IllegalArgumentError(f"--config {name}={text}: expected a number") from None
-
-
-def _named(entity: Entity) -> str:
-    return ", ".join(f"{kind} {_ANYONE if name is None else name}" for kind, name in entity)

@@ -9,12 +9,13 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
+from spark_log.admin.quotas import alter_quota, check_values
 from spark_log.errors import IllegalArgumentError, SparkLogError, redact
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
 from spark_log.gateway.wire import Message
-from spark_log.quotas.quota_rows import read_quotas, write_quotas
-from spark_log.quotas.rules import IP, Entity, check_value, entity_of, matches
+from spark_log.quotas.quota_rows import read_quotas
+from spark_log.quotas.rules import IP, Entity, entity_of, matches
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -69,19 +70,19 @@ def _filter_of(request: Message) -> tuple[dict[str, str | None], frozenset[str]]
     return exact, frozenset(present)
 
 
-async def alter_client_quotas(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def alter_client_quotas(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Each entity alone, as in Kafka: what is wrong with one does not stop the others."""
-    response = await gateway.call(_alter, gateway, request)
+    response = await gateway.call(_alter, gateway, request, client)
     if not request.validate_only:
         await gateway.quotas.load()
     return response
 
 
-def _alter(gateway: "Gateway", request: Message) -> Message:
+def _alter(gateway: "Gateway", request: Message, client: Client) -> Message:
     entry = AlterClientQuotasResponse.EntryData
     entries = []
     for wanted in request.entries:
-        outcome = outcome_of(lambda wanted=wanted: _alter_one(gateway, wanted, bool(request.validate_only)))  # type: ignore[misc]
+        outcome = outcome_of(lambda wanted=wanted: _alter_one(gateway, client, wanted, bool(request.validate_only)))  # type: ignore[misc]
         entries.append(
             entry(
                 error_code=outcome.code,
@@ -95,14 +96,13 @@ def _alter(gateway: "Gateway", request: Message) -> Message:
     return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries)
 
 
-def _alter_one(gateway: "Gateway", wanted: Message, validate_only: bool) -> None:
+def _alter_one(gateway: "Gateway", client: Client, wanted: Message, validate_only: bool) -> None:
     entity: Entity = entity_of([(part.entity_type, part.entity_name) for part in wanted.entity])
-    values: dict[str, float | None] = {}
-    for operation in wanted.ops:
-        check_value(entity, operation.key, 1.0 if operation.remove else operation.value)
-        values[operation.key] = None if operation.remove else operation.value
-    if not validate_only:
-        write_quotas(gateway.cluster.store, [(entity, values)])
+    values = {operation.key: None if operation.remove else operation.value for operation in wanted.ops}
+    if validate_only:
+        check_values(entity, values)
+    else:
+        alter_quota(gateway.cluster, client.principal, "gateway", entity, values)
 
 
 APIS = (

@@ -16,6 +16,8 @@ from spark_log.errors import (
 
 READ_ONLY = "25006"
 """Read-only transaction: a server during a failover, or one that its operator made read-only."""
+LOCK_NOT_AVAILABLE = "55P03"
+"""The lock was held for longer than lock_timeout."""
 
 _UNAVAILABLE = (
     "08",  # connection exceptions

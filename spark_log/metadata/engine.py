@@ -31,8 +31,18 @@ _EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
 _WRITES = "spark_log_writes"
 _BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMEDIATE"))
 
-_POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
-"""A process that is stopped during a transaction holds its locks for 10 s at most."""
+_APPLICATION = "spark-log"
+_POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000"
+"""A process that is stopped during a transaction holds its locks for 10 s at most. The server's clock for that does not
+run while it expects more statements of a message: then the first process that has waited for a lock for 15 s ends the
+session (`end_silent_sessions`).
+"""
+_END_SILENT = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
+    " AND state = 'active' AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
+    " AND state_change < clock_timestamp() - :silent_ms * interval '1 millisecond'"
+)
 
 
 def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
@@ -96,7 +106,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
         address.url,
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
         use_native_hstore=False,  # a type of PostgreSQL that no table has: saves a round trip when an engine connects
-        connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
+        connect_args={"application_name": _APPLICATION, "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
         execution_options=_EXECUTION_OPTIONS,
     )
     _postgresql_engines.add(engine)
@@ -128,6 +138,12 @@ def _postgresql_engine(address: Address) -> sa.Engine:
         ask_server(connection, record.info, address)
 
     return engine
+
+
+def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:
+    """End sessions of stopped processes: those that have begun to send statements, and sent nothing for so long."""
+    with engine.begin() as connection:
+        connection.execute(_END_SILENT, {"application": _APPLICATION, "silent_ms": silent_ms})
 
 
 _postgresql_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()

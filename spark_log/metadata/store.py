@@ -28,7 +28,7 @@ from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.columns import CLUSTER
-from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
+from spark_log.metadata.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.write_ahead_log import WriteAheadLog
@@ -40,6 +40,8 @@ DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
 
 READ_TIMEOUT_MS = 10_000
+SILENT_MS = 10_000
+"""The session of a process that has stopped while it sent statements is ended after this time, if others wait."""
 """How long a read is retried while the store is away."""
 
 _CLOCK_INTERVAL_MS = 5_000
@@ -197,10 +199,18 @@ class Store:
                 translated = translate(error, self.address)
                 if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
-                if isinstance(error, sa.exc.DBAPIError) and state_of(error) == READ_ONLY:
-                    self.engine.dispose()  # new connections may reach the new primary
+                if isinstance(error, sa.exc.DBAPIError):
+                    self._mend(state_of(error))
                 _back_off(attempt.number, deadline, translated)
                 attempt.number += 1
+
+    def _mend(self, state: str) -> None:
+        """Do what may let the next attempt succeed. `state`: SQLSTATE of the error."""
+        if state == READ_ONLY:
+            self.engine.dispose()  # new connections may reach the new primary
+        elif state == LOCK_NOT_AVAILABLE:
+            with contextlib.suppress(*_DATABASE_ERRORS):
+                engines.end_silent_sessions(self.engine, SILENT_MS)
 
     def _was_committed(self, in_doubt: _InDoubt[T]) -> bool:
         committed = commit_tokens.was_committed(self.engine, in_doubt.token)

@@ -79,6 +79,7 @@ def upgrade(connection: sa.Connection, address: Address) -> None:
     from spark_log.metadata import migrations
 
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+        connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("spark-log upgrade"))))
     revision = revision_of(connection)
     if revision != tables.SCHEMA_REVISION:

@@ -102,6 +102,11 @@ def entity_of(parts: Sequence[tuple[str, str | None]]) -> Entity:
     return entity
 
 
+def named(entity: Entity) -> str:
+    """The entity as people read it: "client-id app, user *"."""
+    return ", ".join(f"{kind} {'*' if name is None else name}" for kind, name in entity)
+
+
 def check_value(entity: Entity, config: str, value: float) -> None:
     """IllegalArgumentError unless the entity can have this value."""
     allowed = {CONNECTION_CREATION_RATE} if entity[0][0] == IP else _CLIENT_CONFIGS

@@ -8,6 +8,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
+from spark_log.admin.audit import read_changes
 from spark_log.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
 from spark_log.quotas.rules import BURST_S, Bucket, entity_of
 from spark_log.records.kafka_batch.encode import encode
@@ -82,7 +83,7 @@ def fetch(max_bytes):
     )  # fmt: skip
 
 
-def test_quotas_are_changed_and_found_over_the_wire(gateway):
+def test_quotas_are_changed_and_found_over_the_wire(gateway, cluster):
     ann, anyone = [("user", "ann"), ("client-id", "app")], [("user", None)]
     with WireConnection(gateway.port) as connection:
         request = alteration(
@@ -100,6 +101,15 @@ def test_quotas_are_changed_and_found_over_the_wire(gateway):
         assert described(connection, ("user", 0, "ann")) == expected
         connection.exchange(alteration((ann, {"producer_byte_rate": None, "request_percentage": 50.0})), 1)
         assert described(connection, ("client-id", 2, None)) == {tuple(sorted(ann)): {"request_percentage": 50.0}}
+    assert [
+        (change.target, change.parameters, change.outcome)
+        for change in reversed(read_changes(cluster, action="AlterClientQuotas", who="User:ANONYMOUS"))
+    ] == [
+        ("client-id app, user ann", {"producer_byte_rate": 1e6, "request_percentage": 12.5}, "succeeded"),
+        ("user *", {"consumer_byte_rate": 5e5}, "succeeded"),
+        ("user bob", {"producer_byte_rate": -1.0}, "failed"),
+        ("client-id app, user ann", {"producer_byte_rate": None, "request_percentage": 50.0}, "succeeded"),
+    ]
 
 
 def test_a_client_over_its_quota_is_muted_for_the_time_that_it_is_told(gateway, cluster):

@@ -54,6 +54,7 @@ from spark_log.ids import BrokerId, OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import commit_tokens, migrations, write_ahead_log
+from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
 from spark_log.metadata.prepared import Prepared, one_message
@@ -690,6 +691,32 @@ def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster
     create_topic(postgres_cluster, "large", 1_000)
     rows = sa.text("SELECT reltuples FROM pg_class WHERE oid IN ('partition'::regclass, 'replica'::regclass)")
     assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
+
+
+def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(postgres_cluster, monkeypatch):
+    """The server itself would wait for the rest of the message, and keep the locks, for ever."""
+    monkeypatch.setattr(store_module, "SILENT_MS", 50)
+    store = postgres_cluster.store
+    create_topic(postgres_cluster, "t")
+    change = Prepared(sa.text("UPDATE partition SET change = change + 1"))
+
+    def change_soon(connection, _attempt):
+        connection.execute(sa.text("SET LOCAL lock_timeout = 100"))  # instead of 15 s
+        change.run(connection, [{}])
+
+    other = threading.Thread(target=lambda: store.transact(change_soon))
+
+    def stopped(connection, attempt):
+        with one_message(connection):
+            change.run(connection, [{}])
+            if attempt.number == 0:
+                other.start()
+                other.join(timeout=60)
+                assert not other.is_alive()
+        return attempt.number
+
+    assert store.transact(stopped) == 1, "the second try is the one that counts"
+    assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
 
 
 @pytest.mark.parametrize("together", [False, True])
