@@ -11,6 +11,7 @@ from scripts.conformance.bank import bank
 from scripts.conformance.consumer_groups import consumer_groups
 from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
+from scripts.conformance.kafka_security import kafka_security
 from scripts.conformance.kafka_tools import kafka_tools
 from scripts.conformance.librdkafka import librdkafka
 from scripts.conformance.matrix import matrix
@@ -22,6 +23,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "librdkafka": librdkafka,
     "kafka-python": kafka_python,
     "kafka-tools": kafka_tools,
+    "kafka-security": kafka_security,
     "matrix": matrix,
     "consumer-groups": consumer_groups,
     "other-clients": other_clients,

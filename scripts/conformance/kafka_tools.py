@@ -28,24 +28,25 @@ class Step(NamedTuple):
     numbers: bool = False
 
 
-_TOPICS = "org.apache.kafka.tools.TopicCommand"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 _CONFIGS = "kafka.admin.ConfigCommand"
-_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 
 STEPS = (
-    Step("kafka-topics --create", _TOPICS, "--create --topic orders --partitions 2 --config retention.ms=3600000"),
-    Step("kafka-topics --create, exists", _TOPICS, "--create --topic orders"),
-    Step("kafka-topics --list", _TOPICS, "--list"),
+    Step("kafka-topics --create", TOPICS, "--create --topic orders --partitions 2 --config retention.ms=3600000"),
+    Step("kafka-topics --create, exists", TOPICS, "--create --topic orders"),
+    Step("kafka-topics --list", TOPICS, "--list"),
     Step(
-        "kafka-console-producer", "org.apache.kafka.tools.ConsoleProducer",
+        "kafka-console-producer", PRODUCER,
         "--topic orders --property parse.key=true --property key.separator=: --compression-codec zstd",
         "a:1\nb:2\na:3\nc:4\n",
     ),
-    Step("kafka-console-consumer", _CONSUMER, "--topic orders --group readers --from-beginning --max-messages 4"
+    Step("kafka-console-consumer", CONSUMER, "--topic orders --group readers --from-beginning --max-messages 4"
          " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
-    Step("kafka-console-consumer, group.protocol=consumer", _CONSUMER,
+    Step("kafka-console-consumer, group.protocol=consumer", CONSUMER,
          "--topic orders --group modern --from-beginning --max-messages 4 --consumer-property group.protocol=consumer"
          " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
     Step("kafka-consumer-groups --describe, group.protocol=consumer", _GROUPS, "--describe --group modern"),
@@ -61,7 +62,7 @@ STEPS = (
          "--reset-offsets --group readers --topic orders --to-earliest --execute"),
     Step("kafka-consumer-groups --delete", _GROUPS, "--delete --group readers"),
     Step("kafka-consumer-groups --list", _GROUPS, "--list"),
-    Step("kafka-topics --alter --partitions", _TOPICS, "--alter --topic orders --partitions 3"),
+    Step("kafka-topics --alter --partitions", TOPICS, "--alter --topic orders --partitions 3"),
     Step("kafka-configs --alter", _CONFIGS,
          "--alter --entity-type topics --entity-name orders --add-config max.message.bytes=2000000"),
     Step("kafka-configs --describe", _CONFIGS, "--describe --entity-type topics --entity-name orders"),
@@ -75,13 +76,13 @@ STEPS = (
          "--alter --entity-type clients --entity-name app --add-config producer_byte_rate=-1"),
     Step("kafka-configs --delete quotas", _CONFIGS,
          "--alter --entity-type clients --entity-name app --delete-config producer_byte_rate"),
-    Step("kafka-topics --describe", _TOPICS, "--describe --topic orders"),
+    Step("kafka-topics --describe", TOPICS, "--describe --topic orders"),
     Step("kafka-producer-perf-test", "org.apache.kafka.tools.ProducerPerformance",
          "--topic orders --num-records 100000 --record-size 100 --throughput -1", numbers=True),
     Step("kafka-consumer-perf-test", "org.apache.kafka.tools.ConsumerPerformance",
          "--topic orders --messages 100000 --timeout 20000", numbers=True),
-    Step("kafka-topics --delete", _TOPICS, "--delete --topic orders"),
-    Step("kafka-topics --describe, missing", _TOPICS, "--describe --topic orders"),
+    Step("kafka-topics --delete", TOPICS, "--delete --topic orders"),
+    Step("kafka-topics --describe, missing", TOPICS, "--describe --topic orders"),
 )  # fmt: skip
 
 _ACLS = "kafka.admin.AclCommand"
@@ -125,7 +126,7 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
     outputs = []
     for server in (ours_at, theirs_at):
         with server() as address:
-            outputs.append([_compared(_run(step, address, cache), address, step) for step in steps])
+            outputs.append([_compared(run(step, address, cache), address, step) for step in steps])
     results = []
     for step, ours, theirs in zip(steps, *outputs, strict=True):
         results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
@@ -134,7 +135,8 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
     return results
 
 
-def _run(step: Step, address: str, cache: Path) -> str:
+def run(step: Step, address: str, cache: Path) -> str:
+    """What the tool prints, and its exit code."""
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
     server = ["--bootstrap-server", address]
     if step.main.endswith("ProducerPerformance"):

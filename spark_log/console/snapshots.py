@@ -1,11 +1,11 @@
 """Facts of the cluster that all requests share, each read at most once in its time, and the part that a role shows."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.usage import Usage, usage
 from spark_log.console.access.roles import Role
@@ -15,6 +15,8 @@ from spark_log.metrics.history import DAY_MS, latest_rates, read_task_runs
 from spark_log.metrics.task_runs import TaskRun
 
 AGE_S_MAX = 2.0
+READS_PER_AGE = 20
+"""What takes a second to read is kept for 20 seconds at least, so that the console leaves the cores to others."""
 
 _SLOW_AGE_S_MAX = 15.0
 """Of what reads every row of table segment, or the history."""
@@ -23,18 +25,23 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A value that is read when the last one is older than `age_s_max`. Requests at the same time share one read."""
+    """A value that is read when the last one is older than `age_s_max`, and than READS_PER_AGE times the duration of
+    its read. Requests at the same time share one read.
+    """
 
     def __init__(self, age_s_max: float, read: Callable[[], T]) -> None:
         self._age_s_max, self._read = age_s_max, read
         self._lock = threading.Lock()
         self._last: tuple[float, T] | None = None
+        """The value, and until when it serves."""
 
     def get(self) -> T:
         with self._lock:
-            if self._last is None or time.monotonic() - self._last[0] > self._age_s_max:
+            if self._last is None or clock.monotonic_s() > self._last[0]:
+                began_s = clock.monotonic_s()
                 found = self._read()
-                self._last = (time.monotonic(), found)
+                now_s = clock.monotonic_s()
+                self._last = (now_s + max(self._age_s_max, READS_PER_AGE * (now_s - began_s)), found)
             return self._last[1]
 
     def forget(self) -> None:

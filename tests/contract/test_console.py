@@ -117,7 +117,8 @@ def test_unknown_paths_are_not_found(console):
 
 
 def test_a_restarted_postgresql_is_survived(own_postgres_server, tmp_path, monkeypatch):
-    monkeypatch.setattr("spark_log.console.snapshots.AGE_S_MAX", 0.0)
+    for name in ("AGE_S_MAX", "READS_PER_AGE"):
+        monkeypatch.setattr(f"spark_log.console.snapshots.{name}", 0.0)
     address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster, running_console(cluster) as console:
         assert console.page("/")
