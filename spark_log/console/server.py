@@ -7,7 +7,6 @@ from spark_log.asgi_server import AsgiServer
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.access.authentication import Authentication, TokenAuthentication
 from spark_log.console.access.basic import BasicAuthentication
-from spark_log.console.access.oidc import OidcAuthentication
 from spark_log.console.access.proxy_header import HeaderAuthentication
 from spark_log.console.access.roles import EVERY_CHANGE, Role, role_of
 from spark_log.console.access.sessions import Sessions
@@ -40,6 +39,8 @@ def _authentication(
     if settings.auth is AuthMethod.HEADER and access is not None and access.header is not None:
         return HeaderAuthentication(access.header, roles)
     if settings.auth is AuthMethod.OIDC and access is not None and access.oidc is not None:
+        from spark_log.console.access.oidc import OidcAuthentication  # its cryptography takes 10 MB
+
         return OidcAuthentication(access.oidc, roles, sessions, address)
     assert settings.auth is AuthMethod.TOKEN, settings
     role = role_of((), roles) if access is not None else Role(EVERY_CHANGE)
