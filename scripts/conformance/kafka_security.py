@@ -33,11 +33,12 @@ def kafka_security(cache: Path) -> list[Result]:
                 properties = trust + _sasl(mechanism, _PASSWORD)
                 results.append(_served(f"SASL_SSL, {mechanism}", address, properties, folder, cache))
                 properties = trust + _sasl(mechanism, "wrong")
-                error = "SaslAuthenticationException"
+                error = "Authentication failed during authentication due to invalid credentials"
                 results.append(_refused(f"wrong password, {mechanism}", error, address, properties, folder, cache))
             properties = _TIMEOUTS + _sasl(_MECHANISMS[0], _PASSWORD)
-            error = "SslAuthenticationException"
-            results.append(_refused("authority that is not trusted", error, address, properties, folder, cache))
+            results.append(
+                _refused("authority that is not trusted", "SSL handshake failed", address, properties, folder, cache)
+            )
         own = authority.issue("anna", O="Shop", CN="anna")
         with _gateway(folder / "ssl", authority, "--tls-client-ca", authority.certificate) as address:
             key_store = folder / "anna-key-store.pem"
@@ -45,8 +46,8 @@ def kafka_security(cache: Path) -> list[Result]:
             key = f"ssl.keystore.type=PEM\nssl.keystore.location={key_store}\n"
             properties = f"security.protocol=SSL\n{trust}"
             results.append(_served("SSL with a certificate", address, properties + key, folder, cache))
-            error = "SslAuthenticationException|SSLHandshakeException|TimeoutException"
-            results.append(_refused("SSL without a certificate", error, address, properties, folder, cache))
+            # asyncio closes the connection without TLS's alert: a broker's client says "SSL handshake failed"
+            results.append(_refused("SSL without a certificate", "Timed out", address, properties, folder, cache))
     return results
 
 
@@ -83,11 +84,11 @@ def _served(what: str, address: str, properties: str, folder: Path, cache: Path)
     return _result(what, passed, "\n".join(outputs))
 
 
-def _refused(what: str, errors: str, address: str, properties: str, folder: Path, cache: Path) -> Result:
+def _refused(what: str, error: str, address: str, properties: str, folder: Path, cache: Path) -> Result:
     file = folder / "client.properties"
     file.write_text(properties)
     output = run(Step("", TOPICS, f"--list --command-config {file}"), address, cache)
-    return _result(what, any(error in output for error in errors.split("|")) and "exit code 0" not in output, output)
+    return _result(what, error in output and "exit code 1" in output, output)
 
 
 def _result(what: str, passed: bool, output: str) -> Result:
