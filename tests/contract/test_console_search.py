@@ -88,6 +88,19 @@ def test_each_matching_record_is_found_once(log, found, backwards, count, bytes_
         assert sorted(places) == [row[:2] for row in rows if matches(row)], text
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_partitions_take_turns_if_there_are_more_than_messages_on_a_page(cluster, log, backwards):
+    topic = make(cluster, "t", 5)
+    for partition in range(5):
+        append(log, topic, "a", "b", partition=partition)
+    position, pages = begin(log, topic, backwards), []
+    for _ in range(5):
+        search = Search(log, topic, position, Conditions(), 2, Budget(1 << 30, 60))
+        pages.append([row for batch in search.batches() for row in batch.column("partition").to_pylist()])
+        position = Position.of_token(search.position.token, topic.topic_id, position.limits)
+    assert pages == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4]]
+
+
 def test_keys_and_headers_are_compared_as_bytes(log, cluster):
     topic = make(cluster, "t", 1)
     for key, headers in [(b"\xff", [("h", b"1")]), (b"\xfe", [("h", b"\xff"), ("g", b"")]), (None, None)]:

@@ -50,6 +50,10 @@ class Position:
         """Partitions with offsets that are left."""
         return [p for p in sorted(self.next) if self._left(p).size > 0]
 
+    def gone(self, partition: int) -> int:
+        """Number of offsets that the search has gone through."""
+        return abs(self.next[partition] - self.first[partition])
+
     def window_of(self, partition: int, length: int) -> OffsetRange:
         """The next offsets, at most this many."""
         start, end = self._left(partition)
@@ -60,7 +64,7 @@ class Position:
     def done(self, partition: int) -> float:
         """The part of the partition's offsets that the search has gone through, 0 to 1."""
         left = self._left(partition).size
-        gone = abs(self.next[partition] - self.first[partition])
+        gone = self.gone(partition)
         return 1.0 if left <= 0 else gone / (gone + left)
 
     def _left(self, partition: int) -> OffsetRange:

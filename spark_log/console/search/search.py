@@ -111,7 +111,7 @@ class Search:
                 self.complete = True
                 return
             if not self._conditions:
-                left = left[: self._count - self.matched]
+                left = sorted(sorted(left, key=self.position.gone)[: self._count - self.matched])
             share = -(-(self._count - self.matched) // len(left))
             length = max(size, share)
             if self.position.window is not None:
