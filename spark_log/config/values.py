@@ -17,11 +17,12 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?|\.[0-9]{1,20}")
+_NOT_STORED = re.compile("[\0\ud800-\udfff]")
 
 
 def can_be_stored(text: str) -> bool:
     """Whether the metadata store can keep the text: PostgreSQL stores neither NUL nor a lone surrogate."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return _NOT_STORED.search(text) is None
 
 
 class ValueType(ABC):
