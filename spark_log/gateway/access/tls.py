@@ -5,8 +5,10 @@ import logging
 import os
 import ssl
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spark_log.errors import InvalidConfigurationError
 
@@ -34,7 +36,7 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """TLS 1.2 or later, with Python's choice of ciphers. InvalidConfigurationError names the file."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _ContextWithAlerts(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
         try:
@@ -88,6 +90,38 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+_encrypted: ContextVar[asyncio.WriteTransport] = ContextVar("encrypted")
+"""The transport of the connection whose handshake begins."""
+
+
+class _HandshakeWithAlerts(ssl.SSLObject):
+    """Sends the alert that says why a handshake failed. asyncio drops it and closes the connection, so that Java's
+    client, for example, would connect again until its time-out.
+    """
+
+    outgoing: ssl.MemoryBIO
+    encrypted: asyncio.WriteTransport
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            self.encrypted.write(self.outgoing.read())
+            raise
+
+
+class _ContextWithAlerts(ssl.SSLContext):
+    sslobject_class = _HandshakeWithAlerts
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **named: Any) -> ssl.SSLObject:
+        handshake = super().wrap_bio(incoming, outgoing, *args, **named)
+        assert isinstance(handshake, _HandshakeWithAlerts)
+        handshake.outgoing, handshake.encrypted = outgoing, _encrypted.get()
+        return handshake
+
+
 class _OverTls(asyncio.StreamReaderProtocol):
     """`below`: the writer of the encrypted bytes, which would close its transport when it is freed."""
 
@@ -104,6 +138,7 @@ async def start_tls(
     inner = asyncio.StreamReader(limit, loop)
     protocol = _OverTls(inner, loop=loop)
     protocol.below = writer
+    _encrypted.set(writer.transport)  # asyncio begins the handshake in a copy of this task's context
     transport = await loop.start_tls(
         writer.transport, protocol, context, server_side=True,
         ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=timeout_s,
