@@ -3,7 +3,6 @@ runs on executors.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from spark_log.records import inline
 from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
 from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
+from spark_log.threads import in_parallel
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy
@@ -252,16 +252,7 @@ class SegmentFiles:
     def commit(self) -> SegmentFacts:
         """Finish the file and rename it to its final name, durably, in every log dir; in parallel over the log dirs."""
         facts = self._encoder.close()
-        if len(self._files) == 1:
-            outcomes = [_commit(file) for file in self._files.values()]
-        else:
-            try:
-                with ThreadPoolExecutor(len(self._files), "spark-log-fsync") as pool:
-                    outcomes = list(pool.map(_commit, self._files.values()))
-            except RuntimeError as error:
-                if "interpreter shutdown" not in str(error):
-                    raise
-                outcomes = [_commit(file) for file in self._files.values()]
+        outcomes = in_parallel(_commit, list(self._files.values()), len(self._files), "spark-log-fsync")
         for broker_id, failure in zip(list(self._files), outcomes, strict=True):
             if failure is not None:
                 self._leave_out(broker_id, failure)

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,6 +28,7 @@ from spark_log.consume.poll_loop import Polling
 from spark_log.consume.python_records import Deserializers, python_records
 from spark_log.consume.subscription import checked_offsets, checked_partition, checked_position
 from spark_log.errors import IllegalStateError
+from spark_log.exit_hooks import Finalizer
 from spark_log.groups.committed_offsets import Commit
 from spark_log.groups.transacted_offsets import GroupMetadata
 from spark_log.kafka_errors import kafka_errors
@@ -66,7 +66,7 @@ class Consumer(ConsumerQueries):
         self._deferred: Exception | None = None
         self._polls = 0
         self._records = 0
-        self._forgotten = weakref.finalize(self, self._background.abandon)
+        self._forgotten = Finalizer(self, self._background.abandon)
         self.config = {"bootstrap_servers": address, **vars(self.settings)}
         try:
             if topics:

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -57,6 +56,7 @@ from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import PartitionState
 from spark_log.replicas.followers import Followers
 from spark_log.replicas.replicated_append import replicated_append
+from spark_log.threads import in_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -298,22 +298,17 @@ class Log(LogReader):
                 raise
             return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
 
-        def try_writing(item: tuple[Topic, Records], name: str) -> Batch | Exception:
+        def try_writing(named: tuple[tuple[Topic, Records], str]) -> Batch | Exception:
             try:
-                return write(item, name)
+                return write(*named)
             except Exception as error:  # the files of the other items are deleted then
                 return error
 
         write_id, new_names = names[0][0], [name for _, name in names]
         if len(items) == 1:
             return write_id, [write(items[0], new_names[0])]
-        try:
-            with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1), "spark-log-write") as pool:
-                found = list(pool.map(try_writing, items, new_names))
-        except RuntimeError as error:
-            if "interpreter shutdown" not in str(error):
-                raise
-            found = [try_writing(item, name) for item, name in zip(items, new_names, strict=True)]
+        named = list(zip(items, new_names, strict=True))
+        found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
         batches = [each for each in found if isinstance(each, Batch)]
         for each in found:
             if isinstance(each, Exception):

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata.address import Address
+from spark_log.threads import start_thread
 
 _CHANNEL = "spark_log"
 _DISCONNECTED_WAIT_S_MAX = 0.05
@@ -47,8 +48,7 @@ class PostgresqlChanges:
     def current(self) -> int:
         with self._condition:
             if self._listener is None and not self._closed.is_set():
-                self._listener = threading.Thread(target=self._listen, name="spark-log-listen", daemon=True)
-                self._listener.start()
+                self._listener = start_thread(self._listen, "spark-log-listen")
             return self._version
 
     def wait(self, seen: int, timeout_s: float) -> bool:
@@ -67,9 +67,12 @@ class PostgresqlChanges:
     def announce(self) -> None:
         with self._condition:
             if self._announcer is None and not self._closed.is_set():
-                self._announcer = threading.Thread(target=self._announce, name="spark-log-announce", daemon=True)
-                self._announcer.start()
+                self._announcer = start_thread(self._announce, "spark-log-announce")
+            threadless = self._announcer is None and not self._closed.is_set()
         self._due.set()
+        if threadless:
+            with contextlib.suppress(psycopg.Error, OSError), self._connect() as connection:
+                connection.execute(f"NOTIFY {_CHANNEL}")
 
     def close(self) -> None:
         self._closed.set()

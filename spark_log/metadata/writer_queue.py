@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.threads import start_thread
+
+_POLL_S = 0.001
 
 
 class WriterQueue:
@@ -60,9 +64,25 @@ class WriterQueue:
                 return
             except BlockingIOError:
                 self._waiting = _Waiting(self._descriptor)
+                if not self._waiting.start():
+                    self._waiting = None
+                    self._poll(timeout_s)
+                    return
         if not self._waiting.is_acquired(timeout_s):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         self._waiting = None
+
+    def _poll(self, timeout_s: float) -> None:
+        """Wait for the lock without a thread, in an interpreter that is exiting. Not fair."""
+        deadline_s = clock.monotonic_s() + timeout_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if clock.monotonic_s() >= deadline_s:
+                    raise MetadataStoreUnavailableError(self._held(timeout_s)) from None
+            clock.sleep_s(_POLL_S)
 
     def _held(self, timeout_s: float) -> str:
         """The message that names the process that holds the lock, as far as the kernel shows it."""
@@ -98,7 +118,10 @@ class _Waiting:
         self._changed = threading.Condition()
         self._wanted = True
         self._locked = self._over = self._closed = False
-        threading.Thread(target=self._run, name="spark-log-writer-queue", daemon=True).start()
+
+    def start(self) -> bool:
+        """Start the thread; False if the interpreter is exiting and starts none."""
+        return start_thread(self._run, "spark-log-writer-queue") is not None
 
     def _run(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)

@@ -18,6 +18,7 @@ from spark_log import clock
 from spark_log.append.partitioner import partition_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
+from spark_log.exit_hooks import Finalizer
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
 from spark_log.produce.accumulator import Accumulator, next_client_id
@@ -75,7 +76,7 @@ class Producer:
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
         # runs when the producer is garbage-collected, and when the interpreter ends
-        self._finalizer = weakref.finalize(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
+        self._finalizer = Finalizer(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
         self._sender.start()
 
     def send(
@@ -193,7 +194,7 @@ class Producer:
         """
         if timeout is not None and not 0 <= timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"Invalid timeout: {timeout}")
-        if self._finalizer.detach() is None:
+        if not self._finalizer.detach():
             return
         _close(self._state, self._accumulator, self._sender, timeout)
         for serializer in (self._settings.key_serializer, self._settings.value_serializer):

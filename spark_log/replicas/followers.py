@@ -14,6 +14,7 @@ from spark_log.exit_hooks import stop_at_exit
 from spark_log.replicas.catch_up import ReplicaCopy
 from spark_log.replicas.lagging_replicas import LaggingReplica, find_lagging_replicas
 from spark_log.replicas.throttle import Throttle
+from spark_log.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +102,7 @@ class Followers:
                 return
             self._woken += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._run, self._name)
                 stop_at_exit(self)
             self._changed.notify_all()
 
@@ -110,6 +110,8 @@ class Followers:
         """Wait until no replica lags and the copies are published; False after the timeout, or if it was stopped."""
         self.wake()
         with self._changed:
+            if self._thread is None:
+                return False
             wanted = self._woken
             return (
                 self._changed.wait_for(lambda: self._seen >= wanted and self._idle and not self._busy, timeout_s)
@@ -186,11 +188,11 @@ class Followers:
                 work(*arguments)
             finally:
                 with self._changed:
-                    self._copies.discard(thread)
+                    self._copies.discard(threading.current_thread())
 
-        thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._copies.add(thread)
-        thread.start()
+        thread = start_thread(run, self._name)  # not in an interpreter that exits, which stops this object anyhow
+        if thread is not None:
+            self._copies.add(thread)
 
     def _catch_up(self, one: LaggingReplica, topic: Topic) -> None:
         copying = ReplicaCopy(

@@ -1,12 +1,15 @@
 """Producers in separate processes: concurrent, killed, forked, ended without close, and with a crashing store."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 
 import pytest
+import sqlalchemy as sa
 from kafka.errors import IllegalStateError
 
 from spark_log import Producer
@@ -16,7 +19,7 @@ from spark_log.log.log import Log
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
 from tests.support.producing import stored
-from tests.support.python_process import PythonProcess
+from tests.support.python_process import PythonProcess, output_of
 
 PARTITIONS = 3
 
@@ -150,3 +153,75 @@ def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_ad
     future, sender = producer.send("t", b"v"), producer._sender
     del producer
     assert not sender.is_alive() and future.value.offset == 0
+
+
+ENDS_WITHOUT_CLOSE = """
+import sys, threading, weakref
+from spark_log import Producer
+
+class Object:
+    pass
+
+def change_finalizers():
+    # as a thread does that imports modules of SQLAlchemy
+    while True:
+        kept = [weakref.finalize(each, print) for each in objects]
+        for finalizer in kept:
+            finalizer.detach()
+
+objects = [Object() for _ in range(1000)]
+producer = Producer(cluster=sys.argv[1], linger_ms=60_000)
+producer.send("t", b"v")
+sys.setswitchinterval(1e-5)
+threading.Thread(target=change_finalizers, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_program_that_ends_without_close_sends_its_buffered_records_whatever_other_threads_finalize(
+    cluster, cluster_address, log
+):
+    """weakref.finalize calls no function at exit if its registry changes at that moment."""
+    output_of(ENDS_WITHOUT_CLOSE, cluster_address)
+    assert stored(log, "t") == {0: [b"v"]}
+
+
+NO_THREAD_AT_EXIT = """
+import atexit, sys, threading
+from spark_log import Producer
+
+def refuse_threads():
+    if sys.version_info < (3, 12):  # later versions refuse them
+        def refuse(*_):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        threading._start_new_thread = refuse
+
+producer = Producer(cluster=sys.argv[1], linger_ms=60_000)
+for number in range(300):
+    producer.send("t", b"%d" % number, partition=number % 3)
+producer.send("u", b"v")
+atexit.register(refuse_threads)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_that_ends_without_close_needs_no_new_threads(cluster, cluster_address, log):
+    """It appends while another process holds the lock of the store's writers, and seals the full tails."""
+    create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
+    create_topic(cluster, "u")
+    pipe = subprocess.PIPE
+    with PythonProcess("-c", NO_THREAD_AT_EXIT, cluster_address, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout.readline() == b"sent\n"
+
+        def while_writing(connection, _attempt):
+            connection.execute(sa.text("SELECT 1"))  # SQLite: holds the lock of the writers
+            process.stdin.close()
+            process.stdin = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+
+        cluster.store.transact(while_writing)
+        assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
+    assert sum(len(values) for values in stored(log, "t").values()) == 300
+    assert stored(log, "u") == {0: [b"v"]}

@@ -22,6 +22,7 @@ from spark_log.exit_hooks import stop_at_exit
 from spark_log.ids import TopicId
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, last_files_ms, seal_after_ms, tails
+from spark_log.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,7 @@ class Sealer:
 
     def _start(self) -> None:
         if self._beside and self._thread is None and not self._stopped:
-            self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, "spark-log-sealer")  # without it, `close` does the work
             stop_at_exit(self)
 
     def _watch(self, topic: Topic, full: int | None) -> None:
