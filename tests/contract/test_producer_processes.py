@@ -162,18 +162,18 @@ from spark_log import Producer
 class Object:
     pass
 
-def change_finalizers():
+def make_finalizers():
     # as a thread does that imports modules of SQLAlchemy
     while True:
-        kept = [weakref.finalize(each, print) for each in objects]
-        for finalizer in kept:
-            finalizer.detach()
+        weakref.finalize(owner, int)
 
-objects = [Object() for _ in range(1000)]
+owner = Object()
+for _ in range(200_000):  # enough for a switch between threads while they are iterated over
+    weakref.finalize(owner, int)
 producer = Producer(cluster=sys.argv[1], linger_ms=60_000)
 producer.send("t", b"v")
 sys.setswitchinterval(1e-5)
-threading.Thread(target=change_finalizers, daemon=True).start()
+threading.Thread(target=make_finalizers, daemon=True).start()
 """
 
 
