@@ -1,4 +1,4 @@
-"""What is done before the interpreter exits: threads of spark-log are stopped, and objects that were not closed are.
+"""What spark-log does before the interpreter exits: it stops its threads, and closes the producers that are still open.
 
 A daemon thread that is in native code (Arrow, Delta) while the interpreter and its libraries are torn down crashes the
 process: SIGABRT or SIGSEGV after the program's last line. So clients that were not closed are stopped before that.

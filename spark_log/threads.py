@@ -1,7 +1,7 @@
 """Threads for work that also goes on while the interpreter exits.
 
-A producer that was not closed appends its records then, and since Python 3.12 no thread can be started once the
-program's own threads have ended. So whoever prefers a thread has another way without one.
+A producer that was not closed appends its records then. Since Python 3.12 no thread can be started at that time, so
+each caller of these functions can do the work without a new thread.
 """
 
 import threading
