@@ -1,11 +1,14 @@
 """The description of an API of the protocol in a gateway, and the arguments of its handler."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_log.gateway.access.authorization import EVERYTHING, Access
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
+from spark_log.gateway.request_limits import ORDINARY, RequestLimits
 from spark_log.gateway.wire import Message
 
 if TYPE_CHECKING:
@@ -29,11 +32,18 @@ class Client:
     """`User:` and the name in its certificate, or the user that SASL has authenticated."""
     access: Access = EVERYTHING
     """Decides on its rights."""
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of the connection: holds it who hands records to the appender, so that they stay in the order of the requests."""
 
     @property
     def user(self) -> str:
         """The name of the principal, as quotas know it."""
         return self.principal.partition(":")[2]
+
+    @property
+    def key(self) -> str:
+        """Whose share of the gateway's threads its requests use, where they name no group or transactional id."""
+        return f"{self.principal}@{self.host}"
 
     @property
     def zone(self) -> str | None:
@@ -54,7 +64,8 @@ requests of a connection."""
 class Api:
     """`advertised`: the lowest and highest version that clients are told. `served_from`: the lowest that is served.
 
-    `pipelined`: the next request of the connection may be handled before this one is answered.
+    `pipelined`: the next request of the connection may be handled before this one is answered. `limits`: what a request
+    may cost. `lane`: whose threads its blocking calls use.
     """
 
     request: type[Message]
@@ -62,6 +73,8 @@ class Api:
     advertised: tuple[int, int]
     served_from: int | None = None
     pipelined: bool = False
+    limits: RequestLimits = ORDINARY
+    lane: Lane = Lane.ADMIN
 
     @property
     def key(self) -> int:

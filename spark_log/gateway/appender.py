@@ -8,64 +8,30 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import pyarrow as pa
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from spark_log import clock
-from spark_log.append.encoding import Encoding, bad_records, prepare
-from spark_log.append.rules import Acks, Appended, ProducerSequence, Rejected
-from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic
-from spark_log.errors import (
-    InvalidTxnStateError,
-    MessageSizeTooLargeError,
-    SparkLogError,
-    UnknownTopicOrPartitionError,
-)
+from spark_log.append.rules import Acks, Appended, Rejected
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.gateway.transactions import register_records
-from spark_log.log.log import Log, Records
-from spark_log.produce.faults import faults
-from spark_log.records.kafka_batch.decode import DecodedBatch, decode
-from spark_log.records.kafka_batch.header import NO_PRODUCER_ID
-from spark_log.records.schema import TimestampType, normalise, stamp
+from spark_log.log.log import Log
+from spark_log.records.kafka_batch.decode import DecodingLimits
+from spark_log.records.kafka_batch.header import claimed_records
 
 logger = logging.getLogger(__name__)
 
-_BYTES_TOGETHER_MAX = 64 * 1024 * 1024
-"""Encoded bytes of one transaction, unless a single request has more."""
+_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX = 64 * 1024 * 1024, 500_000
+"""Of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
 
 
 @dataclass(frozen=True)
-class SentBatch:
-    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id."""
-
-    topic: str
-    partition: int
-    data: bytes | memoryview
-    transactional: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
-
-    `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
-    """
-
-    error: Exception | None = None
-    base_offset: int = -1
-    append_time_ms: int = -1
-    bad_records: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Request:
-    batches: Sequence[SentBatch]
+    batches: Sequence[SentBatch | Checked]
     acks: Acks
     transactional_id: str | None
     done: "asyncio.Future[list[Outcome]]"
@@ -76,16 +42,23 @@ class _Request:
 
     @property
     def bytes(self) -> int:
-        return sum(len(batch.data) for batch in self.batches)
+        return sum(_bytes(batch) for batch in self.batches)
+
+    @property
+    def records(self) -> int:
+        return sum(_records(batch) for batch in self.batches)
 
 
-@dataclass(frozen=True)
-class _Accepted:
-    """A batch that passed every check."""
+def _bytes(batch: SentBatch | Checked) -> int:
+    if isinstance(batch, SentBatch):
+        return len(batch.data)
+    return batch.records.table.nbytes if isinstance(batch, Accepted) else 0
 
-    topic: Topic
-    records: Records
-    append_time_ms: int
+
+def _records(batch: SentBatch | Checked) -> int:
+    if isinstance(batch, SentBatch):
+        return claimed_records(batch.data)
+    return batch.records.table.num_rows if isinstance(batch, Accepted) else 0
 
 
 class Appender(threading.Thread):
@@ -108,8 +81,13 @@ class Appender(threading.Thread):
         self._queue: deque[_Request] = deque()
         self._closing = False
 
+    def check(self, batches: Sequence[SentBatch], limits: DecodingLimits) -> list[Checked]:
+        """Decode and check the batches of a request. Safe in any thread: what costs much is done before `submit`."""
+        topics = self._topics.find(batch.topic for batch in batches)
+        return check_batches(batches, topics, self._log.cluster.store.now().wall_ms, limits)
+
     def submit(
-        self, batches: Sequence[SentBatch], acks: Acks, transactional_id: str | None = None
+        self, batches: Sequence[SentBatch | Checked], acks: Acks, transactional_id: str | None = None
     ) -> "asyncio.Future[list[Outcome]]":
         """Append the batches after everything that was submitted before. Called in the event loop.
 
@@ -139,10 +117,11 @@ class Appender(threading.Thread):
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             found: list[_Request] = []
-            size = 0
+            size = records = 0
             while self._queue and (not found or self._queue[0].may_join(found[0])):
                 size += self._queue[0].bytes
-                if found and size > _BYTES_TOGETHER_MAX:
+                records += self._queue[0].records
+                if found and (size > _BYTES_TOGETHER_MAX or records > _RECORDS_TOGETHER_MAX):
                     break
                 found.append(self._queue.popleft())
             return found
@@ -168,9 +147,9 @@ class Appender(threading.Thread):
             begin += len(part)
             self._loop.call_soon_threadsafe(_resolve, request.done, part)
 
-    def _outcomes(self, batches: Sequence[SentBatch], acks: Acks) -> list[Outcome]:
+    def _outcomes(self, batches: Sequence[SentBatch | Checked], acks: Acks) -> list[Outcome]:
         checked = self._checked(batches)
-        accepted = [each for each in checked if isinstance(each, _Accepted)]
+        accepted = [each for each in checked if isinstance(each, Accepted)]
         self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
             self._log.append_prepared(
@@ -179,21 +158,18 @@ class Appender(threading.Thread):
             if accepted
             else ()
         )
-        return [self._outcome_of(each, next(appended)) if isinstance(each, _Accepted) else each for each in checked]
+        return [self._outcome_of(each, next(appended)) if isinstance(each, Accepted) else each for each in checked]
 
-    def _checked(self, batches: Sequence[SentBatch]) -> "list[_Accepted | Outcome]":
-        topics = self._topics.find(batch.topic for batch in batches)
-        now_ms = self._log.cluster.store.now().wall_ms
-        return [
-            _check(batch, found, topics.get(batch.topic), now_ms)
-            for batch, found in zip(batches, decode([batch.data for batch in batches]), strict=True)
-        ]
+    def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
+        """All batches, with the outcomes of those that are not checked yet."""
+        checked = iter(self.check([batch for batch in batches if isinstance(batch, SentBatch)], DecodingLimits()))
+        return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
 
     def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
         """The outcomes of the batches of transactions, which get their final offsets at the commit."""
         checked = self._checked([batch for request in requests for batch in request.batches])
         names = [request.transactional_id or "" for request in requests for _ in request.batches]
-        accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, _Accepted)]
+        accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, Accepted)]
         registered = iter(
             register_records(
                 self._log,
@@ -204,57 +180,14 @@ class Appender(threading.Thread):
             if accepted
             else ()
         )
-        return [self._outcome_of(each, next(registered)) if isinstance(each, _Accepted) else each for each in checked]
+        return [self._outcome_of(each, next(registered)) if isinstance(each, Accepted) else each for each in checked]
 
-    def _outcome_of(self, accepted: _Accepted, outcome: Appended | Rejected) -> Outcome:
+    def _outcome_of(self, accepted: Accepted, outcome: Appended | Rejected) -> Outcome:
         if isinstance(outcome, Appended):
             return Outcome(None, outcome.base_offset, accepted.append_time_ms)
         if isinstance(outcome.error, UnknownTopicOrPartitionError):
             self._topics.forget(accepted.topic.name)
         return Outcome(outcome.error)
-
-
-def _check(
-    batch: SentBatch, found: DecodedBatch | SparkLogError, topic: Topic | None, now_ms: int
-) -> _Accepted | Outcome:
-    """The records as they will be stored, or why they are refused: each batch is checked alone."""
-    if isinstance(found, SparkLogError):
-        return Outcome(found)
-    try:
-        if topic is None or not 0 <= batch.partition < topic.partition_count:
-            raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
-        validate_user_topic(topic.name, "write to")
-        encoding = Encoding.of(topic)
-        if len(batch.data) > encoding.limits.max_message_bytes:
-            raise MessageSizeTooLargeError(
-                f"a batch of {len(batch.data)} bytes, max.message.bytes is {encoding.limits.max_message_bytes}"
-            )
-        if found.header.is_transactional != batch.transactional:
-            raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
-        if batch.transactional and found.header.producer_id == NO_PRODUCER_ID:
-            raise InvalidTxnStateError("a batch of a transaction has no producer id")
-        records = normalise(found.records, timestamp_ms=now_ms)
-        stored = prepare(records, encoding, now_ms)
-    except SparkLogError as error:
-        return Outcome(error, bad_records=_bad_records(found.records, topic, now_ms))
-    header = found.header
-    sequence = None
-    if header.producer_id != NO_PRODUCER_ID:
-        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
-    append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
-    return _Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
-
-
-def _bad_records(records: pa.Table, topic: Topic | None, now_ms: int) -> dict[int, str]:
-    """Why rows are invalid, by row; empty if the whole batch is."""
-    if topic is None:
-        return {}
-    encoding = Encoding.of(topic)
-    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        records = stamp(records, now_ms)
-    records = normalise(records, timestamp_ms=now_ms)
-    bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
-    return {row: str(error) for row, error in bad.items()}
 
 
 def _resolve(done: "asyncio.Future[list[Outcome]]", outcomes: list[Outcome]) -> None:

@@ -13,8 +13,10 @@ from spark_log.admin.partitions import describe_log_dirs as describe_log_dirs_of
 from spark_log.cluster.brokers import list_brokers
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.live_gateways import choose_gateway
+from spark_log.gateway.request_limits import TINY
 from spark_log.gateway.wire import Message
 from spark_log.security.acl_rules import ResourceType
 
@@ -95,6 +97,6 @@ def _describe_log_dirs(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1)),
+    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA),
     Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4)),
 )

@@ -13,6 +13,7 @@ from kafka.protocol.consumer import (
 
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.group_requests import identity
 from spark_log.gateway.wire import Message
@@ -172,6 +173,6 @@ def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, ob
 
 
 APIS = (
-    Api(OffsetCommitRequest, offset_commit, advertised=(2, 9)),
-    Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9)),
+    Api(OffsetCommitRequest, offset_commit, advertised=(2, 9), lane=Lane.GROUP),
+    Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9), lane=Lane.GROUP),
 )

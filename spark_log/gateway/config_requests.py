@@ -22,6 +22,7 @@ from spark_log.config import ClusterSettings, canonical, definitions
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, outcome_of
+from spark_log.gateway.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.wire import Message
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ async def list_config_resources(gateway: "Gateway", request: Message, _client: C
 
 APIS = (
     Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4)),
-    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2)),
-    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1)),
-    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1)),
+    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS),
+    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS),
+    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY),
 )

@@ -9,16 +9,20 @@ import contextlib
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_log import clock
 from spark_log.gateway.access.authorization import EVERYTHING, Access, authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
-from spark_log.gateway.cpu_time import CpuTime, cpu_of_request
+from spark_log.gateway.client_reader import read_rest, read_start
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
+from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
+from spark_log.gateway.request_limits import ON_LOOP_BYTES
 from spark_log.gateway.wire import (
     MalformedRequestError,
     Message,
@@ -35,8 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
-_HEADER_START = 8
-"""Bytes of API key, version and correlation id."""
+_LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
+"""A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
+_NAMES_OF_KEY = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
 
 class Connection:
@@ -46,27 +51,43 @@ class Connection:
         self._gateway, self._reader, self._writer = gateway, admitted.reader, admitted.writer
         self._login, self._principal = admitted.login, admitted.principal
         self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
-        self._answers: asyncio.Queue[asyncio.Task[bytes | None] | None] = asyncio.Queue(gateway.settings.pipelined_max)
+        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes | None], Hold] | None] = asyncio.Queue(
+            gateway.settings.pipelined_max
+        )
         self._serving: asyncio.Task[None] | None = None
         self._last: asyncio.Task[bytes | None] | None = None
         self._last_is_pipelined = False
         self._software = admitted.software
         self._claims = Claims()
-        self._client = Client("", self._host, self._software, self._claims, self._principal)
+        self._order = asyncio.Lock()
+        self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
         self._muted_until_s = 0.0
+        self._active_s = clock.monotonic_s()
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """When the last request came; None while one is being answered."""
+        return self._active_s if self._last is None or self._last.done() else None
+
+    def close(self) -> None:
+        """Close the connection at once; the client reads no more."""
+        self._writer.transport.abort()
 
     async def serve(self) -> None:
         """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
-        begun are answered, unless there is a second one.
+        begun are answered, unless there is a second one. If the client has gone, what waits for it ends too.
         """
         self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
         try:
-            while (frame := await self._read_frame()) is not None:
-                await self._handle(frame)
+            while (request := await self._read_frame()) is not None:
+                await self._handle(*request)
+            self._end_waiting()
         except MalformedRequestError as error:
             logger.warning("connection of %s closed: %s", self._host, error)
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
+            self._end_waiting()
+        except asyncio.CancelledError:
             pass
         finally:
             if self._answers.full():
@@ -76,26 +97,52 @@ class Connection:
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
+            while not self._answers.empty():
+                if (answer := self._answers.get_nowait()) is not None:
+                    answer[1].keep(0)
 
-    async def _read_frame(self) -> memoryview | None:
-        """The next frame without its length; None at the end of the connection."""
+    def _end_waiting(self) -> None:
+        """The client has gone. Records that it has sent are appended; nothing else is of use to it."""
+        if self._last is not None and not self._last_is_pipelined:
+            self._last.cancel()
+
+    async def _read_frame(self) -> tuple[memoryview, Hold] | None:
+        """The next frame without its length, and its memory; None at the end of the connection."""
+        settings = self._gateway.settings
+        hold = self._gateway.memory.hold(self.close)
         try:
-            size = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
-            if not _HEADER_START <= size <= self._gateway.settings.frame_bytes_max:
-                raise MalformedRequestError(f"a frame of {size} bytes")
-            start = await self._reader.readexactly(_HEADER_START)
+            size, start = await read_start(self._reader, settings.frame_bytes_max)
             await self._unmuted()
-            api_key = int.from_bytes(start[:2], "big", signed=True)
-            if api_key != 0 and size > self._gateway.settings.small_frame_bytes_max:
-                raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-            return memoryview(start + await self._reader.readexactly(size - _HEADER_START))
+            api = self._gateway.apis.get(int.from_bytes(start[:2], "big", signed=True))
+            bytes_max = None if api is None else api.limits.bytes_max
+            if size > (settings.small_frame_bytes_max if bytes_max is None else bytes_max):
+                name = "an unknown API" if api is None else f"API {api.name}"
+                raise MalformedRequestError(f"a request of {name} with {size} bytes")
+            frame = await read_rest(self._reader, start, size, hold)
         except asyncio.IncompleteReadError:
+            hold.keep(0)
             return None
+        except BaseException:
+            hold.keep(0)
+            raise
+        self._active_s = clock.monotonic_s()
+        return frame, hold
 
-    async def _handle(self, frame: memoryview) -> None:
+    async def _handle(self, frame: memoryview, hold: Hold) -> None:
+        """Begin to answer a request. From there on the answer gives its memory back."""
+        try:
+            task = await self._begun(frame, hold)
+        except BaseException:
+            hold.keep(0)
+            raise
+        await self._answers.put((task, hold))
+
+    async def _begun(self, frame: memoryview, hold: Hold) -> "asyncio.Task[bytes | None]":
         header = read_request_header(frame, self._gateway.is_flexible)
-        if self._login is not None and await self._is_login(self._login, header, frame):
-            return
+        if self._login is not None and header.api_key in KEYS:
+            return await self._logged_in_again(self._login, header, frame)
+        if self._login is not None and self._login.expired:
+            raise MalformedRequestError("the SASL session has ended")
         api = self._gateway.apis.get(header.api_key)
         authorizer = self._gateway.authorizer
         access = EVERYTHING if authorizer is None else await authorizer.access(self._principal, self._host)
@@ -103,57 +150,68 @@ class Connection:
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
-            answer = encode_response(
-                versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION), 0, header.correlation_id
-            )
-            await self._answers.put(asyncio.create_task(_done(answer)))
-            return
+            response = versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION)
+            return asyncio.create_task(_done(encode_response(response, 0, header.correlation_id)))
         muted_s = 0.0
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
             muted_s = self._mute(self._gateway.quotas.charge(PRODUCER_BYTE_RATE, client, len(frame)))
-        request = read_body(api.request, header.version, frame[header.body :])
+        decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
+        if len(frame) <= ON_LOOP_BYTES:
+            request = decode()
+        else:
+            request = await self._gateway.bulkheads.run(Lane.CODEC, client.key, decode)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
-            await asyncio.wait([self._last])
-        self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s))
+            await self._until_done(self._last)
+        self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s, hold))
         self._last_is_pipelined = api.pipelined
-        await self._answers.put(self._last)
+        return self._last
+
+    async def _until_done(self, task: "asyncio.Task[bytes | None]") -> None:
+        """ConnectionResetError if the client goes meanwhile."""
+        if not task.done():
+            either: set[asyncio.Future[Any]] = {task, self._reader.gone}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ConnectionResetError
 
     def _client_of(self, header: RequestHeader, access: Access) -> Client:
         """The same value as for the request before, unless something has changed."""
         last = self._client
         if (header.client_id, self._software) != (last.client_id, last.software) or access is not last.access:
-            self._client = Client(header.client_id, self._host, self._software, self._claims, self._principal, access)
+            self._client = Client(
+                header.client_id, self._host, self._software, self._claims, self._principal, access, self._order
+            )
         return self._client
 
-    async def _is_login(self, login: Login, header: RequestHeader, frame: memoryview) -> bool:
-        """Whether the request was one of SASL: a client that authenticates again (KIP-368). It is answered."""
-        if header.api_key not in KEYS:
-            if login.expired:
-                raise MalformedRequestError("the SASL session has ended")
-            return False
+    async def _logged_in_again(
+        self, login: Login, header: RequestHeader, frame: memoryview
+    ) -> "asyncio.Task[bytes | None]":
+        """The answer to a request of SASL: the client authenticates again (KIP-368)."""
         if self._last is not None:
-            await asyncio.wait([self._last])
-        await self._answers.put(asyncio.create_task(_done(await login.answer(header, frame))))
+            await self._until_done(self._last)
+        answer = asyncio.create_task(_done(await login.answer(header, frame)))
         if login.failed or login.takes_token:
+            await self._answers.put((answer, self._gateway.memory.hold(self.close)))
             raise MalformedRequestError("authentication failed")
-        return True
+        return answer
 
     async def _answer(
-        self, api: Api, request: Message, header: RequestHeader, client: Client, muted_s: float
+        self, api: Api, request: Message, header: RequestHeader, client: Client, muted_s: float, hold: Hold
     ) -> bytes | None:
         """`muted_s`: for how long the connection is muted already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
         cpu = CpuTime() if quotas.measures_cpu else None
-        cpu_of_request.set(cpu)
+        key = next((name for field in _NAMES_OF_KEY if (name := getattr(request, field, None))), client.key)
+        request_context.set(RequestContext(api.lane, key, hold, cpu))
         if api.key == _FETCH:
-            request.max_bytes = quotas.fetch_bytes_max(client, request.max_bytes)
+            bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
+            request.max_bytes = quotas.fetch_bytes_max(client, bytes_max)
         serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
         response = await serve(self._gateway, request, client)
-        encode = partial(encode_response, response, header.version, header.correlation_id)
-        answer = None if response is None else encode() if cpu is None else cpu.measure(encode)
+        answer = None if response is None else await self._encoded(response, header)
         done = counters.requests[api.name]
         done.count += 1
         done.seconds += clock.monotonic_s() - began_s
@@ -166,8 +224,16 @@ class Connection:
         throttled_s = max(muted_s, self._mute(more_s))
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = math.ceil(throttled_s * 1000)
-            answer = encode()
+            answer = await self._encoded(response, header)
         return answer
+
+    async def _encoded(self, response: Message, header: RequestHeader) -> bytes:
+        context = request_context.get()
+        assert context.hold is not None
+        encode = partial(encode_response, response, header.version, header.correlation_id)
+        if (header.api_key == _FETCH and context.hold.bytes > _LARGE_BYTES) or _is_large(response):
+            return await self._gateway.call(encode)
+        return encode() if context.cpu is None else context.cpu.measure(encode)
 
     def _mute(self, seconds: float) -> float:
         """Handle no further request of the client for so long (KIP-219)."""
@@ -182,17 +248,36 @@ class Connection:
 
     async def _write(self) -> None:
         try:
-            while (task := await self._answers.get()) is not None:
-                answer = await task
-                if answer is not None:
-                    self._writer.write(answer)
-                    await self._writer.drain()
+            while (entry := await self._answers.get()) is not None:
+                task, hold = entry
+                try:
+                    answer = await task
+                    if answer is not None:
+                        if len(answer) > UNCOUNTED_BYTES:
+                            hold.add(len(answer) - hold.bytes)
+                        hold.waits_for_client(True)
+                        self._writer.write(answer)
+                        await self._writer.drain()
+                finally:
+                    hold.keep(0)
         except Exception as error:
             if not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
             # the reading may wait for room among the answers, which nobody takes any more
             assert self._serving is not None
             self._serving.cancel()
+
+
+def _is_large(response: Message) -> bool:
+    """Whether encoding it may take long: an array of it is long, or of the first elements of an array."""
+    for _ in range(2):
+        arrays = [value for field in response._struct.fields if isinstance(value := getattr(response, field), list)]
+        if any(len(array) > _LARGE_ELEMENTS for array in arrays):
+            return True
+        response = next((array[0] for array in arrays if array and hasattr(array[0], "_struct")), None)
+        if response is None:
+            return False
+    return False
 
 
 async def _done(answer: bytes) -> bytes:

@@ -11,7 +11,9 @@ from spark_log.gateway import classic_groups
 from spark_log.gateway.access.rights import TOPIC_REFUSED
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, Outcome, failed, outcome_of
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.schemas import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -228,6 +230,6 @@ def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Mess
 
 
 APIS = (
-    Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1)),
-    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1)),
+    Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1), lane=Lane.GROUP),
+    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1), limits=TRANSACTIONS, lane=Lane.GROUP),
 )

@@ -1,16 +1,15 @@
 """Fetch: record batches from the asked offsets on, as soon as there are enough of them."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import sqlalchemy as sa
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from spark_log import clock
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import topics_of_uuids
+from spark_log.cluster.topics import Topic, topics_of_uuids
 from spark_log.errors import (
     MetadataStoreUnavailableError,
     OffsetOutOfRangeError,
@@ -18,21 +17,24 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.request_context import request_context
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
-from spark_log.segments import plan as planner
+from spark_log.segments.plan import Found, find_positions
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_ID = 100
 _WAIT_S_MAX = 300.0
+_HAS_TOPIC_IDS = 13
+"""The first version of Fetch that names topics by their ids."""
 _NO_ID = uuid.UUID(int=0)
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Asked(NamedTuple):
     """A partition of a fetch. `topic`: its name, None if its topic id is unknown."""
 
     topic: str | None
@@ -43,96 +45,129 @@ class _Wanted:
 
 
 @dataclass
-class _Found:
-    """The parts of a partition's response."""
+class _Answer:
+    """The parts of a partition's response. `epoch`: of its leader; None if nothing is to be read."""
 
     error: int = NONE
     high_watermark: int = -1
     log_start_offset: int = -1
-    records: Sequence[bytes] = ()
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.records))
+    topic: Topic | None = None
+    epoch: int | None = None
+    records: bytes = b""
 
 
 async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Message:
     """Waits up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
     deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
-    wanted = await gateway.call(_wanted_of, gateway, request)
+    if request.version >= _HAS_TOPIC_IDS and request.topics:
+        asked = await gateway.call(_asked_by_id, gateway, request)
+    else:
+        asked = _asked_of(request, {})
+    hold = request_context.get().hold
+    assert hold is not None
     while True:
-        seen = await gateway.call(gateway.changes.current)
-        found = await gateway.call(_read, gateway, wanted, request.max_bytes)
+        seen, answers = await gateway.call(_positions, gateway, asked)
+        await hold.more(_bytes_to_read(asked, answers, request.max_bytes))
+        left = request.max_bytes
+        for places in _places_by_topic(asked, answers):
+            left = await gateway.call(_read, gateway, places, left)
+        size = sum(len(one.records) for one in answers)
+        hold.keep(size)
         left_s = deadline_s - clock.monotonic_s()
-        enough = sum(each.size for each in found) >= max(1, request.min_bytes)
-        if not wanted or enough or left_s <= 0 or any(each.error for each in found):
-            return _response(request, wanted, found)
+        enough = size >= max(1, request.min_bytes)
+        if not asked or enough or left_s <= 0 or any(one.error for one in answers):
+            return _response(asked, answers)
+        del answers
+        hold.keep(0)
         await gateway.changes.wait(seen, left_s)
 
 
-def _wanted_of(gateway: "Gateway", request: Message) -> list[_Wanted]:
-    by_id: dict[uuid.UUID, str] = {}
-    if request.version >= 13 and request.topics:
-        hexes = [topic.topic_id.hex for topic in request.topics if topic.topic_id is not None]
-        found = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
-        by_id = {uuid.UUID(hex=each): topic.name for each, topic in found.items()}
-    return [
-        _Wanted(
-            by_id.get(topic.topic_id) if request.version >= 13 else topic.topic,
-            topic.topic_id or _NO_ID,
-            each.partition,
-            each.fetch_offset,
-            each.partition_max_bytes,
-        )
-        for topic in request.topics or ()
-        for each in topic.partitions
-    ]
+def _asked_by_id(gateway: "Gateway", request: Message) -> list[_Asked]:
+    hexes = {topic.topic_id.hex for topic in request.topics if topic.topic_id is not None}
+    topics = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
+    return _asked_of(request, {uuid.UUID(hex=each): topic.name for each, topic in topics.items()})
 
 
-def _read(gateway: "Gateway", wanted: Sequence[_Wanted], bytes_max: int) -> list[_Found]:
-    """The records of each partition, in the request's order, as far as `bytes_max` reaches."""
-    legal = {TopicPartition(each.topic, each.partition) for each in wanted if each.topic and is_legal(each.topic)}
+def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
+    """Each partition once, as in a broker: the last mention counts. `names`: of topics by their ids."""
+    by_id = request.version >= _HAS_TOPIC_IDS
+    asked: dict[tuple[object, int], _Asked] = {}
+    for topic in request.topics or ():
+        topic_id = topic.topic_id or _NO_ID
+        name = names.get(topic_id) if by_id else topic.topic
+        for each in topic.partitions:
+            asked[topic_id if by_id else name, each.partition] = _Asked(
+                name, topic_id, each.partition, each.fetch_offset, each.partition_max_bytes
+            )
+    return list(asked.values())
+
+
+def _positions(gateway: "Gateway", asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
+    """The store's version, and an answer without records to each partition."""
+    seen = gateway.changes.current()
+    legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
         topics = gateway.topics.find({tp.topic for tp in legal})
-        here = gateway.cluster.store.read(lambda connection: _positions(connection, legal))
+        here = gateway.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
     except MetadataStoreUnavailableError:
-        return [_Found() for _ in wanted]  # an empty answer, after which a client asks again
-    found: list[_Found] = []
-    left = bytes_max
-    for each in wanted:
-        if each.topic is None:
-            found.append(_Found(_UNKNOWN_TOPIC_ID))
+        return seen, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
+    return seen, [_position(gateway, each, topics, here) for each in asked]
+
+
+def _position(
+    gateway: "Gateway", asked: _Asked, topics: Mapping[str, Topic], here: Mapping[TopicPartition, Found]
+) -> _Answer:
+    if asked.topic is None:
+        return _Answer(_UNKNOWN_TOPIC_ID)
+    position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
+    if position is None or topic is None or topic.topic_id != position.topic_id:
+        gateway.topics.forget(asked.topic)
+        return _Answer(error_code(UnknownTopicOrPartitionError()))
+    start, end = position.positions
+    answer = _Answer(NONE, end, start, topic)
+    if not start <= asked.offset <= end:
+        answer.error = error_code(OffsetOutOfRangeError())
+    elif asked.offset < end:
+        answer.epoch = position.leader_epoch
+    return answer
+
+
+def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Iterable[Sequence[tuple[_Asked, _Answer]]]:
+    """The partitions that have records for the client: each topic is read alone, so that a slow one holds up itself."""
+    places: dict[int, list[tuple[_Asked, _Answer]]] = {}
+    for one, answer in zip(asked, answers, strict=True):
+        if answer.topic is not None and answer.epoch is not None:
+            places.setdefault(answer.topic.topic_id, []).append((one, answer))
+    return places.values()
+
+
+def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
+    """How many bytes the records of the response will have, at most and about."""
+    limits = [max(1, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.epoch is not None]
+    return max(0, min(bytes_max, sum(limits)))
+
+
+def _read(gateway: "Gateway", places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
+    """Read the records of partitions, in the request's order, as far as `left` bytes reach; returns what is left."""
+    for asked, answer in places:
+        if answer.epoch is None or answer.topic is None or left <= 0:
             continue
-        position = here.get(TopicPartition(each.topic, each.partition))
-        topic = topics.get(each.topic)
-        if position is None or topic is None or topic.topic_id != position.topic_id:
-            gateway.topics.forget(each.topic)
-            found.append(_Found(error_code(UnknownTopicOrPartitionError())))
-            continue
-        start, end = position.positions
-        one = _Found(NONE, end, start)
-        found.append(one)
-        if not start <= each.offset <= end:
-            one.error = error_code(OffsetOutOfRangeError())
-        elif each.offset < end and left > 0:
-            try:
-                one.records = gateway.streams.read(
-                    topic, each.partition, position.leader_epoch, each.offset, end, min(left, each.bytes_max)
-                )
-            except SparkLogError as error:
-                one.error = error_code(error)
-            left -= one.size
-    return found
+        try:
+            batches = gateway.streams.read(
+                answer.topic, asked.partition, answer.epoch, asked.offset, answer.high_watermark,
+                min(left, asked.bytes_max),
+            )  # fmt: skip
+            answer.records = b"".join(batches)
+        except SparkLogError as error:
+            answer.error = error_code(error)
+        left -= len(answer.records)
+    return left
 
 
-def _positions(connection: sa.Connection, partitions: set[TopicPartition]) -> dict[TopicPartition, planner.Found]:
-    return planner.find_positions(connection, partitions) if partitions else {}
-
-
-def _response(request: Message, wanted: Sequence[_Wanted], found: Sequence[_Found]) -> Message:
+def _response(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Message:
     kind = FetchResponse.FetchableTopicResponse
     topics: dict[tuple[str | None, uuid.UUID], list[Message]] = {}
-    for each, one in zip(wanted, found, strict=True):
+    for each, one in zip(asked, answers, strict=True):
         topics.setdefault((each.topic, each.topic_id), []).append(
             kind.PartitionData(
                 partition_index=each.partition,
@@ -142,7 +177,7 @@ def _response(request: Message, wanted: Sequence[_Wanted], found: Sequence[_Foun
                 log_start_offset=one.log_start_offset,
                 aborted_transactions=[],
                 preferred_read_replica=-1,
-                records=b"".join(one.records),
+                records=one.records,
             )
         )
     responses = [
@@ -152,4 +187,4 @@ def _response(request: Message, wanted: Sequence[_Wanted], found: Sequence[_Foun
     return FetchResponse(throttle_time_ms=0, error_code=NONE, session_id=0, responses=responses)
 
 
-APIS = (Api(FetchRequest, fetch, advertised=(4, 16)),)
+APIS = (Api(FetchRequest, fetch, advertised=(4, 16), lane=Lane.FETCH),)

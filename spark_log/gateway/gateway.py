@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
 from spark_log.gateway import (
@@ -29,20 +31,23 @@ from spark_log.gateway import (
 )
 from spark_log.gateway.access import acl_requests, login, user_requests
 from spark_log.gateway.access.authorization import Authorizer
-from spark_log.gateway.access.entry import STREAM_BYTES, Admitted, Entry
+from spark_log.gateway.access.entry import Admitted, Entry
 from spark_log.gateway.access.rights import RIGHTS
 from spark_log.gateway.access.tls import Certificates
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
+from spark_log.gateway.bulkheads import Bulkheads, Lane
 from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.client_reader import ClientReader, start_server
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
-from spark_log.gateway.cpu_time import cpu_of_request
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
+from spark_log.gateway.memory_budget import MemoryBudget
 from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
+from spark_log.gateway.request_context import RequestContext, request_context
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.log.log import Log
 
@@ -51,7 +56,10 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_THREADS = 8
+_SWITCH_S = 0.001
+"""How long a thread that computes keeps the interpreter while the event loop waits for it."""
+_IDLE_CHECKS = 10
+"""Within connections.max.idle.ms."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
 """Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
 _RENEWALS_PER_SESSION = 3
@@ -86,7 +94,7 @@ class Gateway:
     """Serves Kafka clients on a cluster until `stop`.
 
     The handlers of requests use its parts: `cluster`, `topics`, `log`, `appender`, `streams`, `changes`, `heartbeats`,
-    `quotas`.
+    `quotas`, `memory`, `bulkheads`.
     """
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
@@ -97,18 +105,21 @@ class Gateway:
             self.apis |= {api.key: api for api in login.APIS}
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
-        self.heartbeats = Heartbeats(cluster.store, self.call)
-        self.quotas = QuotaBudgets(cluster.store, self.call)
+        self.bulkheads = Bulkheads()
+        self.memory = MemoryBudget(settings.memory_bytes_max)
+        self.heartbeats = Heartbeats(cluster.store, self.own_call)
+        self.quotas = QuotaBudgets(cluster.store, self.own_call)
         self.log: Log
         self.appender: Appender
         self.changes: ChangeWatch
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
-        self._connections: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[Connection] = set()
+        self._hosts: Counter[str] = Counter()
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self.authorizer: Authorizer | None = None
         if settings.acls:
             self.authorizer = Authorizer(
-                cluster.store, self.call, settings.super_users, settings.allow_everyone_if_no_acl_found
+                cluster.store, self.own_call, settings.super_users, settings.allow_everyone_if_no_acl_found
             )
         self._entry: Entry | None = None
         if settings.security_protocol != "PLAINTEXT":
@@ -123,7 +134,7 @@ class Gateway:
     @property
     def connections(self) -> int:
         """Number of connected clients."""
-        return len(self._connections)
+        return len(self._tasks)
 
     def health(self) -> str | None:
         """Why this process does not serve; None while it does. For other threads than the event loop's."""
@@ -137,13 +148,16 @@ class Gateway:
         return None
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Run a function that blocks, in a thread."""
-        loop = asyncio.get_running_loop()
-        cpu = cpu_of_request.get()
-        if cpu is None:
-            return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
-        with_cpu = partial(cpu.measure, function, *arguments, **keywords)
-        return await loop.run_in_executor(self._threads, with_cpu)
+        """Run a function that blocks, in a thread of the request that this task answers."""
+        context = request_context.get()
+        work = partial(function, *arguments, **keywords)
+        if context.cpu is not None:
+            work = partial(context.cpu.measure, work)
+        return await self.bulkheads.run(context.lane, context.key, work)
+
+    async def own_call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Run a function that blocks, for the gateway itself or for many requests together."""
+        return await self.bulkheads.run(Lane.OWN, "", partial(function, *arguments, **keywords))
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
@@ -162,6 +176,7 @@ class Gateway:
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
         loop = self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(_SWITCH_S)
         log = self.log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
         self.appender = Appender(
             log, self.topics, loop, self.counters, provisional_offsets=self.settings.provisional_offsets
@@ -171,15 +186,13 @@ class Gateway:
         self.changes.start()
         await self.quotas.load()
         shared = self.settings.shares_port
-        server = await asyncio.start_server(
-            self._serve, self.settings.host, self.settings.port, limit=STREAM_BYTES, reuse_port=shared
-        )
-        running = [asyncio.create_task(self.quotas.run())]
+        server = await start_server(self._serve, self.settings.host, self.settings.port, reuse_port=shared)
+        running = [asyncio.create_task(self.quotas.run()), asyncio.create_task(self._close_idle())]
         if self._certificates is not None:
             running.append(asyncio.create_task(self._certificates.keep()))
         try:
             if self.settings.has_lease:
-                await self.call(self._session.renew)
+                await self.own_call(self._session.renew)
                 running.append(asyncio.create_task(self._renew()))
             started()
             await self._stopping.wait()
@@ -187,48 +200,73 @@ class Gateway:
                 task.cancel()
             if self.settings.has_lease:
                 with contextlib.suppress(SparkLogError):
-                    await self.call(self._session.end)
+                    await self.own_call(self._session.end)
         finally:
             server.close()
             for _ in range(2):  # the first time they end when they have answered what they have begun
-                for connection in self._connections:
-                    connection.cancel()
-                if self._connections:
-                    await asyncio.wait(self._connections, timeout=_LAST_ANSWERS_S)
+                for task in self._tasks:
+                    task.cancel()
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=_LAST_ANSWERS_S)
             self.appender.close()
             await loop.run_in_executor(None, self.appender.join, _GRACE_S)
             self.changes.stop()
-            self._threads.shutdown(wait=False)
+            self.bulkheads.close()
 
     def stop(self) -> None:
         """End gracefully: leave the list of brokers, append what was received, close the connections."""
         self._stopping.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self.settings.connections_max:
+    async def _serve(self, reader: ClientReader, writer: asyncio.StreamWriter) -> None:
+        host = (writer.get_extra_info("peername") or ("",))[0]
+        if (
+            len(self._tasks) >= self.settings.connections_max
+            or self._hosts[host] >= self.settings.connections_per_ip_max
+        ):
             writer.close()
             return
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._tasks.add(task)
+        self._hosts[host] += 1
+        connection: Connection | None = None
         try:
-            refused_after_s = self.quotas.charge_connection((writer.get_extra_info("peername") or ("",))[0])
+            refused_after_s = self.quotas.charge_connection(host)
             if refused_after_s > 0:
                 await asyncio.sleep(refused_after_s)
                 writer.close()
                 return
             admitted: Admitted | None = Admitted(reader, writer)
             if self._entry is not None:
+                request_context.set(RequestContext(Lane.LOGIN, host))
                 admitted = await self._entry.admit(reader, writer)
             if admitted is not None:
-                await Connection(self, admitted).serve()
+                connection = Connection(self, admitted)
+                self._connections.add(connection)
+                await connection.serve()
         finally:
-            self._connections.discard(task)
+            self._tasks.discard(task)
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
+            if connection is not None:
+                self._connections.discard(connection)
+
+    async def _close_idle(self) -> None:
+        """Close the connections that have sent no whole request for connections.max.idle.ms."""
+        idle_s = self.settings.connections_max_idle_ms / 1000
+        while True:
+            await asyncio.sleep(idle_s / _IDLE_CHECKS)
+            until_s = clock.monotonic_s() - idle_s
+            for connection in list(self._connections):
+                since_s = connection.idle_since_s
+                if since_s is not None and since_s < until_s:
+                    connection.close()
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self.settings.session_ms / 1000 / _RENEWALS_PER_SESSION)
             try:
-                await self.call(self._session.renew)
+                await self.own_call(self._session.renew)
             except SparkLogError as error:
                 logger.warning("the gateway's lease was not renewed: %s", redact(str(error)))

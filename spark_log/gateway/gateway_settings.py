@@ -22,8 +22,23 @@ class GatewaySettings:
     frame_bytes_max: int = 100 * 1024 * 1024
     """socket.request.max.bytes, for produce requests."""
     small_frame_bytes_max: int = 1024 * 1024
-    """Of all other requests."""
+    """Of all other requests, unless their API has a lower limit."""
+    login_bytes_max: int = 16 * 1024
+    """sasl.server.max.receive.size: of a frame before the client has authenticated."""
+    fetch_bytes_max: int = 55 * 1024 * 1024
+    """fetch.max.bytes: records of a response, or one batch."""
+    memory_bytes_max: int = 256 * 1024 * 1024
+    """queued.max.request.bytes: frames, decompressed records and responses of all connections together."""
+    decompressed_bytes_max: int = 128 * 1024 * 1024
+    """Records of one produce request, decompressed."""
+    records_max: int = 1_000_000
+    """Of one produce request."""
     connections_max: int = 10_000
+    """max.connections."""
+    connections_per_ip_max: int = 5_000
+    """max.connections.per.ip."""
+    connections_max_idle_ms: int = 600_000
+    """connections.max.idle.ms."""
     pipelined_max: int = 16
     """Requests of a connection that are read before the first of them is answered."""
     auto_create_topics: bool = True

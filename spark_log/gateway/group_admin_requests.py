@@ -20,6 +20,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.classic_groups import encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
+from spark_log.gateway.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
 from spark_log.groups.group_inspection import GroupDescription, MemberDescription
@@ -164,8 +165,8 @@ def _delete_committed_offsets(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 5)),
-    Api(ListGroupsRequest, list_groups, advertised=(0, 5)),
-    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2)),
-    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0)),
+    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 5), limits=TRANSACTIONS),
+    Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY),
+    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS),
+    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS),
 )

@@ -17,8 +17,10 @@ from spark_log import clock
 from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway import classic_groups, opaque_group_requests
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.member_heartbeats import Beat
@@ -149,8 +151,8 @@ def _leave(gateway: "Gateway", me: Identity) -> int:
 
 
 APIS = (
-    Api(JoinGroupRequest, join_group, advertised=(0, 9)),
-    Api(SyncGroupRequest, sync_group, advertised=(0, 5)),
-    Api(HeartbeatRequest, heartbeat, advertised=(0, 4)),
-    Api(LeaveGroupRequest, leave_group, advertised=(0, 5)),
+    Api(JoinGroupRequest, join_group, advertised=(0, 9), lane=Lane.GROUP),
+    Api(SyncGroupRequest, sync_group, advertised=(0, 5), lane=Lane.GROUP),
+    Api(HeartbeatRequest, heartbeat, advertised=(0, 4), limits=TINY, lane=Lane.GROUP),
+    Api(LeaveGroupRequest, leave_group, advertised=(0, 5), limits=TRANSACTIONS, lane=Lane.GROUP),
 )

@@ -1,9 +1,10 @@
 """The first requests of a client: versions, brokers, topics and their leaders, coordinators."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 from kafka.protocol.metadata import (
@@ -23,8 +24,10 @@ from spark_log.gateway.access.authorization import Access
 from spark_log.gateway.access.rights import TOPIC_REFUSED
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
+from spark_log.gateway.request_limits import TINY
 from spark_log.gateway.wire import Message
 from spark_log.metadata.columns import PARTITION
 from spark_log.security.acl_rules import Operation, ResourceType
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
+_LEADER_NOT_AVAILABLE = 5
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_TOPIC = 17
 _UNKNOWN_TOPIC_ID = 100
@@ -41,6 +45,8 @@ _NAMES_SOFTWARE = 3
 """The first version of ApiVersions that names the client's library."""
 _NO_ID = uuid.UUID(int=0)
 GROUP, TRANSACTION = 0, 1
+_CREATED_TOGETHER_MAX = 100
+"""Topics that one request creates; the client asks again for the others."""
 
 
 async def api_versions(gateway: "Gateway", _request: Message, _client: Client) -> Message:
@@ -64,38 +70,61 @@ def software_of(request: Message, version: int) -> str:
 
 async def metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Brokers are the live gateways; the leader of a partition is the gateway that its producers should use."""
-    return await gateway.call(_metadata, gateway, request, client)
+    response, missing = await gateway.call(_metadata, gateway, request, client, {})
+    if missing and request.allow_auto_topic_creation is not False and gateway.settings.auto_create_topics:
+        create = partial(_create, gateway, missing[:_CREATED_TOGETHER_MAX], client.access)
+        codes = await gateway.bulkheads.run(Lane.ADMIN, client.key, create)
+        codes |= dict.fromkeys(missing[_CREATED_TOGETHER_MAX:], _LEADER_NOT_AVAILABLE)
+        response, _ = await gateway.call(_metadata, gateway, request, client, codes)
+    return response
 
 
-def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
-    wanted = None if request.topics is None else list(request.topics)
-    if request.version == 0 and not wanted:
-        wanted = None
-    names = None if wanted is None else [each.name for each in wanted if each.name is not None]
-    ids = [] if wanted is None else [each.topic_id or _NO_ID for each in wanted if each.name is None]
+def _create(gateway: "Gateway", names: Sequence[str], access: Access) -> dict[str, int]:
+    """Topics with num.partitions, as a broker with auto.create.topics.enable makes them. Error codes by name."""
+    codes: dict[str, int] = {}
+    for name in names:
+        allowed = access.allows(Operation.CREATE, ResourceType.TOPIC, name)
+        if not (allowed or access.allows_on_cluster(Operation.CREATE)):
+            codes[name] = TOPIC_REFUSED
+            continue
+        try:
+            with suppress(TopicAlreadyExistsError):
+                create_topic(gateway.cluster, name, gateway.settings.partitions_of_new_topics)
+        except SparkLogError as error:
+            codes[name] = error_code(error)
+    return codes
+
+
+def _metadata(
+    gateway: "Gateway", request: Message, client: Client, codes: Mapping[str, int]
+) -> tuple[Message, Sequence[str]]:
+    """The response, and the names without a topic. `codes`: why one of them was not created."""
+    everything = request.topics is None or (request.version == 0 and not request.topics)
+    names = [] if everything else list(dict.fromkeys(each.name for each in request.topics if each.name is not None))
+    ids = (
+        []
+        if everything
+        else list(dict.fromkeys(each.topic_id or _NO_ID for each in request.topics if each.name is None))
+    )
     store = gateway.cluster.store
 
-    def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], dict[str, Topic]]:
+    def read(connection: sa.Connection) -> _Facts:
+        by_name = find_topics(connection, None if everything else names)
         by_id = topics_of_uuids(connection, [each.hex for each in ids]) if ids else {}
-        return read_live_gateways(store, connection), find_topics(connection, names), by_id
+        topic_ids = None if everything else [topic.topic_id for topic in (*by_name.values(), *by_id.values())]
+        return _Facts(read_live_gateways(store, connection), by_name, by_id, leader_epochs(connection, topic_ids))
 
-    gateways, topics, by_id = store.read(read)
+    facts = store.read(read)
     answers: list[Message] = []
-    if names is None:
-        answers = [_topic(gateway, topic, gateways, client) for topic in topics.values()]
-    for name in names or ():
-        topic = topics.get(name)
-        code = NONE
-        if topic is None and request.allow_auto_topic_creation is not False and gateway.settings.auto_create_topics:
-            topic, code = _create(gateway, name, client.access)
-        if topic is not None:
-            answers.append(_topic(gateway, topic, gateways, client))
+    for name in facts.by_name if everything else names:
+        if name in facts.by_name:
+            answers.append(_topic(gateway, facts.by_name[name], facts, client))
         else:
-            answers.append(_missing(name, code or (_UNKNOWN_TOPIC_OR_PARTITION if is_legal(name) else _INVALID_TOPIC)))
+            missing = _UNKNOWN_TOPIC_OR_PARTITION if is_legal(name) else _INVALID_TOPIC
+            answers.append(_missing(name, codes.get(name, missing)))
     for topic_id in ids:
-        topic = by_id.get(topic_id.hex)
-        if topic is not None:
-            answers.append(_topic(gateway, topic, gateways, client))
+        if topic_id.hex in facts.by_id:
+            answers.append(_topic(gateway, facts.by_id[topic_id.hex], facts, client))
         else:
             answers.append(_missing(None, _UNKNOWN_TOPIC_ID, topic_id))
     if request.include_topic_authorized_operations:
@@ -107,13 +136,13 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
             )
     brokers = [
         MetadataResponse.MetadataResponseBroker(node_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone)
-        for each in gateways
+        for each in facts.gateways
     ]
-    return MetadataResponse(
+    response = MetadataResponse(
         throttle_time_ms=0,
         brokers=brokers,
         cluster_id=gateway.cluster.cluster_id,
-        controller_id=min((each.gateway_id for each in gateways), default=-1),
+        controller_id=min((each.gateway_id for each in facts.gateways), default=-1),
         topics=answers,
         authorized_operations=(
             operations_on(client.access, ResourceType.CLUSTER)
@@ -121,32 +150,37 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
             else None
         ),
     )
+    return response, [name for name in names if name not in facts.by_name]
 
 
-def _create(gateway: "Gateway", name: str, access: Access) -> tuple[Topic | None, int]:
-    """A topic with num.partitions, as a broker with auto.create.topics.enable makes it."""
-    if not (access.allows(Operation.CREATE, ResourceType.TOPIC, name) or access.allows_on_cluster(Operation.CREATE)):
-        return None, TOPIC_REFUSED
-    try:
-        with suppress(TopicAlreadyExistsError):
-            create_topic(gateway.cluster, name, gateway.settings.partitions_of_new_topics)
-        return gateway.topics.find([name]).get(name), NONE
-    except SparkLogError as error:
-        return None, error_code(error)
+class _Facts(NamedTuple):
+    """Facts of one moment. `by_id`: topics by uuid; `epochs`: leader epochs by topic id and partition."""
+
+    gateways: Sequence[LiveGateway]
+    by_name: Mapping[str, Topic]
+    by_id: Mapping[str, Topic]
+    epochs: Mapping[int, Mapping[int, int]]
 
 
-def _topic(gateway: "Gateway", topic: Topic, gateways: Sequence[LiveGateway], client: Client) -> Message:
+def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) -> dict[int, dict[int, int]]:
+    """By topic id and partition, in their order; of all topics for None."""
+    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
+    if topic_ids is not None:
+        query = query.where(PARTITION.topic_id.in_(topic_ids))
+    epochs: dict[int, dict[int, int]] = {}
+    for topic_id, number, epoch in connection.execute(query.order_by(PARTITION.topic_id, PARTITION.partition)):
+        epochs.setdefault(topic_id, {})[number] = epoch
+    return epochs
+
+
+def _topic(gateway: "Gateway", topic: Topic, facts: _Facts, client: Client) -> Message:
     kind = MetadataResponse.MetadataResponseTopic
-    query = sa.select(PARTITION.partition, PARTITION.leader_epoch).where(PARTITION.topic_id == topic.topic_id)
-    epochs = gateway.cluster.store.read(
-        lambda connection: connection.execute(query.order_by(PARTITION.partition)).all()
-    )
     zone = client.zone or gateway.settings.zone
     partitions = [
         kind.MetadataResponsePartition(
-            **partition_fields(choose_gateway(gateways, zone, topic.topic_id, number), number, epoch)
+            **partition_fields(choose_gateway(facts.gateways, zone, topic.topic_id, number), number, epoch)
         )
-        for number, epoch in epochs
+        for number, epoch in facts.epochs.get(topic.topic_id, {}).items()
     ]
     return kind(
         error_code=NONE,
@@ -183,7 +217,7 @@ def _coordinator(one: LiveGateway | None) -> Mapping[str, object]:
 
 
 APIS = (
-    Api(ApiVersionsRequest, api_versions, advertised=(0, 4)),
-    Api(MetadataRequest, metadata, advertised=(0, 12)),
-    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6)),
+    Api(ApiVersionsRequest, api_versions, advertised=(0, 4), limits=TINY, lane=Lane.METADATA),
+    Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA),
+    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA),
 )

@@ -1,7 +1,7 @@
 """Descriptions, elections and reassignments of partitions, and the ends of their leader epochs."""
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -26,11 +26,13 @@ from spark_log.controller.requested_elections import elect
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
+from spark_log.gateway.metadata_requests import leader_epochs
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
-from spark_log.metadata.columns import PARTITION
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.security.acl_rules import ResourceType
@@ -91,7 +93,7 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
         counts = {**dict.fromkeys(names or (), 0), **{name: topic.partition_count for name, topic in topics.items()}}
         page = page_of(counts, begin, min(request.response_partition_limit, _PARTITIONS_MAX))
         ids = [topics[name].topic_id for name, _, _ in page.topics if name in topics]
-        return read_live_gateways(store, connection), topics, page, _leader_epochs(connection, ids)
+        return read_live_gateways(store, connection), topics, page, leader_epochs(connection, ids)
 
     gateways, topics, page, epochs = store.read(read)
     zone = client.zone or gateway.settings.zone
@@ -122,14 +124,6 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
     if page.next is not None:
         cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=page.next[0], partition_index=page.next[1])
     return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=described, next_cursor=cursor)
-
-
-def _leader_epochs(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, dict[int, int]]:
-    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
-    epochs: dict[int, dict[int, int]] = {}
-    for topic_id, number, epoch in connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))):
-        epochs.setdefault(topic_id, {})[number] = epoch
-    return epochs
 
 
 async def elect_leaders(gateway: "Gateway", request: Message, _client: Client) -> Message:
@@ -278,9 +272,9 @@ def epoch_end(
 
 
 APIS = (
-    Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0)),
-    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2)),
-    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0)),
+    Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0), lane=Lane.METADATA),
+    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2), limits=TRANSACTIONS),
+    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0), limits=TRANSACTIONS),
     Api(ListPartitionReassignmentsRequest, list_running_reassignments, advertised=(0, 0)),
-    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4)),
+    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4), lane=Lane.METADATA),
 )

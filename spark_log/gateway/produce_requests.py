@@ -1,5 +1,7 @@
 """Produce."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
@@ -7,9 +9,13 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from spark_log.append.rules import Acks
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.appender import Outcome, SentBatch
+from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.request_context import request_context
+from spark_log.gateway.request_limits import RECORDS
 from spark_log.gateway.wire import Message
+from spark_log.records.kafka_batch.decode import DecodingLimits
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -20,6 +26,8 @@ _INVALID_PRODUCER_EPOCH = 47
 _PRODUCER_FENCED = 90
 _NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
 """The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
+_RECORD_ERRORS_MAX = 1_000
+"""Invalid records that the response names, of one batch."""
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
 
 
@@ -33,7 +41,10 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
         refused = NONE
         transactional = request.transactional_id is not None
         batches = [SentBatch(topic.name, one.index, one.records or b"", transactional) for topic, one in places]
-        outcomes = await gateway.appender.submit(batches, acks, request.transactional_id)
+        async with client.order:
+            checked = await _checked(gateway, batches, client)
+            appended = gateway.appender.submit(checked, acks, request.transactional_id)
+        outcomes = await appended
         if acks == 0:
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
@@ -47,6 +58,18 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
     return ProduceResponse(responses=topics, throttle_time_ms=0)
 
 
+async def _checked(gateway: "Gateway", batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
+    """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
+    if all(batch.is_light for batch in batches):
+        return batches
+    settings, hold = gateway.settings, request_context.get().hold
+    limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
+    checked = await gateway.bulkheads.run(Lane.CODEC, client.key, partial(gateway.appender.check, batches, limits))
+    assert hold is not None
+    await hold.more(sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
+    return checked
+
+
 def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int) -> Message:
     kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
     code = refused or (NONE if outcome.error is None else _code(outcome.error))
@@ -58,7 +81,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
         log_start_offset=-1,
         record_errors=[
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
-            for row, message in sorted(outcome.bad_records.items())
+            for row, message in sorted(outcome.bad_records.items())[:_RECORD_ERRORS_MAX]
         ],
         error_message=None if outcome.error is None else str(outcome.error),
     )
@@ -74,5 +97,5 @@ def _code(error: Exception) -> int:
 
 APIS = (
     # librdkafka stops compressing without saying so if versions below 3 are not advertised
-    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True),
+    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS),
 )

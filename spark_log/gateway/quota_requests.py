@@ -13,6 +13,7 @@ from spark_log.admin.quotas import alter_quota, check_values
 from spark_log.errors import IllegalArgumentError, SparkLogError, redact
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.quotas.quota_rows import read_quotas
 from spark_log.quotas.rules import IP, Entity, entity_of, matches
@@ -107,5 +108,5 @@ def _alter_one(gateway: "Gateway", client: Client, wanted: Message, validate_onl
 
 APIS = (
     Api(DescribeClientQuotasRequest, describe_client_quotas, (0, 1)),
-    Api(AlterClientQuotasRequest, alter_client_quotas, (0, 1)),
+    Api(AlterClientQuotasRequest, alter_client_quotas, (0, 1), limits=TRANSACTIONS),
 )

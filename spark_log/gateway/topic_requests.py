@@ -27,6 +27,7 @@ from spark_log.errors import (
 )
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
@@ -198,8 +199,8 @@ def _delete_records(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(CreateTopicsRequest, create_topics, advertised=(2, 7)),
-    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6)),
-    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3)),
-    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2)),
+    Api(CreateTopicsRequest, create_topics, advertised=(2, 7), limits=TRANSACTIONS),
+    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6), limits=TRANSACTIONS),
+    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3), limits=TRANSACTIONS),
+    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2), limits=TRANSACTIONS),
 )

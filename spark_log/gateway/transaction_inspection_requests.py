@@ -13,6 +13,7 @@ from kafka.protocol.admin import (
 
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import outcome_of
+from spark_log.gateway.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.transactions import transaction_inspection as inspection
@@ -131,7 +132,7 @@ def _list_transactions(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0)),
-    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0)),
-    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1)),
+    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0), limits=TRANSACTIONS),
+    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0), limits=TRANSACTIONS),
+    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1), limits=TINY),
 )

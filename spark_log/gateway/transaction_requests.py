@@ -25,9 +25,11 @@ from spark_log.errors import (
 )
 from spark_log.gateway import transactions
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.committed_offset_requests import commit_outcomes
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.request_limits import TINY
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
@@ -204,9 +206,9 @@ async def end_txn(gateway: "Gateway", request: Message, client: Client) -> Messa
 
 
 APIS = (
-    Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4)),
-    Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3)),
-    Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3)),
-    Api(TxnOffsetCommitRequest, txn_offset_commit, advertised=(0, 3)),
-    Api(EndTxnRequest, end_txn, advertised=(0, 3)),
+    Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4), limits=TINY, lane=Lane.TRANSACTION),
+    Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3), lane=Lane.TRANSACTION),
+    Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
+    Api(TxnOffsetCommitRequest, txn_offset_commit, advertised=(0, 3), lane=Lane.TRANSACTION),
+    Api(EndTxnRequest, end_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
 )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from spark_log.gateway.null_checks import NullCheck
+from spark_log.gateway.request_limits import ELEMENTS_MAX, UNCHECKED_BYTES, CostlyRequestError, check_cost
 
 Message = Any
 """A kafka-python ApiMessage."""
@@ -48,11 +49,16 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
     return RequestHeader(api_key, version, correlation_id, client_id, at)
 
 
-def read_body(kind: type[Message], version: int, body: memoryview) -> Message:
-    """The decoded body. MalformedRequestError if it is shorter than its fields.
+def read_body(kind: type[Message], version: int, body: memoryview, elements_max: int = ELEMENTS_MAX) -> Message:
+    """The decoded body. MalformedRequestError if it is shorter than its fields, or has more elements than it may.
 
     Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
     """
+    if len(body) > UNCHECKED_BYTES:
+        try:
+            check_cost(kind, version, body, elements_max)
+        except CostlyRequestError as error:
+            raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
     decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
     try:
         message, end = decode(body, 0)

@@ -15,6 +15,7 @@ from spark_log.admin import acls as on_acls
 from spark_log.errors import SecurityDisabledError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.security.acl_rules import Acl, AclFilter
 
@@ -124,6 +125,6 @@ def _deleted(outcome: Outcome[list[Acl]]) -> Message:
 
 APIS = (
     Api(DescribeAclsRequest, describe_acls, advertised=(1, 3)),
-    Api(CreateAclsRequest, create_acls, advertised=(1, 3)),
-    Api(DeleteAclsRequest, delete_acls, advertised=(1, 3)),
+    Api(CreateAclsRequest, create_acls, advertised=(1, 3), limits=TRANSACTIONS),
+    Api(DeleteAclsRequest, delete_acls, advertised=(1, 3), limits=TRANSACTIONS),
 )

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.access.sasl import Call, Verifier
 from spark_log.gateway.access.tls import Certificates, start_tls
 from spark_log.gateway.api import ANONYMOUS, Api
+from spark_log.gateway.client_reader import ClientReader
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.wire import MalformedRequestError, encode_response, read_body, read_request_header
 from spark_log.metadata.store import Store
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STREAM_BYTES = 1 << 20
-_FRAME_BYTES_MAX = 64 * 1024
+_PLACES_OF_A_HOST = 4
+"""One address takes a quarter of the places of unauthenticated connections at most."""
 _HEADER_BYTES_MIN = 10
 _API_VERSIONS = 18
 
@@ -30,7 +32,7 @@ _API_VERSIONS = 18
 class Admitted:
     """A connection whose requests may be served. `login`: for authenticating again; None without SASL."""
 
-    reader: asyncio.StreamReader
+    reader: ClientReader
     writer: asyncio.StreamWriter
     principal: str = ANONYMOUS
     software: str = ""
@@ -38,7 +40,7 @@ class Admitted:
 
 
 class Entry:
-    """Admits the connections of one gateway. At most `unauthenticated_max` are here at once."""
+    """Admits the connections of one gateway. At most `unauthenticated_connections_max` are here at once."""
 
     def __init__(
         self,
@@ -50,15 +52,17 @@ class Entry:
     ) -> None:
         self._settings, self._certificates, self._apis = settings, certificates, apis
         self._verifier = Verifier(store, call)
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        """Unauthenticated connections by host."""
 
-    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted | None:
+    async def admit(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted | None:
         """None: the client is not admitted, and its connection is closed."""
-        if self._waiting >= self._settings.unauthenticated_connections_max:
+        host = (writer.get_extra_info("peername") or ("", 0))[0]
+        places = self._settings.unauthenticated_connections_max
+        if self._waiting.total() >= places or self._waiting[host] >= max(1, places // _PLACES_OF_A_HOST):
             writer.close()
             return None
-        host = (writer.get_extra_info("peername") or ("", 0))[0]
-        self._waiting += 1
+        self._waiting[host] += 1
         try:
             async with asyncio.timeout(self._settings.authentication_timeout_s):
                 return await self._admitted(reader, writer)
@@ -69,15 +73,16 @@ class Entry:
         except (asyncio.IncompleteReadError, EOFError):
             pass
         finally:
-            self._waiting -= 1
+            self._waiting[host] -= 1
+            self._waiting += Counter()  # drops those with none
         return None
 
-    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted:
+    async def _admitted(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted:
         principal = ANONYMOUS
         if self._certificates is not None:
             timeout_s = self._settings.authentication_timeout_s
             context = self._certificates.context
-            reader, writer = await start_tls(reader, writer, context, STREAM_BYTES, timeout_s)
+            reader, writer = await start_tls(writer, context, timeout_s)
             if context.verify_mode == ssl.CERT_REQUIRED:
                 subject = writer.get_extra_info("ssl_object").getpeercert()["subject"]
                 principal = f"User:{distinguished_name(subject)}"
@@ -89,10 +94,10 @@ class Entry:
             writer.close()
             raise
 
-    async def _logged_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Admitted:
+    async def _logged_in(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted:
         login, software = Login(self._settings, self._verifier), ""
         while login.user is None:
-            frame = await _read_frame(reader)
+            frame = await _read_frame(reader, self._settings.login_bytes_max)
             if login.takes_token:
                 answer = await login.answer_token(bytes(frame))
             else:
@@ -126,8 +131,8 @@ class Entry:
         return api is not None and bool(api.request.flexible_version_q(version))
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> memoryview:
+async def _read_frame(reader: ClientReader, bytes_max: int) -> memoryview:
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-    if not 0 <= size <= _FRAME_BYTES_MAX:
+    if not 0 <= size <= bytes_max:
         raise MalformedRequestError(f"a frame of {size} bytes before authentication")
     return memoryview(await reader.readexactly(size))

@@ -17,7 +17,9 @@ from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.sasl import Exchange, SaslFailedError, Verifier, exchange_of
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE
+from spark_log.gateway.request_limits import TINY
 from spark_log.gateway.wire import MalformedRequestError, Message, RequestHeader, encode_response, read_body
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ async def _of_connection(_gateway: object, _request: Message, _client: Client) -
 
 
 APIS = (
-    Api(SaslHandshakeRequest, _of_connection, advertised=(0, 1)),
-    Api(SaslAuthenticateRequest, _of_connection, advertised=(0, 2)),
+    Api(SaslHandshakeRequest, _of_connection, advertised=(0, 1), limits=TINY, lane=Lane.LOGIN),
+    Api(SaslAuthenticateRequest, _of_connection, advertised=(0, 2), limits=TINY, lane=Lane.LOGIN),
 )
 KEYS = frozenset(api.key for api in APIS)
 _AUTHENTICATE = SaslAuthenticateRequest.API_KEY

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_log.errors import InvalidConfigurationError
+from spark_log.gateway.client_reader import ClientReader
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +130,13 @@ class _OverTls(asyncio.StreamReaderProtocol):
 
 
 async def start_tls(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, limit: int, timeout_s: float
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    writer: asyncio.StreamWriter, context: ssl.SSLContext, timeout_s: float
+) -> tuple[ClientReader, asyncio.StreamWriter]:
     """The streams of the connection after the handshake. Must be called before anything is awaited, so that no byte of
     the client is read yet. Raises OSError.
     """
     loop = asyncio.get_running_loop()
-    inner = asyncio.StreamReader(limit, loop)
+    inner = ClientReader(loop)
     protocol = _OverTls(inner, loop=loop)
     protocol.below = writer
     _encrypted.set(writer.transport)  # asyncio begins the handshake in a copy of this task's context

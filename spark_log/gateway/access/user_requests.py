@@ -15,6 +15,7 @@ from spark_log.admin.users import alter_scram_credentials, known_credentials
 from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 
 if TYPE_CHECKING:
@@ -95,5 +96,5 @@ class _Upsertion(UserScramCredentialUpsertion):  # type: ignore[misc]
 
 APIS = (
     Api(DescribeUserScramCredentialsRequest, describe_users, advertised=(0, 0)),
-    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0)),
+    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0), limits=TRANSACTIONS),
 )

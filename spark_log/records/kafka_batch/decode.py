@@ -14,20 +14,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.columns.value_bytes import slices
-from spark_log.errors import InvalidRecordError, InvalidTimestampError, SparkLogError
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
 from spark_log.records.arrow_numpy import from_numpy
 from spark_log.records.check import HEADERS_PER_RECORD_MAX
-from spark_log.records.kafka_batch.compression import DECOMPRESSED_BYTES_MAX, decompress
+from spark_log.records.kafka_batch.compression import DECOMPRESSED_BYTES_MAX, Budget, decompress
 from spark_log.records.kafka_batch.few_records import decode_few
-from spark_log.records.kafka_batch.header import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, read_header
+from spark_log.records.kafka_batch.header import (
+    HEADER_BYTES,
+    NO_TIMESTAMP,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    read_header,
+)
 from spark_log.records.kafka_batch.varint import WINDOW, Longs, Varints, read_varint
 from spark_log.records.schema import HEADER, HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 
 Flags = npt.NDArray[np.bool_]
 
+RECORDS_MAX = 1_000_000
 FEW = 32
 """Up to so many records in all, records are decoded one by one."""
-_RECORD_BYTES_MIN = 6
 _BODY_BYTES_MAX = 1 << 30
 """Bytes that are decoded together: positions in them are int32 in Arrow."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
@@ -53,29 +59,48 @@ class _Body:
     data: memoryview | bytes
 
 
+@dataclass(frozen=True)
+class DecodingLimits:
+    """What the batches of one call may become, all together."""
+
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    records_max: int = RECORDS_MAX
+
+
 def decode(
-    batches: Sequence[memoryview | bytes], *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    batches: Sequence[memoryview | bytes], limits: DecodingLimits | None = None
 ) -> list[DecodedBatch | SparkLogError]:
     """Each batch decoded, or the error that refuses it; a bad one does not affect the others.
 
     Each item holds exactly one batch, as a produce request has it for one partition. CorruptRecordError for a wrong
     checksum or length; InvalidRecordError for records that are malformed, in another format, or of a control batch;
-    InvalidTimestampError for a batch with timestamp type LogAppendTime, which only a broker may set.
+    InvalidTimestampError for a batch with timestamp type LogAppendTime, which only a broker may set;
+    MessageSizeTooLargeError for one that goes beyond the limits.
     """
+    limits = limits or DecodingLimits()
+    budget, records_left = Budget(limits.decompressed_bytes_max), limits.records_max
     found: list[DecodedBatch | SparkLogError | None] = [None] * len(batches)
     bodies: list[_Body] = []
     for number, batch in enumerate(batches):
         try:
-            bodies.append(_body(number, memoryview(batch), decompressed_bytes_max))
+            body = _body(number, memoryview(batch), budget, records_left)
+            records_left -= body.header.record_count
+            bodies.append(body)
         except SparkLogError as error:
-            found[number] = error
+            found[number] = _alone(error)
     for group in _groups(bodies):
         for body, outcome in zip(group, _decode_together(group), strict=True):
             found[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
     return [each for each in found if each is not None]
 
 
-def _body(number: int, batch: memoryview, bytes_max: int) -> _Body:
+def _alone(error: SparkLogError) -> SparkLogError:
+    """The error without its frames: they refer to the records of the batch, and to the error itself."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _body(number: int, batch: memoryview, budget: Budget, records_max: int) -> _Body:
     header = read_header(batch)
     if header.is_control:
         raise InvalidRecordError("a producer may not send control batches")
@@ -85,8 +110,12 @@ def _body(number: int, batch: memoryview, bytes_max: int) -> _Body:
         raise InvalidRecordError(
             f"a batch of {header.record_count} records has the last offset delta {header.last_offset_delta}"
         )
-    data = decompress(batch[HEADER_BYTES:], header.compression, bytes_max)
-    if header.record_count > len(data) // _RECORD_BYTES_MIN:
+    if header.record_count > records_max:
+        raise MessageSizeTooLargeError(
+            f"a batch of {header.record_count} records: its request may have {records_max} more"
+        )
+    data = decompress(batch[HEADER_BYTES:], header.compression, budget)
+    if header.record_count > len(data) // RECORD_BYTES_MIN:
         raise InvalidRecordError(f"{header.record_count} records do not fit into {len(data)} bytes")
     return _Body(number, header, data)
 
@@ -163,7 +192,7 @@ class _Fields:
 
     def __init__(self, data: bytes, starts: Longs, ends: Longs) -> None:
         self.data, self._varints = data, Varints(data)
-        self.bad: Flags = ends - starts < _RECORD_BYTES_MIN
+        self.bad: Flags = ends - starts < RECORD_BYTES_MIN
         at = starts + 1  # after the attributes, of which Kafka uses none
         self.timestamp_deltas, at = self._varints.read(at, self.bad)
         self.offset_deltas, at = self._varints.read(at, self.bad)

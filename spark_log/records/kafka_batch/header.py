@@ -15,6 +15,7 @@ _LENGTH_END = 12
 """Where the part begins that the field batchLength counts."""
 _CHECKED_FROM = 21
 """The checksum covers the bytes from the attributes on."""
+RECORD_BYTES_MIN = 6
 MAGIC = 2
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
@@ -96,6 +97,19 @@ def read_header(batch: memoryview) -> BatchHeader:
     if checksum(batch[_CHECKED_FROM:]) != header.crc:
         raise CorruptRecordError("the checksum of a record batch does not match")
     return header
+
+
+def claimed_compression(batch: memoryview | bytes) -> int:
+    """The compression type that a batch says, unchecked; 0 if it is too short to say any."""
+    return batch[_CHECKED_FROM + 1] & _CODEC_MASK if len(batch) >= HEADER_BYTES else 0
+
+
+def claimed_records(batch: memoryview | bytes) -> int:
+    """The number of records that a batch says, unchecked; never more than fit into its bytes uncompressed."""
+    if len(batch) < HEADER_BYTES:
+        return 0
+    count = int.from_bytes(batch[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True)
+    return max(0, min(count, len(batch) // RECORD_BYTES_MIN))
 
 
 def checksum(data: memoryview | bytes) -> int:

@@ -8,10 +8,13 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.api import Api
+from spark_log.gateway.client_reader import ClientReader
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.memory_budget import MemoryBudget
 from spark_log.gateway.quota_budgets import QuotaBudgets
+from spark_log.gateway.request_limits import RECORDS
 
 
 class GoneClient:
@@ -38,14 +41,14 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
             await go_on.wait()
             return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True)
+        api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS)
         settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
         gateway = SimpleNamespace(
             settings=settings, apis={api.key: api}, counters=Counters(), is_flexible=lambda *_: False,
-            authorizer=None, quotas=QuotaBudgets(None, None),
+            authorizer=None, quotas=QuotaBudgets(None, None), memory=MemoryBudget(settings.memory_bytes_max),
         )  # fmt: skip
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
-        reader = asyncio.StreamReader()
+        reader = ClientReader(asyncio.get_running_loop())
         reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
         serving = asyncio.create_task(Connection(gateway, Admitted(reader, GoneClient())).serve())
         while (

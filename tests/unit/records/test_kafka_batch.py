@@ -8,7 +8,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 
 from spark_log.errors import CorruptRecordError, InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.records.check import HEADERS_PER_RECORD_MAX
-from spark_log.records.kafka_batch.decode import FEW, DecodedBatch, decode
+from spark_log.records.kafka_batch.decode import FEW, DecodedBatch, DecodingLimits, decode
 from spark_log.records.kafka_batch.encode import encode
 from spark_log.records.kafka_batch.header import HEADER_BYTES, CompressionType
 from spark_log.records.schema import TimestampType
@@ -130,7 +130,7 @@ def test_a_record_without_a_time_has_a_null_timestamp():
 def test_decompression_is_bounded():
     batch = sent([(1, None, b"\0" * 1_000_000, [])], CompressionType.GZIP)
     assert len(batch) < 2_000
-    [found] = decode([batch], decompressed_bytes_max=999_999)
+    [found] = decode([batch], DecodingLimits(decompressed_bytes_max=999_999))
     assert isinstance(found, MessageSizeTooLargeError)
     plain = sent([(1, None, b"v", [])])
     snappy = bytearray(plain[:HEADER_BYTES] + b"\xff\xff\xff\xff\x07" + b"abc")  # says that it has 2 GiB

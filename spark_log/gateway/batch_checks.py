@@ -1,0 +1,126 @@
+"""The checks of record batches that clients send, before they are appended: each batch is checked alone.
+
+What costs little comes first. The topic, the partition and the size of a batch are checked before it is decompressed,
+and a request has a bound on what its batches may become.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_log.append.encoding import Encoding, bad_records, prepare
+from spark_log.append.rules import ProducerSequence
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    InvalidTxnStateError,
+    MessageSizeTooLargeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.log.log import Records
+from spark_log.produce.faults import faults
+from spark_log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
+from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, CompressionType, claimed_compression
+from spark_log.records.schema import TimestampType, normalise, stamp
+
+_LIGHT_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id."""
+
+    topic: str
+    partition: int
+    data: bytes | memoryview
+    transactional: bool = False
+
+    @property
+    def is_light(self) -> bool:
+        """Whether checking it costs no more than its bytes suggest: nothing is to be decompressed."""
+        return len(self.data) <= _LIGHT_BYTES and claimed_compression(self.data) == CompressionType.NONE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
+
+    `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
+    """
+
+    error: Exception | None = None
+    base_offset: int = -1
+    append_time_ms: int = -1
+    bad_records: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A batch that passed every check."""
+
+    topic: Topic
+    records: Records
+    append_time_ms: int
+
+
+Checked = Accepted | Outcome
+
+
+def check_batches(
+    batches: Sequence[SentBatch], topics: Mapping[str, Topic], now_ms: int, limits: DecodingLimits
+) -> list[Checked]:
+    """The records of each batch as they will be stored, or why they are refused. `limits`: for all together."""
+    checked: list[Checked | None] = [_refused(batch, topics.get(batch.topic)) for batch in batches]
+    open_ones = [number for number, outcome in enumerate(checked) if outcome is None]
+    decoded = decode([batches[number].data for number in open_ones], limits)
+    for number, records in zip(open_ones, decoded, strict=True):
+        batch = batches[number]
+        checked[number] = _check(batch, records, topics[batch.topic], now_ms)
+    return [outcome for outcome in checked if outcome is not None]
+
+
+def _refused(batch: SentBatch, topic: Topic | None) -> Outcome | None:
+    """Why a batch is refused whatever its records are."""
+    try:
+        if topic is None or not 0 <= batch.partition < topic.partition_count:
+            raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
+        validate_user_topic(topic.name, "write to")
+        limit = Encoding.of(topic).limits.max_message_bytes
+        if len(batch.data) > limit:
+            raise MessageSizeTooLargeError(f"a batch of {len(batch.data)} bytes, max.message.bytes is {limit}")
+    except SparkLogError as error:
+        return Outcome(error)
+    return None
+
+
+def _check(batch: SentBatch, found: DecodedBatch | SparkLogError, topic: Topic, now_ms: int) -> Checked:
+    if isinstance(found, SparkLogError):
+        return Outcome(found)
+    try:
+        encoding = Encoding.of(topic)
+        if found.header.is_transactional != batch.transactional:
+            raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
+        if batch.transactional and found.header.producer_id == NO_PRODUCER_ID:
+            raise InvalidTxnStateError("a batch of a transaction has no producer id")
+        records = normalise(found.records, timestamp_ms=now_ms)
+        stored = prepare(records, encoding, now_ms)
+    except SparkLogError as error:
+        return Outcome(error, bad_records=_bad_records(found.records, topic, now_ms))
+    header = found.header
+    sequence = None
+    if header.producer_id != NO_PRODUCER_ID:
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
+    append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
+    return Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
+
+
+def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
+    """Why rows are invalid, by row; empty if the whole batch is."""
+    encoding = Encoding.of(topic)
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        records = stamp(records, now_ms)
+    records = normalise(records, timestamp_ms=now_ms)
+    bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
+    return {row: str(error) for row, error in bad.items()}
