@@ -76,6 +76,14 @@ def gateway(
             help="Resources without an ACL are open to all (allow.everyone.if.no.acl.found).",
         ),
     ] = False,
+    configs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="NAME=VALUE",
+            help="A limit, such as fetch.max.bytes=10000000; repeatable. The guide on Kafka clients lists them.",
+        ),
+    ] = None,
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
     has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
@@ -98,7 +106,7 @@ def gateway(
         raise InvalidConfigurationError(
             f"the gateway needs a package that is not installed ({error.name}): pip install 'spark-log[gateway]'"
         ) from error
-    from spark_log.gateway.gateway_settings import GatewaySettings, parse_address
+    from spark_log.gateway.gateway_settings import GatewaySettings, limits_of, parse_address
     from spark_log.gateway.workers import Workers, end_with_the_parent
 
     host, port = parse_address(listen, "--listen")
@@ -113,6 +121,7 @@ def gateway(
         allow_plain_without_tls=allow_plain_without_tls, connections_max_reauth_ms=reauthentication_ms,
         acls=acls, super_users=frozenset(each.strip() for each in super_users.split(";") if each.strip()),
         allow_everyone_if_no_acl_found=allow_everyone,
+        **limits_of(configs or ()),
     )  # fmt: skip
 
     async def serve(opened: Cluster) -> None:

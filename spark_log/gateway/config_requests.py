@@ -22,6 +22,7 @@ from spark_log.config import ClusterSettings, canonical, definitions
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, outcome_of
+from spark_log.gateway.gateway_settings import LIMITS
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.wire import Message
 
@@ -84,9 +85,9 @@ def _options(settings: "GatewaySettings") -> dict[str, Facts]:
         "advertised.listeners": f"{settings.security_protocol}://{host}:{settings.advertised_port}",
         "auto.create.topics.enable": settings.auto_create_topics,
         "num.partitions": settings.partitions_of_new_topics,
-        "socket.request.max.bytes": settings.frame_bytes_max,
         "sasl.enabled.mechanisms": ",".join(settings.sasl_mechanisms),
         "connections.max.reauth.ms": settings.connections_max_reauth_ms,
+        **{name: getattr(settings, field) for name, field in LIMITS.items()},
     }
     return {
         name: {

@@ -1,5 +1,6 @@
 """Settings of a gateway process."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_log.errors import InvalidConfigurationError
@@ -93,6 +94,34 @@ class GatewaySettings:
         """Kafka's name of what a client has to set."""
         transport = "PLAINTEXT" if self.tls is None else "SSL"
         return f"SASL_{transport}" if self.sasl_mechanisms else transport
+
+
+LIMITS: Mapping[str, str] = {
+    "socket.request.max.bytes": "frame_bytes_max",
+    "small.request.max.bytes": "small_frame_bytes_max",
+    "sasl.server.max.receive.size": "login_bytes_max",
+    "fetch.max.bytes": "fetch_bytes_max",
+    "queued.max.request.bytes": "memory_bytes_max",
+    "decompressed.request.max.bytes": "decompressed_bytes_max",
+    "request.max.records": "records_max",
+    "max.connections": "connections_max",
+    "max.connections.per.ip": "connections_per_ip_max",
+    "connections.max.idle.ms": "connections_max_idle_ms",
+}
+"""Settings of GatewaySettings by the names of configs: Kafka's, and our own where a broker has no such limit."""
+
+
+def limits_of(configs: Sequence[str]) -> dict[str, int]:
+    """The settings in texts NAME=VALUE, the names as in LIMITS. InvalidConfigurationError."""
+    settings: dict[str, int] = {}
+    for text in configs:
+        name, equals, value = text.partition("=")
+        if not equals or name not in LIMITS:
+            raise InvalidConfigurationError(f"--config {text!r}: expected NAME=VALUE with one of {', '.join(LIMITS)}")
+        if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+            raise InvalidConfigurationError(f"--config {name}: expected a number from 1 to {2**31 - 1}, got {value!r}")
+        settings[LIMITS[name]] = int(value)
+    return settings
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

@@ -1,12 +1,14 @@
 """Offsets by time."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from spark_log.admin.topics import list_partition_offsets
 from spark_log.cluster.names import is_legal
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
@@ -20,43 +22,39 @@ if TYPE_CHECKING:
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
 """All records are local: the earliest and the earliest local offset are the log start offset."""
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
-_UNSUPPORTED_VERSION = 35
+_UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
+_LOOKED_UP_TOGETHER = 50
+
+
+_Outcome = tuple[int, int, int]
+"""Error code, offset and timestamp."""
 
 
 async def list_offsets(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    """The first offset at or after a time, or the earliest, the latest, that of the largest timestamp."""
-    return await gateway.call(_list_offsets, gateway, request)
+    """The first offset at or after a time, or the earliest, the latest, that of the largest timestamp.
 
-
-def _list_offsets(gateway: "Gateway", request: Message) -> Message:
-    """Log start offsets and high watermarks are those of one moment, read at once; each time is looked up alone."""
-    asked = {TopicPartition(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions}
-    legal = [tp for tp in asked if is_legal(tp.topic)]
-    positions = outcome_of(lambda: gateway.cluster.store.read(lambda connection: find_positions(connection, legal)))
-
-    def offset_of(tp: TopicPartition, timestamp: int) -> tuple[int, int, int]:
-        """Error code, offset and timestamp."""
-        limits = None if positions.result is None else positions.result.get(tp)
-        if limits is None:
-            return positions.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
-        if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-            return NONE, limits.positions.log_start_offset, -1
-        if timestamp == _LATEST:
-            return NONE, limits.positions.high_watermark, -1
-        if timestamp < 0 and timestamp != _MAX_TIMESTAMP:
-            return _UNSUPPORTED_VERSION, -1, -1
-        try:
-            record = list_partition_offsets(gateway.cluster, {tp: timestamp})[tp]
-        except SparkLogError as error:
-            return error_code(error), -1, -1
-        return NONE, record.offset, record.timestamp
-
+    Log start offsets and high watermarks are those of one moment, read at once; times are looked up in files, some
+    partitions at a time. A partition that is named twice is refused, as by a broker.
+    """
+    places = [
+        (TopicPartition(topic.name, each.partition_index), each.timestamp)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    times = dict(places)
+    outcomes: dict[TopicPartition, _Outcome] = await gateway.call(_from_positions, gateway, times)
+    timed = [tp for tp in times if tp not in outcomes]
+    for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
+        together = timed[begin : begin + _LOOKED_UP_TOGETHER]
+        outcomes |= await gateway.call(_from_records, gateway, {tp: times[tp] for tp in together})
+    twice = {tp for tp, mentions in Counter(tp for tp, _ in places).items() if mentions > 1}
+    outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1))
     kind = ListOffsetsResponse.ListOffsetsTopicResponse
     topics = []
     for topic in request.topics:
         partitions = []
         for each in topic.partitions:
-            code, offset, timestamp_ms = offset_of(TopicPartition(topic.name, each.partition_index), each.timestamp)
+            code, offset, timestamp_ms = outcomes[TopicPartition(topic.name, each.partition_index)]
             partitions.append(
                 kind.ListOffsetsPartitionResponse(
                     partition_index=each.partition_index, error_code=code, timestamp=timestamp_ms, offset=offset,
@@ -65,6 +63,33 @@ def _list_offsets(gateway: "Gateway", request: Message) -> Message:
             )  # fmt: skip
         topics.append(kind(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+
+def _from_positions(gateway: "Gateway", times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+    """Outcomes of the partitions for which no record has to be read."""
+    legal = [tp for tp in times if is_legal(tp.topic)]
+    positions = outcome_of(lambda: gateway.cluster.store.read(lambda connection: find_positions(connection, legal)))
+    outcomes: dict[TopicPartition, _Outcome] = {}
+    for tp, timestamp in times.items():
+        limits = None if positions.result is None else positions.result.get(tp)
+        if limits is None:
+            outcomes[tp] = positions.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+            outcomes[tp] = NONE, limits.positions.log_start_offset, -1
+        elif timestamp == _LATEST:
+            outcomes[tp] = NONE, limits.positions.high_watermark, -1
+        elif timestamp < 0 and timestamp != _MAX_TIMESTAMP:
+            outcomes[tp] = _UNSUPPORTED_VERSION, -1, -1
+    return outcomes
+
+
+def _from_records(gateway: "Gateway", times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+    outcomes: dict[TopicPartition, _Outcome] = {}
+    for tp, timestamp in times.items():
+        record = outcome_of(lambda tp=tp, timestamp=timestamp: list_partition_offsets(gateway.cluster, {tp: timestamp}))  # type: ignore[misc]
+        offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
+        outcomes[tp] = record.code, offset, timestamp_ms
+    return outcomes
 
 
 APIS = (Api(ListOffsetsRequest, list_offsets, advertised=(1, 8), lane=Lane.FETCH),)

@@ -1,0 +1,56 @@
+"""Slow work leaves threads for the work of other kinds and of other keys."""
+
+import asyncio
+import threading
+
+from spark_log.gateway.bulkheads import Bulkheads, Lane
+
+
+def test_a_group_leaves_threads_for_others_and_groups_leave_those_of_other_kinds():
+    async def run():
+        bulkheads, go_on = Bulkheads(), threading.Event()
+        try:
+            slow = [
+                asyncio.create_task(bulkheads.run(Lane.GROUP, "slow", lambda: go_on.wait(60)))
+                for _ in range(Lane.GROUP.threads * 3)
+            ]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(bulkheads.run(Lane.GROUP, "other", lambda: 1), 30) == 1
+            slow += [
+                asyncio.create_task(bulkheads.run(Lane.GROUP, f"slow {number}", lambda: go_on.wait(60)))
+                for number in range(Lane.GROUP.threads)
+            ]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(bulkheads.run(Lane.METADATA, "", lambda: 2), 30) == 2
+        finally:
+            go_on.set()
+            await asyncio.gather(*slow)
+            bulkheads.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_call_keeps_its_thread_until_it_returns():
+    async def run():
+        bulkheads, go_on, running = Bulkheads(), threading.Event(), threading.Semaphore(0)
+
+        def wait():
+            running.release()
+            go_on.wait(60)
+
+        try:
+            tasks = [asyncio.create_task(bulkheads.run(Lane.CODEC, "a", wait))]
+            while not running.acquire(blocking=False):
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+            second = asyncio.create_task(bulkheads.run(Lane.CODEC, "a", lambda: 1))
+            await asyncio.sleep(0.05)
+            assert not second.done()
+            go_on.set()
+            assert await asyncio.wait_for(second, 30) == 1
+        finally:
+            go_on.set()
+            bulkheads.close()
+
+    asyncio.run(run())
