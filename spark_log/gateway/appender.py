@@ -173,9 +173,7 @@ class Appender(threading.Thread):
         accepted = [each for each in checked if isinstance(each, _Accepted)]
         self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
-            self._log.append_prepared(
-                [(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS
-            )
+            self._log.append_each([(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS)
             if accepted
             else ()
         )
@@ -221,23 +219,29 @@ def _check(
     if isinstance(found, SparkLogError):
         return Outcome(found)
     try:
-        if topic is None or not 0 <= batch.partition < topic.partition_count:
-            raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
-        validate_user_topic(topic.name, "write to")
-        encoding = Encoding.of(topic)
-        if len(batch.data) > encoding.limits.max_message_bytes:
-            raise MessageSizeTooLargeError(
-                f"a batch of {len(batch.data)} bytes, max.message.bytes is {encoding.limits.max_message_bytes}"
-            )
-        if found.header.is_transactional != batch.transactional:
-            raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
-        if batch.transactional and found.header.producer_id == NO_PRODUCER_ID:
-            raise InvalidTxnStateError("a batch of a transaction has no producer id")
-        records = normalise(found.records, timestamp_ms=now_ms)
-        stored = prepare(records, encoding, now_ms)
+        return _accepted(batch, found, topic, now_ms)
     except SparkLogError as error:
         return Outcome(error, bad_records=_bad_records(found.records, topic, now_ms))
+    except Exception as error:
+        logger.exception("%s-%s: a record batch cannot be checked", batch.topic, batch.partition)
+        return Outcome(error)
+
+
+def _accepted(batch: SentBatch, found: DecodedBatch, topic: Topic | None, now_ms: int) -> _Accepted:
+    if topic is None or not 0 <= batch.partition < topic.partition_count:
+        raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
+    validate_user_topic(topic.name, "write to")
+    encoding = Encoding.of(topic)
+    if len(batch.data) > encoding.limits.max_message_bytes:
+        raise MessageSizeTooLargeError(
+            f"a batch of {len(batch.data)} bytes, max.message.bytes is {encoding.limits.max_message_bytes}"
+        )
     header = found.header
+    if header.is_transactional != batch.transactional:
+        raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
+    if batch.transactional and header.producer_id == NO_PRODUCER_ID:
+        raise InvalidTxnStateError("a batch of a transaction has no producer id")
+    stored = prepare(normalise(found.records, timestamp_ms=now_ms), encoding, now_ms)
     sequence = None
     if header.producer_id != NO_PRODUCER_ID:
         sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
@@ -249,6 +253,14 @@ def _bad_records(records: pa.Table, topic: Topic | None, now_ms: int) -> dict[in
     """Why rows are invalid, by row; empty if the whole batch is."""
     if topic is None:
         return {}
+    try:
+        return _reasons(records, topic, now_ms)
+    except Exception:
+        logger.exception("%s: invalid records cannot be listed", topic.name)
+        return {}
+
+
+def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
     encoding = Encoding.of(topic)
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)

@@ -173,10 +173,28 @@ class Log(LogReader):
         """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
 
         `codec` is the producer's, for topics without a compression.type of their own. PolicyViolationError for an
-        internal topic. `hooks`: of the append transaction.
+        internal topic. `hooks`: of the append transaction. Raises the errors of `write_batches`.
         """
         written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        return self._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
+
+    def append_each(
+        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> list[Appended | Rejected]:
+        """As `append_prepared`, for batches of different clients: one that cannot be written is refused alone."""
+        written, refused = self.write_each(items, acks=acks, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        appended = iter(self._append_written(written, topics, acks, timeout_ms) if written.batches else ())
+        return [refused[number] if number in refused else next(appended) for number in range(len(items))]
+
+    def _append_written(
+        self,
+        written: WrittenBatches,
+        topics: Mapping[int, Topic],
+        acks: Acks,
+        timeout_ms: int,
+        hooks: Sequence[CommitHook] = (),
+    ) -> list[Appended | Rejected]:
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(
             written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable, hooks=hooks
@@ -200,17 +218,41 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> WrittenBatches:
-        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs."""
+        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs.
+
+        Raises the error of the first batch that cannot be written; then no file is left.
+        """
+        written, refused = self.write_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        for each in refused.values():
+            delete_files(self.cluster, {topic.topic_id: topic for topic, _ in items}, written.batches)
+            raise each.error
+        return written
+
+    def write_each(
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> tuple[WrittenBatches, dict[int, Rejected]]:
+        """As `write_batches`, but a batch that cannot be written does not affect the others: the batches that are
+        written, in order, and by their numbers those that are not.
+        """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             if not self._internal:
                 validate_user_topic(topic.name, "write to")
         encodings = {topic_id: self._encoding(topic, codec) for topic_id, topic in topics.items()}
-        batches: list[Batch | None] = []
+        batches: list[Batch | Rejected | None] = []
         blobs: dict[str, bytes] = {}
         for topic, item in items:
             encoding = encodings[topic.topic_id]
-            blob = encode_inline(item.table, encoding)
+            try:
+                blob = encode_inline(item.table, encoding)
+            except Exception as error:
+                batches.append(_refusal(topic, item, error))
+                continue
             if blob is None:
                 batches.append(None)
                 continue
@@ -220,7 +262,9 @@ class Log(LogReader):
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
         write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
-        return WrittenBatches([batch or next(rest) for batch in batches], blobs, write_id)
+        batches = [batch or next(rest) for batch in batches]
+        refused = {number: batch for number, batch in enumerate(batches) if isinstance(batch, Rejected)}
+        return WrittenBatches([batch for batch in batches if isinstance(batch, Batch)], blobs, write_id), refused
 
     def _encoding(self, topic: Topic, codec: str | None) -> Encoding:
         encoding = Encoding.of(topic, codec)
@@ -248,29 +292,46 @@ class Log(LogReader):
 
     def _write_somewhere(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch]]:
+    ) -> tuple[WriteId, list[Batch | Rejected]]:
         """Write a file for each item. If no log dir of a partition takes its file, log dirs are inspected,
-        and the files are written once more.
+        and these files are written once more.
         """
         self._settle_doubts(timeout_ms)
+        write_id, found = self._write_files(items, encodings, acks, timeout_ms)
+        again = [
+            number
+            for number, (item, outcome) in enumerate(zip(items, found, strict=True))
+            if isinstance(outcome, Rejected)
+            and isinstance(outcome.error, (NotLeaderForPartitionError, *LOG_DIR_FAILURES))
+            and item[0].replication_factor > 1  # another replica could become leader
+        ]
+        if not again:
+            return write_id, found
         try:
-            return self._write_files(items, encodings, acks, timeout_ms)
-        except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
-            if all(topic.replication_factor == 1 for topic, _ in items):
-                raise  # no other replica could become leader
             self._fallback.detect_failures()
-            return self._write_files(items, encodings, acks, timeout_ms)
+            second, rewritten = self._write_files([items[number] for number in again], encodings, acks, timeout_ms)
+            for number, outcome in zip(again, rewritten, strict=True):
+                found[number] = outcome
+            if second != write_id:  # a request has one write id
+                raise WriteIdExpiredError(f"write id {write_id} has expired during the append: write the files again")
+        except Exception:
+            topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+            delete_files(self.cluster, topics, [each for each in found if isinstance(each, Batch)])
+            raise
+        return write_id, found
 
     def _write_files(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch]]:
+    ) -> tuple[WriteId, list[Batch | Rejected]]:
         """A segment file for each item, several at a time: encoding and the disk let other threads run."""
         wanted: dict[int, set[int]] = {}
         for topic, item in items:
             wanted.setdefault(topic.topic_id, set()).add(item.partition)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         targets = {
-            i: self.targets(topics[i], sorted(numbers), acks, timeout_ms=timeout_ms) for i, numbers in wanted.items()
+            (topic_id, number): target
+            for topic_id, numbers in wanted.items()
+            for number, target in self._targets(topics[topic_id], sorted(numbers), acks, timeout_ms).items()
         }
         infos = self.cluster.log_dirs(timeout_ms=timeout_ms)
         names = [self._writer.file_name() for _ in items]
@@ -279,7 +340,10 @@ class Log(LogReader):
 
         def write(item: tuple[Topic, Records], name: str) -> Batch:
             topic, records = item
-            encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
+            target = targets.get((topic.topic_id, records.partition))
+            if target is None:
+                raise _unknown(topic, records.partition)
+            encoding = encodings[topic.topic_id]
             path = segment_path(topic.folder, records.partition, name)
             try:
                 files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
@@ -301,20 +365,22 @@ class Log(LogReader):
         def try_writing(named: tuple[tuple[Topic, Records], str]) -> Batch | Exception:
             try:
                 return write(*named)
-            except Exception as error:  # the files of the other items are deleted then
+            except Exception as error:
                 return error
 
-        write_id, new_names = names[0][0], [name for _, name in names]
+        named = list(zip(items, (name for _, name in names), strict=True))
         if len(items) == 1:
-            return write_id, [write(items[0], new_names[0])]
-        named = list(zip(items, new_names, strict=True))
-        found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
-        batches = [each for each in found if isinstance(each, Batch)]
+            found = [try_writing(named[0])]
+        else:
+            found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
         for each in found:
-            if isinstance(each, Exception):
-                delete_files(self.cluster, topics, batches)
+            if isinstance(each, WriteIdExpiredError):  # it is the write id of all files
+                delete_files(self.cluster, topics, [batch for batch in found if isinstance(batch, Batch)])
                 raise each
-        return write_id, batches
+        return names[0][0], [
+            _refusal(topic, item, each) if isinstance(each, Exception) else each
+            for (topic, item), each in zip(items, found, strict=True)
+        ]
 
     def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -372,13 +438,16 @@ class Log(LogReader):
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
     ) -> dict[int, Target]:
         """The log dirs for new files of the partitions. UnknownTopicOrPartitionError names a missing partition."""
-        found = self.cluster.store.read(
-            lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
-        )
+        found = self._targets(topic, partitions, acks, timeout_ms)
         for partition in partitions:
             if partition not in found:
-                raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+                raise _unknown(topic, partition)
         return found
+
+    def _targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:
+        return self.cluster.store.read(
+            lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
+        )
 
     def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [
@@ -388,6 +457,17 @@ class Log(LogReader):
         ]
         if due:
             force(self.cluster.store, due)
+
+
+def _refusal(topic: Topic, item: Records, error: Exception) -> Rejected:
+    if isinstance(error, SparkLogError):
+        return Rejected(error)
+    logger.error("%s-%s: records cannot be written", topic.name, item.partition, exc_info=error)
+    return Rejected(SparkLogError(f"{topic.name}-{item.partition}: records cannot be written: {error}"))
+
+
+def _unknown(topic: Topic, partition: int) -> UnknownTopicOrPartitionError:
+    return UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
 
 
 def _has_lagging_replica(state: PartitionState) -> bool:
