@@ -14,6 +14,7 @@ from typing import Literal
 from spark_log.errors import (
     CheckpointMismatchError,
     InvalidRecordError,
+    InvalidTxnStateError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
@@ -21,6 +22,7 @@ from spark_log.errors import (
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     SparkLogError,
+    TransactionAbortableError,
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
@@ -87,10 +89,14 @@ class RememberedBatch:
 
 @dataclass(frozen=True)
 class ProducerState:
-    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown."""
+    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
+
+    `transactional`: its id is that of a transactional id, so only a commit appends its batches.
+    """
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
+    transactional: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,15 +114,20 @@ class Rejected:
 
 
 def decide(
-    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
+    state: PartitionState,
+    batch: Batch,
+    acks: Acks,
+    producer: ProducerState | None = None,
+    *,
+    commits: bool = False,
 ) -> tuple[Appended | Rejected, PartitionState]:
     """Validate a batch, assign its offsets, and advance the partition: the outcome, and the partition after it (the
-    same object if nothing was appended).
+    same object if nothing was appended). `commits`: the batch was pending in the transaction that the append commits.
     """
     try:
         size = _size(batch)
         _check_leader(state, batch)
-        repeated = _repeated(state, batch, acks, producer or ProducerState(None))
+        repeated = _repeated(state, batch, acks, producer or ProducerState(None), commits)
         if repeated is not None:
             return Appended(repeated.base_offset, repeated.end_offset, duplicate=True), state
         begun = state if batch.offsets is None else _begun_at(state, batch.offsets.start, batch)
@@ -128,11 +139,28 @@ def decide(
     return assigned, _advance(begun, batch, assigned, before=state)
 
 
-def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState) -> RememberedBatch | None:
-    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated."""
+def _repeated(
+    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState, commits: bool
+) -> RememberedBatch | None:
+    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated.
+
+    InvalidTxnStateError for a batch outside of transactions whose producer id belongs to a transactional id: Kafka
+    refuses it while a transaction of that producer has records in the partition. Here it is always refused: no client
+    sends it, and with it another client could take the sequences of the next transaction, or fence its producer.
+    """
     if batch.sequence is None:
         return None
+    if producer.transactional and not commits:
+        raise InvalidTxnStateError(
+            f"partition {batch.partition}: producer {batch.sequence.producer_id} is transactional, and the batch is in"
+            " no transaction"
+        )
     known = check_sequence(batch.sequence, batch.record_count, producer)
+    if known is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
+        raise TransactionAbortableError(
+            f"partition {batch.partition}: the log has another batch of producer {batch.sequence.producer_id} with the"
+            f" sequence {batch.sequence.first}"
+        )
     if known is not None and acks == "all":
         _check_replicated(state, batch, known)
     return known
@@ -176,7 +204,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
         appended.end_offset,
     )
     kept = tuple(known for known in producer.batches if known.producer_epoch == sequence.producer_epoch)
-    return ProducerState(sequence.producer_epoch, (*kept, new)[-REMEMBERED_BATCHES:])
+    return replace(producer, epoch=sequence.producer_epoch, batches=(*kept, new)[-REMEMBERED_BATCHES:])
 
 
 def _size(batch: Batch) -> int:

@@ -81,7 +81,8 @@ def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -
         transaction_store.commit_transaction_hook(ref, len(pending), dropped=dropped),
         commit_offsets_hook(store, offsets),
     ]
-    result = log.append_batches(AppendRequest(batches, atomic=True, hooks=hooks), topics, timeout_ms=timeout_ms)
+    request = AppendRequest(batches, atomic=True, hooks=hooks, commits=True)
+    result = log.append_batches(request, topics, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
     for outcome in result.outcomes:
         if isinstance(outcome, Rejected):
