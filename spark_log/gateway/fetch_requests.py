@@ -117,7 +117,7 @@ def _read(gateway: "Gateway", wanted: Sequence[_Wanted], bytes_max: int) -> list
         elif each.offset < end and left > 0:
             try:
                 one.records = gateway.streams.read(
-                    topic, each.partition, position.leader_epoch, each.offset, end, min(left, each.bytes_max)
+                    topic, each.partition, position.version, each.offset, end, min(left, each.bytes_max)
                 )
             except SparkLogError as error:
                 one.error = error_code(error)

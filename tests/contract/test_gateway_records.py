@@ -1,8 +1,13 @@
 """Record batches that clients send, and what the other clients of the gateway notice of them."""
 
 import pytest
+from kafka import TopicPartition
+from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
+from spark_log import Consumer
+from spark_log.erase.erase import erase
+from spark_log.gateway.record_streams import RecordStreams
 from spark_log.log.log import Log
 from spark_log.records.kafka_batch.decode import FEW
 from spark_log.records.kafka_batch.encode import encode
@@ -11,6 +16,7 @@ from spark_log.records.kafka_batch.varint import varint
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
+from tests.support.keyed_log import append_keyed
 from tests.support.records import ranges_of
 from tests.support.topics import make
 
@@ -31,8 +37,8 @@ def values(cluster, name):
     return rows
 
 
-def batch(*records):
-    rows = [(1_000, None, value, []) for value in records]
+def batch(*records, key=None):
+    rows = [(1_000, key, value, []) for value in records]
     return encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0)
 
 
@@ -63,3 +69,69 @@ def test_a_malformed_batch_does_not_affect_the_others_of_its_append(cluster, gat
         codes = produce(connection, {topic: batch_with_a_wrong_header_length(count), "other": batch(b"v")})
     assert codes == {topic: INVALID_RECORD, "other": NONE}
     assert (values(cluster, "flights"), values(cluster, "other")) == ([], [b"v"])
+
+
+def fetch(connection, offset, bytes_max):
+    """The bytes of record batches from the offset on: one batch, or more within `bytes_max`."""
+    kind = FetchRequest.FetchTopic
+    partition = kind.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
+    request = FetchRequest(
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=1,
+        max_bytes=bytes_max,
+        isolation_level=0,
+        topics=[kind(topic="flights", partitions=[partition])],
+    )
+    [found] = connection.exchange(request, 4).responses[0].partitions
+    assert found.error_code == 0
+    return bytes(found.records)
+
+
+@pytest.mark.delta
+def test_a_running_gateway_forgets_erased_records(cluster, gateway):
+    with WireConnection(gateway.port) as connection, WireConnection(gateway.port) as another:
+        for key, value in ((b"stays", b"one"), (b"gone", b"private-1"), (b"stays", b"two"), (b"gone", b"private-2")):
+            assert produce(connection, {"flights": batch(value, key=key)}) == {"flights": NONE}
+        assert b"private-1" in fetch(connection, 0, 1_000_000)  # these batches are kept
+        assert b"private-1" in fetch(another, 1, 1)  # and the rest is planned
+        assert erase(cluster, "flights", [b"gone"], purge=True).purged.files
+        for offset in range(4):
+            for each in (connection, another):
+                records = fetch(each, offset, 1_000_000)
+                assert b"private" not in records
+                assert records, "an empty batch moves a consumer past the gap"
+        assert b"two" in fetch(another, 0, 1_000_000)
+
+
+@pytest.mark.delta
+def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster):
+    topic = make(cluster, "flights", 2)
+    log, streams = Log(cluster), RecordStreams(cluster)
+    for number in range(2):
+        append_keyed(log, topic, (b"gone", b"private"), (b"stays", b"1"), partition=number)
+        streams.read(topic, number, (0, 0), 0, 2, 1_000_000)
+    both = streams.cached_bytes
+    streams.forget_rewritten()
+    assert streams.cached_bytes == both > 0
+    erase(cluster, "flights", [b"gone"], purge=True)
+    streams.forget_rewritten()
+    assert streams.cached_bytes == 0
+    log.close()
+
+
+@pytest.mark.delta
+def test_a_consumer_forgets_erased_records_that_it_has_not_returned(cluster, cluster_address):
+    topic = make(cluster, "flights", 1)
+    log = Log(cluster)
+    append_keyed(log, topic, *[(b"gone", b"private")] * 3, (b"stays", b"1"))
+    consumer = Consumer(cluster=cluster_address, auto_offset_reset="earliest", max_poll_records=1)
+    partition = TopicPartition("flights", 0)
+    consumer.assign([partition])
+    [[first]] = consumer.poll(30_000).values()
+    assert first.value == b"private"
+    erase(cluster, "flights", [b"gone"], purge=True)
+    [[second]] = consumer.poll(30_000).values()
+    assert (second.offset, second.value) == (3, b"1")
+    consumer.close()
+    log.close()
