@@ -33,10 +33,13 @@ _SYNC_WAIT_S = 5.0
 _BEATS_PER_SESSION = 3
 
 
-def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
+def identity(request: Message, client: Client, session_timeout_ms: int = 0, rebalance_timeout_ms: int = 0) -> Identity:
     """The member that a request names."""
     instance_id = getattr(request, "group_instance_id", None)
-    return Identity(request.group_id, request.member_id, instance_id, client.client_id, client.host, session_timeout_ms)
+    return Identity(
+        request.group_id, request.member_id, instance_id, client.client_id, client.host,
+        session_timeout_ms, rebalance_timeout_ms,
+    )  # fmt: skip
 
 
 async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
@@ -46,7 +49,8 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
             return await opaque_group_requests.join_group(gateway, request, client)
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
-    me = identity(request, client, request.session_timeout_ms)
+    timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
+    me = identity(request, client, request.session_timeout_ms, max(0, timeout_ms))
     store = gateway.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
@@ -55,7 +59,6 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
             joining = classic_groups.with_new_id(joining)
             if request.version >= 4 and me.instance_id is None:
                 return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
-        timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         seen = await gateway.call(gateway.changes.current)
         found = await gateway.call(classic_groups.join, store, joining)

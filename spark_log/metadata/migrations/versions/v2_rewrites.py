@@ -1,4 +1,6 @@
-"""Rewritings of a partition are counted, so that readers forget the records that they have kept of old segments."""
+"""Rewritings of a partition are counted, so that readers forget the records that they have kept of old segments; classic
+members of groups have a rebalance timeout.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,3 +15,10 @@ def upgrade() -> None:
     )
     rewrites = sa.Column("rewrites", sa.BigInteger(), nullable=False, server_default=sa.text("0"), comment=comment)
     op.add_column("partition", rewrites)
+    comment = "of a classic member: it must join again this time after a new assignment; 0: no limit"
+    timeout = sa.Column(
+        "rebalance_timeout_ms", sa.Integer(), nullable=False, server_default=sa.text("0"), comment=comment
+    )
+    op.add_column("group_member", timeout)
+    comment = "store clock; NULL: it need not join again"
+    op.add_column("group_member", sa.Column("rejoin_by_ms", sa.BigInteger(), nullable=True, comment=comment))
