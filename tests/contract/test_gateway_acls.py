@@ -22,6 +22,7 @@ from kafka.errors import ClusterAuthorizationFailedError, SecurityDisabledError
 from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest
 from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
@@ -48,7 +49,7 @@ from spark_log.security.acls import add_acls, read_acls, remove_acls
 from spark_log.security.scram import Mechanism
 from spark_log.security.users import Upsertion, alter_credentials, upsertion_of_password
 from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection, request_about
+from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.topics import make
 
 PASSWORD = "secret"
@@ -82,29 +83,6 @@ def connect(gateway, user):
     assert connection.exchange(SaslHandshakeRequest("PLAIN"), 1).error_code == 0
     assert connection.exchange(SaslAuthenticateRequest(f"\0{user}\0{PASSWORD}".encode()), 1).error_code == 0
     return connection
-
-
-def codes_of(message):
-    """All error codes of a response."""
-    found = set()
-    for field in message._struct.untagged_fields(message.version):
-        value = getattr(message, field.name)
-        if field.name.endswith("error_code"):
-            found.add(value)
-        elif field.is_struct_array():
-            found |= {code for each in value or () for code in codes_of_struct(field, each, message.version)}
-    return found
-
-
-def codes_of_struct(struct, element, version):
-    found = set()
-    for field in struct.untagged_fields(version):
-        value = getattr(element, field.name)
-        if field.name.endswith("error_code"):
-            found.add(value)
-        elif field.is_struct_array():
-            found |= {code for each in value or () for code in codes_of_struct(field, each, version)}
-    return found
 
 
 def needs_of(api, version):
@@ -160,7 +138,7 @@ def test_every_api_with_every_right_alone_missing_or_denied(tmp_path):
                     make_again(cluster)
                 with connect(gateway, user) as connection:
                     request = request_about("flights", api.request, version)
-                    found = codes_of(connection.exchange(request, version)) & set(CODES.values())
+                    found = codes_of(connection.exchange(request, version), version) & set(CODES.values())
                 if found != (set() if refused is None else {CODES[refused]}):
                     wrong.append((user, found, refused))
             assert wrong == []
@@ -361,6 +339,20 @@ def test_parts_of_responses(cluster, gateway):
         admin.create_acls([kafka_acl(on_topic("ben", Operation.WRITE, "orders"))])
     with connect(gateway, "ben") as connection:
         assert connection.exchange(idempotent, 4).error_code == 0, "WRITE on any topic is enough (KIP-679)"
+
+
+@pytest.mark.parametrize("transactional_id", [None, "id"])
+def test_refused_produce_without_acknowledgement_closes_the_connection(cluster, gateway, transactional_id):
+    """Its response would be taken for that of the next request."""
+    add_acls(cluster.store, [on_topic("anna", Operation.WRITE, "orders")])
+    kind = ProduceRequest.TopicProduceData
+    for names in (["secret"], ["secret", "orders"]):
+        topics = [kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=b"")]) for name in names]
+        with connect(gateway, "anna") as connection:
+            connection.send(
+                ProduceRequest(transactional_id=transactional_id, acks=0, timeout_ms=1000, topic_data=topics), 7
+            )
+            assert connection.is_closed()
 
 
 def described(gateway, user, names):

@@ -49,15 +49,18 @@ def batch_with_a_wrong_header_length(count):
     return with_checksum(batch(*[b""] * count)[:HEADER_BYTES] + b"".join(varint(len(body)) + body for body in bodies))
 
 
-def produce(connection, batches, acks=-1, transactional_id=None):
-    """The error code of each topic."""
+def produce_request(batches, acks):
     kind = ProduceRequest.TopicProduceData
     topics = [
         kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=data)])
         for name, data in batches.items()
     ]
-    request = ProduceRequest(transactional_id=transactional_id, acks=acks, timeout_ms=30_000, topic_data=topics)
-    answer = connection.exchange(request, 7)
+    return ProduceRequest(transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=topics)
+
+
+def produce(connection, batches):
+    """The error code of each topic."""
+    answer = connection.exchange(produce_request(batches, acks=-1), 7)
     return {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
 
 
@@ -135,3 +138,17 @@ def test_a_consumer_forgets_erased_records_that_it_has_not_returned(cluster, clu
     assert (second.offset, second.value) == (3, b"1")
     consumer.close()
     log.close()
+
+
+def test_a_produce_request_without_acknowledgement_is_never_answered(cluster, gateway):
+    """After an error its connection is closed, so that the client notices; other requests are answered in order."""
+    with WireConnection(gateway.port) as connection:
+        send_unacknowledged(connection, {"flights": batch(b"v")})
+        assert produce(connection, {"flights": batch(b"w")}) == {"flights": NONE}
+        send_unacknowledged(connection, {"missing": batch(b"v")})
+        assert connection.is_closed()
+    assert values(cluster, "flights") == [b"v", b"w"]
+
+
+def send_unacknowledged(connection, batches):
+    connection.send(produce_request(batches, acks=0), 7)
