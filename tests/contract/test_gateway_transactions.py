@@ -10,6 +10,7 @@ import kafka
 import pytest
 import sqlalchemy as sa
 from kafka.protocol.producer.produce import ProduceRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
@@ -31,7 +32,7 @@ from tests.support.topics import make
 from tests.support.wire_producer import WireProducer, code_of, transactional_batch
 
 WAIT_S = 30
-INVALID_TXN_STATE, TRANSACTION_ABORTABLE = 48, 120
+INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT, TRANSACTION_ABORTABLE = 48, 50, 120
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
@@ -337,6 +338,13 @@ def append_as_if_it_were_not_transactional(cluster, producer):
     log.close()
     assert isinstance(outcome, Appended)
     change(cluster, row.values(transactional_id=producer.name))
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 2**31 - 1])
+def test_transaction_timeout_must_be_above_0_and_within_the_limit(gateway, timeout_ms):
+    with WireConnection(gateway.port) as connection:
+        assert connection.exchange(InitProducerIdRequest("id", timeout_ms), 1).error_code == INVALID_TRANSACTION_TIMEOUT
+        assert connection.exchange(InitProducerIdRequest(None, timeout_ms), 1).error_code == 0
 
 
 def test_transactional_id_gets_another_producer_when_its_epochs_are_used_up(cluster, gateway):
