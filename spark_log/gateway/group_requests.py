@@ -14,11 +14,13 @@ from kafka.protocol.consumer import (
 )
 
 from spark_log import clock
+from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway import classic_groups, opaque_group_requests
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.member_heartbeats import Beat
@@ -142,6 +144,8 @@ async def leave_group(gateway: "Gateway", request: Message, client: Client) -> M
 
 def _leave(gateway: "Gateway", me: Identity) -> int:
     try:
+        if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
+            raise UnknownMemberIdError("names with characters that cannot be stored")
         try:
             classic_groups.leave(gateway.cluster.store, me)
         except UnknownMemberIdError:
@@ -152,8 +156,8 @@ def _leave(gateway: "Gateway", me: Identity) -> int:
 
 
 APIS = (
-    Api(JoinGroupRequest, join_group, advertised=(0, 9)),
-    Api(SyncGroupRequest, sync_group, advertised=(0, 5)),
-    Api(HeartbeatRequest, heartbeat, advertised=(0, 4)),
-    Api(LeaveGroupRequest, leave_group, advertised=(0, 5)),
+    Api(JoinGroupRequest, with_storable_names(join_group), advertised=(0, 9)),
+    Api(SyncGroupRequest, with_storable_names(sync_group), advertised=(0, 5)),
+    Api(HeartbeatRequest, with_storable_names(heartbeat), advertised=(0, 4)),
+    Api(LeaveGroupRequest, with_storable_names(leave_group), advertised=(0, 5)),
 )

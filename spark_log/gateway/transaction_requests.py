@@ -28,6 +28,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.committed_offset_requests import commit_outcomes
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
@@ -207,6 +208,6 @@ APIS = (
     Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4)),
     Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3)),
     Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3)),
-    Api(TxnOffsetCommitRequest, txn_offset_commit, advertised=(0, 3)),
+    Api(TxnOffsetCommitRequest, with_storable_names(txn_offset_commit), advertised=(0, 3)),
     Api(EndTxnRequest, end_txn, advertised=(0, 3)),
 )
