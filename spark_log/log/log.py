@@ -15,38 +15,29 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from spark_log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
 from spark_log.append.encoding import (
-    LOG_DIR_FAILURES,
     Encoding,
-    SegmentFiles,
     Target,
     blob_batch,
     encode_inline,
     prepare,
-    segment_batch,
 )
 from spark_log.append.failed_append_files import InDoubt, delete_files, settle
-from spark_log.append.rules import Acks, Appended, Batch, ProducerSequence, Rejected
+from spark_log.append.rules import Acks, Appended, Batch, Rejected
 from spark_log.append.targets import targets_of
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.controller.fallback_controller import FallbackController
-from spark_log.controller.log_dir_inspection import report_failure
 from spark_log.delta.publication import try_publish
 from spark_log.errors import (
-    NotLeaderForPartitionError,
     SparkLogError,
-    UnknownTopicOrPartitionError,
-    WriteIdExpiredError,
     redact,
 )
 from spark_log.ids import WriteId
+from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.client_sealer import Sealer
@@ -56,22 +47,14 @@ from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import PartitionState
 from spark_log.replicas.followers import Followers
 from spark_log.replicas.replicated_append import replicated_append
-from spark_log.threads import in_parallel
+
+__all__ = ["Log", "Records", "WrittenBatches"]
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which an append seals a tail itself, even if tails are sealed in the background."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """Records to append to one partition, in order. `table` has RECORD_SCHEMA."""
-
-    partition: int
-    table: pa.Table
-    sequence: ProducerSequence | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +96,7 @@ class Log(LogReader):
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
         self._seal_beside = seal_beside
         self._fallback = FallbackController(cluster, settings)
+        self._files = BatchFiles(cluster, self._writer, self._fallback)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
         """Finds appended records that are already older than retention.ms: `take` them and warn."""
@@ -251,7 +235,7 @@ class Log(LogReader):
             try:
                 blob = encode_inline(item.table, encoding)
             except Exception as error:
-                batches.append(_refusal(topic, item, error))
+                batches.append(refusal(topic, item, error))
                 continue
             if blob is None:
                 batches.append(None)
@@ -260,7 +244,11 @@ class Log(LogReader):
             batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
             blobs[name] = blob.data
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
-        write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
+        write_id: WriteId | None = None
+        files: list[Batch | Rejected] = []
+        if large:
+            self._settle_doubts(timeout_ms)
+            write_id, files = self._files.write(large, encodings, acks, timeout_ms)
         rest = iter(files)
         batches = [batch or next(rest) for batch in batches]
         refused = {number: batch for number, batch in enumerate(batches) if isinstance(batch, Rejected)}
@@ -289,98 +277,6 @@ class Log(LogReader):
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
                 del self._doubts[0]
-
-    def _write_somewhere(
-        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch | Rejected]]:
-        """Write a file for each item. If no log dir of a partition takes its file, log dirs are inspected,
-        and these files are written once more.
-        """
-        self._settle_doubts(timeout_ms)
-        write_id, found = self._write_files(items, encodings, acks, timeout_ms)
-        again = [
-            number
-            for number, (item, outcome) in enumerate(zip(items, found, strict=True))
-            if isinstance(outcome, Rejected)
-            and isinstance(outcome.error, (NotLeaderForPartitionError, *LOG_DIR_FAILURES))
-            and item[0].replication_factor > 1  # another replica could become leader
-        ]
-        if not again:
-            return write_id, found
-        try:
-            self._fallback.detect_failures()
-            second, rewritten = self._write_files([items[number] for number in again], encodings, acks, timeout_ms)
-            for number, outcome in zip(again, rewritten, strict=True):
-                found[number] = outcome
-            if second != write_id:  # a request has one write id
-                raise WriteIdExpiredError(f"write id {write_id} has expired during the append: write the files again")
-        except Exception:
-            topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-            delete_files(self.cluster, topics, [each for each in found if isinstance(each, Batch)])
-            raise
-        return write_id, found
-
-    def _write_files(
-        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch | Rejected]]:
-        """A segment file for each item, several at a time: encoding and the disk let other threads run."""
-        wanted: dict[int, set[int]] = {}
-        for topic, item in items:
-            wanted.setdefault(topic.topic_id, set()).add(item.partition)
-        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        targets = {
-            (topic_id, number): target
-            for topic_id, numbers in wanted.items()
-            for number, target in self._targets(topics[topic_id], sorted(numbers), acks, timeout_ms).items()
-        }
-        infos = self.cluster.log_dirs(timeout_ms=timeout_ms)
-        names = [self._writer.file_name() for _ in items]
-        if len({write_id for write_id, _ in names}) > 1:
-            raise WriteIdExpiredError(f"write id {names[0][0]} has expired during the append: write the files again")
-
-        def write(item: tuple[Topic, Records], name: str) -> Batch:
-            topic, records = item
-            target = targets.get((topic.topic_id, records.partition))
-            if target is None:
-                raise _unknown(topic, records.partition)
-            encoding = encodings[topic.topic_id]
-            path = segment_path(topic.folder, records.partition, name)
-            try:
-                files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
-                try:
-                    files.append(records.table)
-                    facts = files.commit()
-                except BaseException:
-                    files.abort()
-                    raise
-            except LOG_DIR_FAILURES:
-                for log_dir_id in target.log_dirs.values():
-                    report_failure(self.cluster.store, log_dir_id, records.table.nbytes)
-                raise
-            except WriteIdExpiredError:
-                self._writer.forget()
-                raise
-            return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
-
-        def try_writing(named: tuple[tuple[Topic, Records], str]) -> Batch | Exception:
-            try:
-                return write(*named)
-            except Exception as error:
-                return error
-
-        named = list(zip(items, (name for _, name in names), strict=True))
-        if len(items) == 1:
-            found = [try_writing(named[0])]
-        else:
-            found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
-        for each in found:
-            if isinstance(each, WriteIdExpiredError):  # it is the write id of all files
-                delete_files(self.cluster, topics, [batch for batch in found if isinstance(batch, Batch)])
-                raise each
-        return names[0][0], [
-            _refusal(topic, item, each) if isinstance(each, Exception) else each
-            for (topic, item), each in zip(items, found, strict=True)
-        ]
 
     def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -438,16 +334,13 @@ class Log(LogReader):
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
     ) -> dict[int, Target]:
         """The log dirs for new files of the partitions. UnknownTopicOrPartitionError names a missing partition."""
-        found = self._targets(topic, partitions, acks, timeout_ms)
-        for partition in partitions:
-            if partition not in found:
-                raise _unknown(topic, partition)
-        return found
-
-    def _targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:
-        return self.cluster.store.read(
+        found = self.cluster.store.read(
             lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
         )
+        for partition in partitions:
+            if partition not in found:
+                raise unknown_partition(topic, partition)
+        return found
 
     def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [
@@ -457,17 +350,6 @@ class Log(LogReader):
         ]
         if due:
             force(self.cluster.store, due)
-
-
-def _refusal(topic: Topic, item: Records, error: Exception) -> Rejected:
-    if isinstance(error, SparkLogError):
-        return Rejected(error)
-    logger.error("%s-%s: records cannot be written", topic.name, item.partition, exc_info=error)
-    return Rejected(SparkLogError(f"{topic.name}-{item.partition}: records cannot be written: {error}"))
-
-
-def _unknown(topic: Topic, partition: int) -> UnknownTopicOrPartitionError:
-    return UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
 
 
 def _has_lagging_replica(state: PartitionState) -> bool:
