@@ -21,7 +21,7 @@ ProducerKey = tuple[int, int, int]
 _KEY = ("producer_id", "topic_id", "partition")
 _BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
 _PRODUCER = Prepared(
-    sa.select(PRODUCER.epoch, PRODUCER.transactional_id)
+    sa.select(PRODUCER.epoch, PRODUCER.transactional_id, PRODUCER.owner)
     .where(PRODUCER.producer_id == bindparam("producer_id"))
     .with_for_update()
 )
@@ -43,8 +43,8 @@ _FORGET = Prepared(
 _REMEMBER = Prepared(t.producer_batch.insert())
 
 
-def register_producer(store: Store, timeout_ms: int) -> int:
-    """Create the id of a producer that is not transactional."""
+def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
+    """Create the id of a producer that is not transactional. `owner`: as in ProducerState."""
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> int:
         values = {
@@ -52,6 +52,7 @@ def register_producer(store: Store, timeout_ms: int) -> int:
             "epoch": 0,
             "last_used_ms": store.clock(connection).wall_ms,
             "transaction_timeout_ms": 0,
+            "owner": owner,
         }
         found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
         return int(found.scalar_one())
@@ -129,8 +130,8 @@ def ask_producers(
 
 def _producer(rows: Sequence[Any]) -> ProducerState:
     """The producer without its batches."""
-    for epoch, transactional_id in rows:
-        return ProducerState(epoch, transactional=transactional_id is not None)
+    for epoch, transactional_id, owner in rows:
+        return ProducerState(epoch, transactional=transactional_id is not None, owner=owner)
     return ProducerState(None)
 
 

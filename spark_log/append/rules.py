@@ -13,6 +13,7 @@ from typing import Literal
 
 from spark_log.errors import (
     CheckpointMismatchError,
+    InvalidProducerIdMappingError,
     InvalidRecordError,
     InvalidTxnStateError,
     NotEnoughReplicasAfterAppendError,
@@ -42,12 +43,13 @@ _SEQUENCES = 2**31
 class ProducerSequence:
     """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
 
-    After 2^31 - 1 comes 0.
+    After 2^31 - 1 comes 0. `principal`: the sender, if it must be the owner of the producer id.
     """
 
     producer_id: int
     producer_epoch: int
     first: int
+    principal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ class RememberedBatch:
 class ProducerState:
     """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
 
-    `transactional`: its id is that of a transactional id, so only a commit appends its batches.
+    `transactional`: its id is that of a transactional id, so only a commit appends its batches. `owner`: the principal
+    that got the id from a gateway with ACLs.
     """
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
     transactional: bool = False
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,14 +151,15 @@ def _repeated(
     InvalidTxnStateError for a batch outside of transactions whose producer id belongs to a transactional id: Kafka
     refuses it while a transaction of that producer has records in the partition. Here it is always refused: no client
     sends it, and with it another client could take the sequences of the next transaction, or fence its producer.
+    InvalidProducerIdMappingError for the id of another principal, which could do the same to idempotent producers.
     """
     if batch.sequence is None:
         return None
+    who = f"partition {batch.partition}: producer {batch.sequence.producer_id}"
     if producer.transactional and not commits:
-        raise InvalidTxnStateError(
-            f"partition {batch.partition}: producer {batch.sequence.producer_id} is transactional, and the batch is in"
-            " no transaction"
-        )
+        raise InvalidTxnStateError(f"{who} is transactional, and the batch is in no transaction")
+    if producer.epoch is not None and batch.sequence.principal not in (None, producer.owner):
+        raise InvalidProducerIdMappingError(f"{who} is not one of {batch.sequence.principal}")
     known = check_sequence(batch.sequence, batch.record_count, producer)
     if known is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
         raise TransactionAbortableError(

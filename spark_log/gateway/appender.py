@@ -42,12 +42,15 @@ _TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id."""
+    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id.
+    `principal`: the sender, where rights are checked.
+    """
 
     topic: str
     partition: int
     data: bytes | memoryview
     transactional: bool = False
+    principal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def _accepted(batch: SentBatch, found: DecodedBatch, topic: Topic | None, now_ms
     stored = prepare(normalise(found.records, timestamp_ms=now_ms), encoding, now_ms)
     sequence = None
     if header.producer_id != NO_PRODUCER_ID:
-        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence, batch.principal)
     append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
     return _Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
 

@@ -35,7 +35,10 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
     else:
         refused = NONE
         transactional = request.transactional_id is not None
-        batches = [SentBatch(topic.name, one.index, one.records or b"", transactional) for topic, one in places]
+        principal = client.checked_principal
+        batches = [
+            SentBatch(topic.name, one.index, one.records or b"", transactional, principal) for topic, one in places
+        ]
         outcomes = await gateway.appender.submit(batches, acks, request.transactional_id)
         if acks == 0:
             for outcome in outcomes:

@@ -77,7 +77,7 @@ async def init_producer_id(gateway: "Gateway", request: Message, client: Client)
 def _init(gateway: "Gateway", request: Message, client: Client) -> tuple[int, int]:
     name = request.transactional_id
     if name is None:
-        return register_producer(gateway.cluster.store, TIMEOUT_MS), 0
+        return register_producer(gateway.cluster.store, TIMEOUT_MS, client.checked_principal), 0
     if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
     given = None

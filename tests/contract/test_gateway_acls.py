@@ -35,6 +35,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Whole
 from spark_log.gateway.gateway import APIS
+from spark_log.log.log import Log
 from spark_log.security.acl_rules import (
     CLUSTER_NAME,
     OPERATIONS,
@@ -50,9 +51,12 @@ from spark_log.security.scram import Mechanism
 from spark_log.security.users import Upsertion, alter_credentials, upsertion_of_password
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
+from tests.support.records import ranges_of
 from tests.support.topics import make
+from tests.support.wire_producer import transactional_batch
 
 PASSWORD = "secret"
+INVALID_PRODUCER_ID_MAPPING = 49
 OPTIONS = ["--sasl", "PLAIN", "--acls", "--super-users", "User:admin"]
 TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED = (CODES[each] for each in (
     ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID,
@@ -353,6 +357,29 @@ def test_refused_produce_without_acknowledgement_closes_the_connection(cluster, 
                 ProduceRequest(transactional_id=transactional_id, acks=0, timeout_ms=1000, topic_data=topics), 7
             )
             assert connection.is_closed()
+
+
+def test_producer_id_belongs_to_the_principal_that_got_it(cluster, gateway):
+    """Another one could take the sequence of the next record, or fence the producer: the record would be lost."""
+    add_acls(cluster.store, [on_topic(user, Operation.WRITE, "orders") for user in ("anna", "ben")])
+    with connect(gateway, "anna") as anna, connect(gateway, "ben") as ben:
+        producer_id = anna.exchange(InitProducerIdRequest(None, 1000), 1).producer_id
+        for epoch in (0, 1):
+            assert send(ben, b"ben", producer_id, epoch) == INVALID_PRODUCER_ID_MAPPING
+        assert send(anna, b"anna", producer_id, 0) == 0
+        assert send(anna, b"anna", producer_id, 0) == 0, "a repetition"
+    log = Log(cluster)
+    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic("orders"))) for row in batch.to_pylist()]
+    log.close()
+    assert rows == [b"anna"]
+
+
+def send(connection, value, producer_id, epoch):
+    kind = ProduceRequest.TopicProduceData
+    records = transactional_batch(value, producer_id, epoch, 0, flag=0)
+    topic = kind(name="orders", partition_data=[kind.PartitionProduceData(index=0, records=records)])
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=[topic])
+    return connection.exchange(request, 8).responses[0].partition_responses[0].error_code
 
 
 def described(gateway, user, names):

@@ -22,6 +22,7 @@ from spark_log.append.rules import (
 )
 from spark_log.errors import (
     CheckpointMismatchError,
+    InvalidProducerIdMappingError,
     InvalidRecordError,
     InvalidTxnStateError,
     NotEnoughReplicasError,
@@ -174,6 +175,11 @@ def known(*batches, epoch=2, transactional=False):
     return ProducerState(epoch, remembered, transactional)
 
 
+def sent_as(principal):
+    return replace(BLOB, sequence=ProducerSequence(9, 2, 0, principal))
+
+
+OF_ANNA = replace(known(), owner="anna")
 IN_TRANSACTIONS = known((0, 2, 0), transactional=True)
 
 
@@ -215,6 +221,8 @@ REFUSED = {
     ),
     "outside of the producer's transactions": (ALONE, sent_by(9, 2, 3), "all", IN_TRANSACTIONS, InvalidTxnStateError),
     "repeats a batch of a transaction": (ALONE, sent_by(9, 2, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+    "producer id of another principal": (ALONE, sent_as("ben"), "all", OF_ANNA, InvalidProducerIdMappingError),
+    "producer id without an owner": (ALONE, sent_as("ben"), "all", known(), InvalidProducerIdMappingError),
     "fences a transactional producer": (ALONE, sent_by(9, 3, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
 }
 
@@ -226,6 +234,12 @@ def test_refused_batch_changes_nothing(case):
     assert isinstance(outcome, Rejected)
     assert type(outcome.error) is error
     assert after is state
+
+
+@pytest.mark.parametrize("principal", ["anna", None])
+def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(principal):
+    outcome, _ = decide(ALONE, sent_as(principal), "all", OF_ANNA)
+    assert outcome == Appended(10, 13)
 
 
 def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():

@@ -1,5 +1,5 @@
 """Rewritings of a partition are counted, so that readers forget the records that they have kept of old segments; classic
-members of groups have a rebalance timeout.
+members of groups have a rebalance timeout; producer ids have an owner.
 """
 
 import sqlalchemy as sa
@@ -15,6 +15,8 @@ def upgrade() -> None:
     )
     rewrites = sa.Column("rewrites", sa.BigInteger(), nullable=False, server_default=sa.text("0"), comment=comment)
     op.add_column("partition", rewrites)
+    comment = "principal that got the id from a gateway with ACLs; NULL: another producer"
+    op.add_column("producer", sa.Column("owner", sa.Text(), nullable=True, comment=comment))
     comment = "of a classic member: it must join again this time after a new assignment; 0: no limit"
     timeout = sa.Column(
         "rebalance_timeout_ms", sa.Integer(), nullable=False, server_default=sa.text("0"), comment=comment
