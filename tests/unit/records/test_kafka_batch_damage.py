@@ -121,7 +121,7 @@ def test_damaged_records_have_the_outcome_of_the_model(rows, mutations, cut):
 
 @pytest.mark.long
 @DAMAGE
-@settings(max_examples=20_000)
+@settings(max_examples=3_000)
 def test_any_damaged_records_have_the_outcome_of_the_model(rows, mutations, cut):
     check_mutations(rows, mutations, cut)
 
@@ -161,7 +161,7 @@ def test_timestamps_at_the_edges_mean_the_same_among_few_and_many(base_ms):
 
 @pytest.mark.long
 @given(base_ms=_INT64 | st.sampled_from(_EDGES), delta_ms=_INT64 | st.sampled_from(_DELTA_EDGES))
-@settings(max_examples=5_000)
+@settings(max_examples=1_000)
 def test_any_timestamps_mean_the_same_among_few_and_many(base_ms, delta_ms):
     check_times(base_ms, delta_ms)
 
