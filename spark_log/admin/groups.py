@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import kafka.errors
 from kafka.admin import GroupState, GroupType, OffsetSpec
 from kafka.admin._partitions import OffsetTimestamp
 from kafka.errors import GroupIdNotFoundError, NoError, UnknownMemberIdError, UnknownTopicOrPartitionError
@@ -132,9 +133,16 @@ def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_o
 
 
 def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Any]) -> dict[Any, type[Exception]]:
+    """kafka-python's class of the outcome of each partition."""
     wanted = list(partitions)
-    group_operations.delete_offsets(cluster.store, group_id, [TopicPartition(*partition) for partition in wanted])
-    return dict.fromkeys(wanted, NoError)
+    found = group_operations.delete_offsets_of_each(
+        cluster.store, group_id, [TopicPartition(*partition) for partition in wanted]
+    )
+    outcomes = {partition: found[TopicPartition(*partition)] for partition in wanted}
+    return {
+        partition: NoError if error is None else getattr(kafka.errors, type(error).__name__)
+        for partition, error in outcomes.items()
+    }
 
 
 def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:

@@ -44,7 +44,8 @@ class AppendRequest:
 
     `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
-    `release_write_id` deletes it in the same transaction. `hooks` run in order.
+    `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits`: the batches were pending in
+    a transaction, so none of them repeats an earlier one.
     """
 
     batches: Sequence[Batch]
@@ -55,6 +56,7 @@ class AppendRequest:
     release_write_id: bool = False
     hooks: Sequence[CommitHook] = ()
     durable: bool = True
+    commits: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
             continue
         producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
         producer = assigned.producers.get(producer_key) if producer_key else None
-        outcome, after = decide(state, batch, request.acks, producer)
+        outcome, after = decide(state, batch, request.acks, producer, commits=request.commits)
         assigned.outcomes.append(outcome)
         assigned.partitions[key] = after
         if isinstance(outcome, Appended) and not outcome.duplicate:

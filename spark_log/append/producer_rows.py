@@ -1,6 +1,7 @@
 """Producers in the metadata store: ids, epochs, and the last batches of each producer in each partition."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,9 @@ ProducerKey = tuple[int, int, int]
 _KEY = ("producer_id", "topic_id", "partition")
 _BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
 _PRODUCER = Prepared(
-    sa.select(PRODUCER.epoch).where(PRODUCER.producer_id == bindparam("producer_id")).with_for_update()
+    sa.select(PRODUCER.epoch, PRODUCER.transactional_id, PRODUCER.owner)
+    .where(PRODUCER.producer_id == bindparam("producer_id"))
+    .with_for_update()
 )
 _REMEMBERED = Prepared(
     sa.select(
@@ -40,8 +43,8 @@ _FORGET = Prepared(
 _REMEMBER = Prepared(t.producer_batch.insert())
 
 
-def register_producer(store: Store, timeout_ms: int) -> int:
-    """Create the id of a producer that is not transactional."""
+def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
+    """Create the id of a producer that is not transactional. `owner`: as in ProducerState."""
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> int:
         values = {
@@ -49,6 +52,7 @@ def register_producer(store: Store, timeout_ms: int) -> int:
             "epoch": 0,
             "last_used_ms": store.clock(connection).wall_ms,
             "transaction_timeout_ms": 0,
+            "owner": owner,
         }
         found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
         return int(found.scalar_one())
@@ -108,20 +112,27 @@ def ask_producers(
     connection: sa.Connection, keys: Collection[ProducerKey]
 ) -> Callable[[], dict[ProducerKey, ProducerState]]:
     """Lock the producers, in the lock order, and read them; inside `one_message` the result can be taken after it."""
-    epochs = {
+    producers = {
         producer_id: _PRODUCER.ask(connection, {"producer_id": producer_id})
         for producer_id in sorted({producer_id for producer_id, _, _ in keys})
     }
     batches = {key: _REMEMBERED.ask(connection, dict(zip(_KEY, key, strict=True))) for key in keys}
 
     def read() -> dict[ProducerKey, ProducerState]:
-        found = {producer_id: next((epoch for (epoch,) in rows.rows()), None) for producer_id, rows in epochs.items()}
+        found = {producer_id: _producer(rows.rows()) for producer_id, rows in producers.items()}
         return {
-            key: ProducerState(found[key[0]], tuple(RememberedBatch(*row) for row in rows.rows()))
+            key: replace(found[key[0]], batches=tuple(RememberedBatch(*row) for row in rows.rows()))
             for key, rows in batches.items()
         }
 
     return read
+
+
+def _producer(rows: Sequence[Any]) -> ProducerState:
+    """The producer without its batches."""
+    for epoch, transactional_id, owner in rows:
+        return ProducerState(epoch, transactional=transactional_id is not None, owner=owner)
+    return ProducerState(None)
 
 
 def save_producer_states(

@@ -13,7 +13,9 @@ from typing import Literal
 
 from spark_log.errors import (
     CheckpointMismatchError,
+    InvalidProducerIdMappingError,
     InvalidRecordError,
+    InvalidTxnStateError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
@@ -21,6 +23,7 @@ from spark_log.errors import (
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     SparkLogError,
+    TransactionAbortableError,
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
@@ -40,12 +43,13 @@ _SEQUENCES = 2**31
 class ProducerSequence:
     """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
 
-    After 2^31 - 1 comes 0.
+    After 2^31 - 1 comes 0. `principal`: the sender, if it must be the owner of the producer id.
     """
 
     producer_id: int
     producer_epoch: int
     first: int
+    principal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,16 @@ class RememberedBatch:
 
 @dataclass(frozen=True)
 class ProducerState:
-    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown."""
+    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
+
+    `transactional`: its id is that of a transactional id, so only a commit appends its batches. `owner`: the principal
+    that got the id from a gateway with ACLs.
+    """
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
+    transactional: bool = False
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,15 +118,20 @@ class Rejected:
 
 
 def decide(
-    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
+    state: PartitionState,
+    batch: Batch,
+    acks: Acks,
+    producer: ProducerState | None = None,
+    *,
+    commits: bool = False,
 ) -> tuple[Appended | Rejected, PartitionState]:
     """Validate a batch, assign its offsets, and advance the partition: the outcome, and the partition after it (the
-    same object if nothing was appended).
+    same object if nothing was appended). `commits`: the batch was pending in the transaction that the append commits.
     """
     try:
         size = _size(batch)
         _check_leader(state, batch)
-        repeated = _repeated(state, batch, acks, producer or ProducerState(None))
+        repeated = _repeated(state, batch, acks, producer or ProducerState(None), commits)
         if repeated is not None:
             return Appended(repeated.base_offset, repeated.end_offset, duplicate=True), state
         begun = state if batch.offsets is None else _begun_at(state, batch.offsets.start, batch)
@@ -128,11 +143,29 @@ def decide(
     return assigned, _advance(begun, batch, assigned, before=state)
 
 
-def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState) -> RememberedBatch | None:
-    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated."""
+def _repeated(
+    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState, commits: bool
+) -> RememberedBatch | None:
+    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated.
+
+    InvalidTxnStateError for a batch outside of transactions whose producer id belongs to a transactional id: Kafka
+    refuses it while a transaction of that producer has records in the partition. Here it is always refused: no client
+    sends it, and with it another client could take the sequences of the next transaction, or fence its producer.
+    InvalidProducerIdMappingError for the id of another principal, which could do the same to idempotent producers.
+    """
     if batch.sequence is None:
         return None
+    who = f"partition {batch.partition}: producer {batch.sequence.producer_id}"
+    if producer.transactional and not commits:
+        raise InvalidTxnStateError(f"{who} is transactional, and the batch is in no transaction")
+    if producer.epoch is not None and batch.sequence.principal not in (None, producer.owner):
+        raise InvalidProducerIdMappingError(f"{who} is not one of {batch.sequence.principal}")
     known = check_sequence(batch.sequence, batch.record_count, producer)
+    if known is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
+        raise TransactionAbortableError(
+            f"partition {batch.partition}: the log has another batch of producer {batch.sequence.producer_id} with the"
+            f" sequence {batch.sequence.first}"
+        )
     if known is not None and acks == "all":
         _check_replicated(state, batch, known)
     return known
@@ -176,7 +209,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
         appended.end_offset,
     )
     kept = tuple(known for known in producer.batches if known.producer_epoch == sequence.producer_epoch)
-    return ProducerState(sequence.producer_epoch, (*kept, new)[-REMEMBERED_BATCHES:])
+    return replace(producer, epoch=sequence.producer_epoch, batches=(*kept, new)[-REMEMBERED_BATCHES:])
 
 
 def _size(batch: Batch) -> int:

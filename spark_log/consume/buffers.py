@@ -28,17 +28,22 @@ class Fetched(NamedTuple):
 class Stream:
     """The records of one partition with next_offset <= offset < end, read batch by batch with their leader epochs.
 
-    `leader_epoch` is the partition's as of the plan.
+    `leader_epoch` and `rewrites` are the partition's as of the plan.
     """
 
     def __init__(
-        self, next_offset: int, end: int, leader_epoch: int, source: Iterator[tuple[pa.RecordBatch, int]]
+        self,
+        next_offset: int,
+        end: int,
+        leader_epoch: int,
+        source: Iterator[tuple[pa.RecordBatch, int]],
+        rewrites: int = 0,
     ) -> None:
         self.next_offset = next_offset
         """Offset of the last record taken, plus 1: equal to the consumer's position, unless that was moved."""
         self.end = end
         """End of the plan. The last offsets before it may have no records: compaction leaves gaps."""
-        self.leader_epoch = leader_epoch
+        self.leader_epoch, self.rewrites = leader_epoch, rewrites
         self.held_bytes = 0
         self._source: Iterator[tuple[pa.RecordBatch, int]] | None = source
         self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()

@@ -144,12 +144,16 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
-        """Update the positions to the snapshot. Drops the streams of deleted topics and of truncated logs."""
+        """Update the positions to the snapshot. Drops the streams of deleted topics, and of logs that were truncated or
+        whose segments were replaced: records may have been erased.
+        """
         self._release(states)
         truncations = self._truncations(connection, states, found)
         for partition, stream in self.buffers.items():
             cut = truncations.get(partition, ())
-            if diverging_offset(stream.end, stream.leader_epoch, cut) is not None:
+            here = found.get(ids.TopicPartition(*partition))
+            rewritten = here is not None and here.rewrites != stream.rewrites
+            if rewritten or diverging_offset(stream.end, stream.leader_epoch, cut) is not None:
                 self.buffers.drop(partition)
         for ours, here in found.items():
             partition = TopicPartition(*ours)
@@ -179,8 +183,8 @@ class Fetching:
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
-        for partition, (_, (_, end), _) in found.items():
-            state = states[partition]
+        for partition, here in found.items():
+            state, end = states[partition], here.positions.high_watermark
             if state.fetchable and partition not in self.buffers and state.offset is not None and state.offset < end:
                 ranges[partition] = ids.OffsetRange(state.offset, end)
         if len(ranges) > room:
@@ -232,7 +236,8 @@ class Fetching:
         for partition, (start, end) in ranges.items():
             pieces = by_partition[partition]
             stop = pieces[-1].end if pieces else end
-            stream = Stream(start, stop, found[partition].leader_epoch, self._read(pieces))
+            here = found[partition]
+            stream = Stream(start, stop, here.leader_epoch, self._read(pieces), here.rewrites)
             self.buffers.add(TopicPartition(*partition), stream)
 
     def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -207,7 +207,7 @@ def settle(
     LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if there
     is no position; the state is then unchanged.
     """
-    topic_id, (start, end), leader_epoch = found
+    topic_id, (start, end), leader_epoch = found.topic_id, found.positions, found.leader_epoch
     offset, epoch, reset = state.offset, state.leader_epoch, state.reset
     recreated = state.topic_id not in (None, topic_id)
     if offset is not None and not recreated:

@@ -36,6 +36,11 @@ class Client:
     """Of the connection: holds it who hands records to the appender, so that they stay in the order of the requests."""
 
     @property
+    def checked_principal(self) -> str | None:
+        """The principal, where a gateway checks the rights of clients."""
+        return None if self.access.rights is None else self.principal
+
+    @property
     def user(self) -> str:
         """The name of the principal, as quotas know it."""
         return self.principal.partition(":")[2]

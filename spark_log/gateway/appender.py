@@ -152,9 +152,7 @@ class Appender(threading.Thread):
         accepted = [each for each in checked if isinstance(each, Accepted)]
         self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
-            self._log.append_prepared(
-                [(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS
-            )
+            self._log.append_each([(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS)
             if accepted
             else ()
         )

@@ -4,6 +4,7 @@ What costs little comes first. The topic, the partition and the size of a batch 
 and a request has a bound on what its batches may become.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,17 +26,22 @@ from spark_log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, d
 from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, CompressionType, claimed_compression
 from spark_log.records.schema import TimestampType, normalise, stamp
 
+logger = logging.getLogger(__name__)
+
 _LIGHT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id."""
+    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id.
+    `principal`: the sender, where rights are checked.
+    """
 
     topic: str
     partition: int
     data: bytes | memoryview
     transactional: bool = False
+    principal: str | None = None
 
     @property
     def is_light(self) -> bool:
@@ -95,29 +101,42 @@ def _refused(batch: SentBatch, topic: Topic | None) -> Outcome | None:
     return None
 
 
-def _check(batch: SentBatch, found: DecodedBatch | SparkLogError, topic: Topic, now_ms: int) -> Checked:
-    if isinstance(found, SparkLogError):
-        return Outcome(found)
+def _check(batch: SentBatch, decoded: DecodedBatch | SparkLogError, topic: Topic, now_ms: int) -> Checked:
+    if isinstance(decoded, SparkLogError):
+        return Outcome(decoded)
     try:
-        encoding = Encoding.of(topic)
-        if found.header.is_transactional != batch.transactional:
-            raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
-        if batch.transactional and found.header.producer_id == NO_PRODUCER_ID:
-            raise InvalidTxnStateError("a batch of a transaction has no producer id")
-        records = normalise(found.records, timestamp_ms=now_ms)
-        stored = prepare(records, encoding, now_ms)
+        return _accepted(batch, decoded, topic, now_ms)
     except SparkLogError as error:
-        return Outcome(error, bad_records=_bad_records(found.records, topic, now_ms))
-    header = found.header
+        return Outcome(error, bad_records=_bad_records(decoded.records, topic, now_ms))
+    except Exception as error:
+        logger.exception("%s-%s: a record batch cannot be checked", batch.topic, batch.partition)
+        return Outcome(error)
+
+
+def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int) -> Accepted:
+    encoding, header = Encoding.of(topic), decoded.header
+    if header.is_transactional != batch.transactional:
+        raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
+    if batch.transactional and header.producer_id == NO_PRODUCER_ID:
+        raise InvalidTxnStateError("a batch of a transaction has no producer id")
+    stored = prepare(normalise(decoded.records, timestamp_ms=now_ms), encoding, now_ms)
     sequence = None
     if header.producer_id != NO_PRODUCER_ID:
-        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence, batch.principal)
     append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
     return Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
 
 
 def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
     """Why rows are invalid, by row; empty if the whole batch is."""
+    try:
+        return _reasons(records, topic, now_ms)
+    except Exception:
+        logger.exception("%s: invalid records cannot be listed", topic.name)
+        return {}
+
+
+def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
     encoding = Encoding.of(topic)
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)

@@ -10,7 +10,6 @@ what SyncGroup returns. So classic clients share a group with spark-log's consum
 All functions block; they raise the errors of `groups.heartbeats`.
 """
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from spark_log.errors import (
 )
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, known_assignors
-from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
+from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.heartbeats import (
     HeartbeatResponse,
     Identity,
@@ -44,7 +43,6 @@ from spark_log.metadata.store import Store
 PROTOCOL_TYPE = "consumer"
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
-_CLIENT_ID_CHARACTERS_MAX = 200
 
 
 def assignors() -> dict[str, Assignor]:
@@ -74,8 +72,7 @@ class Membership:
 
 def with_new_id(joining: Joining) -> Joining:
     """For a member without an id: a new one. A static member replaces the one that had its instance id."""
-    new = f"{joining.me.client_id[:_CLIENT_ID_CHARACTERS_MAX]}-{uuid.uuid4()}"
-    return replace(joining, me=replace(joining.me, member_id=new))
+    return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)))
 
 
 def joining_of(store: Store, identity: Identity, protocol_type: str, protocols: Mapping[str, bytes]) -> Joining:

@@ -16,6 +16,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.group_requests import identity
+from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
 from spark_log.groups.consumer_protocol.operations import check_offsets_epoch
@@ -173,6 +174,6 @@ def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, ob
 
 
 APIS = (
-    Api(OffsetCommitRequest, offset_commit, advertised=(2, 9), lane=Lane.GROUP),
+    Api(OffsetCommitRequest, with_storable_names(offset_commit), advertised=(2, 9), lane=Lane.GROUP),
     Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9), lane=Lane.GROUP),
 )

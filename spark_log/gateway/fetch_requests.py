@@ -19,6 +19,7 @@ from spark_log.errors import (
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.record_streams import Version
 from spark_log.gateway.request_context import request_context
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
@@ -46,13 +47,13 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Answer:
-    """The parts of a partition's response. `epoch`: of its leader; None if nothing is to be read."""
+    """The parts of a partition's response. `version`: of the partition's records; None if nothing is to be read."""
 
     error: int = NONE
     high_watermark: int = -1
     log_start_offset: int = -1
     topic: Topic | None = None
-    epoch: int | None = None
+    version: Version | None = None
     records: bytes = b""
 
 
@@ -128,7 +129,7 @@ def _position(
     if not start <= asked.offset <= end:
         answer.error = error_code(OffsetOutOfRangeError())
     elif asked.offset < end:
-        answer.epoch = position.leader_epoch
+        answer.version = position.version
     return answer
 
 
@@ -136,25 +137,25 @@ def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Ite
     """The partitions that have records for the client: each topic is read alone, so that a slow one holds up itself."""
     places: dict[int, list[tuple[_Asked, _Answer]]] = {}
     for one, answer in zip(asked, answers, strict=True):
-        if answer.topic is not None and answer.epoch is not None:
+        if answer.topic is not None and answer.version is not None:
             places.setdefault(answer.topic.topic_id, []).append((one, answer))
     return places.values()
 
 
 def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
     """How many bytes the records of the response will have, at most and about."""
-    limits = [max(1, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.epoch is not None]
+    limits = [max(1, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.version is not None]
     return max(0, min(bytes_max, sum(limits)))
 
 
 def _read(gateway: "Gateway", places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
     """Read the records of partitions, in the request's order, as far as `left` bytes reach; returns what is left."""
     for asked, answer in places:
-        if answer.epoch is None or answer.topic is None or left <= 0:
+        if answer.version is None or answer.topic is None or left <= 0:
             continue
         try:
             batches = gateway.streams.read(
-                answer.topic, asked.partition, answer.epoch, asked.offset, answer.high_watermark,
+                answer.topic, asked.partition, answer.version, asked.offset, answer.high_watermark,
                 min(left, asked.bytes_max),
             )  # fmt: skip
             answer.records = b"".join(batches)

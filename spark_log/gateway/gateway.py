@@ -68,6 +68,8 @@ _LAST_ANSWERS_S = 1.0
 _GRACE_S = 10.0
 """How long it then waits for the appends that it has begun."""
 _HEALTH_S = 2.0
+_FORGET_S = 10.0
+"""After a rewriting, what a gateway has kept of the old segments is forgotten at the next fetch, or in this time."""
 
 APIS: Sequence[Api] = (
     *metadata_requests.APIS,
@@ -187,7 +189,11 @@ class Gateway:
         await self.quotas.load()
         shared = self.settings.shares_port
         server = await start_server(self._serve, self.settings.host, self.settings.port, reuse_port=shared)
-        running = [asyncio.create_task(self.quotas.run()), asyncio.create_task(self._close_idle())]
+        running = [
+            asyncio.create_task(self.quotas.run()),
+            asyncio.create_task(self._close_idle()),
+            asyncio.create_task(self._forget_rewritten()),
+        ]
         if self._certificates is not None:
             running.append(asyncio.create_task(self._certificates.keep()))
         try:
@@ -262,6 +268,12 @@ class Gateway:
                 since_s = connection.idle_since_s
                 if since_s is not None and since_s < until_s:
                     connection.close()
+
+    async def _forget_rewritten(self) -> None:
+        while True:
+            await asyncio.sleep(_FORGET_S)
+            with contextlib.suppress(SparkLogError):  # the store is away: the next time
+                await self.own_call(self.streams.forget_rewritten)
 
     async def _renew(self) -> None:
         while True:

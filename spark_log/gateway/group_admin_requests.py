@@ -14,8 +14,7 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
-from spark_log.cluster.topics import find_topics
-from spark_log.errors import GroupSubscribedToTopicError, UnknownTopicOrPartitionError
+from spark_log.errors import GroupIdNotFoundError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.classic_groups import encode_assignment
@@ -25,7 +24,7 @@ from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
 from spark_log.groups.group_inspection import GroupDescription, MemberDescription
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.group_operations import delete_group, delete_offsets
+from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
 from spark_log.ids import TopicPartition
 from spark_log.security.acl_rules import ResourceType
 
@@ -34,8 +33,9 @@ if TYPE_CHECKING:
 
 _CLASSIC_STATES = {"Assigning": "PreparingRebalance", "Reconciling": "CompletingRebalance"}
 """The states of the classic protocol, for clients that know no others."""
-_GROUP_SUBSCRIBED = error_code(GroupSubscribedToTopicError())
-_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+_GROUP_ID_NOT_FOUND = error_code(GroupIdNotFoundError())
+_UNKNOWN_IS_AN_ERROR_SINCE = 6
+"""Version of DescribeGroups."""
 
 
 def classic_state(state: str) -> str:
@@ -67,7 +67,7 @@ def _list_groups(gateway: "Gateway", request: Message) -> Message:
 
 
 async def describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
-    """A group that does not exist has the state Dead."""
+    """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043)."""
     return await gateway.call(_describe_groups, gateway, request, client)
 
 
@@ -85,16 +85,23 @@ def _describe_groups(gateway: "Gateway", request: Message, client: Client) -> Me
             group_id,
             outcome_of(lambda group_id=group_id: describe(group_id)),  # type: ignore[misc]
             operations(group_id),
+            request.version,
         )
         for group_id in request.groups
     ]
     return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
 
 
-def _described(group_id: str, outcome: Outcome[GroupDescription], operations: Collection[int] | None) -> Message:
+def _described(
+    group_id: str, outcome: Outcome[GroupDescription], operations: Collection[int] | None, version: int
+) -> Message:
     group = outcome.result
+    code, message = outcome.code, outcome.message
+    if version >= _UNKNOWN_IS_AN_ERROR_SINCE and group is not None and group.state == "Dead":
+        code, message = _GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
     return DescribeGroupsResponse.DescribedGroup(
-        error_code=outcome.code,
+        error_code=code,
+        error_message=message,
         group_id=group_id,
         group_state="" if group is None else classic_state(group.state),
         protocol_type="" if group is None or group.state == "Dead" else group.protocol_type,
@@ -140,32 +147,32 @@ async def delete_committed_offsets(gateway: "Gateway", request: Message, _client
 
 
 def _delete_committed_offsets(gateway: "Gateway", request: Message) -> Message:
-    store = gateway.cluster.store
-    names = [topic.name for topic in request.topics]
-    known = store.read(lambda connection: find_topics(connection, names))
-    topics = []
-    for wanted in request.topics:
-        count = known[wanted.name].partition_count if wanted.name in known else 0
-        numbers = [each.partition_index for each in wanted.partitions]
-        there = [TopicPartition(wanted.name, number) for number in numbers if 0 <= number < count]
-        outcome = outcome_of(
-            lambda there=there: delete_offsets(store, check_group_id(request.group_id), there)  # type: ignore[misc]
+    wanted = [TopicPartition(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    outcome = outcome_of(
+        lambda: delete_offsets_of_each(gateway.cluster.store, check_group_id(request.group_id), wanted)
+    )
+    if outcome.result is None:
+        return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
+    codes = {partition: NONE if error is None else error_code(error) for partition, error in outcome.result.items()}
+    kind = OffsetDeleteResponse.OffsetDeleteResponseTopic
+    topics = [
+        kind(
+            name=topic.name,
+            partitions=[
+                kind.OffsetDeleteResponsePartition(
+                    partition_index=each.partition_index,
+                    error_code=codes[TopicPartition(topic.name, each.partition_index)],
+                )
+                for each in topic.partitions
+            ],
         )
-        if outcome.code not in (NONE, _GROUP_SUBSCRIBED):
-            return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
-        kind = OffsetDeleteResponse.OffsetDeleteResponseTopic
-        partitions = [
-            kind.OffsetDeleteResponsePartition(
-                partition_index=number, error_code=outcome.code if 0 <= number < count else _UNKNOWN_TOPIC_OR_PARTITION
-            )
-            for number in numbers
-        ]
-        topics.append(kind(name=wanted.name, partitions=partitions))
+        for topic in request.topics
+    ]
     return OffsetDeleteResponse(error_code=NONE, throttle_time_ms=0, topics=topics)
 
 
 APIS = (
-    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 5), limits=TRANSACTIONS),
+    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 6), limits=TRANSACTIONS),
     Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY),
     Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS),
     Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS),

@@ -14,6 +14,7 @@ from kafka.protocol.consumer import (
 )
 
 from spark_log import clock
+from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway import classic_groups, opaque_group_requests
 from spark_log.gateway.api import Api, Client
@@ -21,6 +22,7 @@ from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.member_heartbeats import Beat
@@ -35,10 +37,13 @@ _SYNC_WAIT_S = 5.0
 _BEATS_PER_SESSION = 3
 
 
-def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
+def identity(request: Message, client: Client, session_timeout_ms: int = 0, rebalance_timeout_ms: int = 0) -> Identity:
     """The member that a request names."""
     instance_id = getattr(request, "group_instance_id", None)
-    return Identity(request.group_id, request.member_id, instance_id, client.client_id, client.host, session_timeout_ms)
+    return Identity(
+        request.group_id, request.member_id, instance_id, client.client_id, client.host,
+        session_timeout_ms, rebalance_timeout_ms,
+    )  # fmt: skip
 
 
 async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
@@ -48,7 +53,8 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
             return await opaque_group_requests.join_group(gateway, request, client)
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
-    me = identity(request, client, request.session_timeout_ms)
+    timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
+    me = identity(request, client, request.session_timeout_ms, max(0, timeout_ms))
     store = gateway.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
@@ -57,7 +63,6 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
             joining = classic_groups.with_new_id(joining)
             if request.version >= 4 and me.instance_id is None:
                 return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
-        timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         seen = await gateway.call(gateway.changes.current)
         found = await gateway.call(classic_groups.join, store, joining)
@@ -141,6 +146,8 @@ async def leave_group(gateway: "Gateway", request: Message, client: Client) -> M
 
 def _leave(gateway: "Gateway", me: Identity) -> int:
     try:
+        if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
+            raise UnknownMemberIdError("names with characters that cannot be stored")
         try:
             classic_groups.leave(gateway.cluster.store, me)
         except UnknownMemberIdError:
@@ -151,8 +158,8 @@ def _leave(gateway: "Gateway", me: Identity) -> int:
 
 
 APIS = (
-    Api(JoinGroupRequest, join_group, advertised=(0, 9), lane=Lane.GROUP),
-    Api(SyncGroupRequest, sync_group, advertised=(0, 5), lane=Lane.GROUP),
-    Api(HeartbeatRequest, heartbeat, advertised=(0, 4), limits=TINY, lane=Lane.GROUP),
-    Api(LeaveGroupRequest, leave_group, advertised=(0, 5), limits=TRANSACTIONS, lane=Lane.GROUP),
+    Api(JoinGroupRequest, with_storable_names(join_group), advertised=(0, 9), lane=Lane.GROUP),
+    Api(SyncGroupRequest, with_storable_names(sync_group), advertised=(0, 5), lane=Lane.GROUP),
+    Api(HeartbeatRequest, with_storable_names(heartbeat), advertised=(0, 4), limits=TINY, lane=Lane.GROUP),
+    Api(LeaveGroupRequest, with_storable_names(leave_group), advertised=(0, 5), limits=TRANSACTIONS, lane=Lane.GROUP),
 )

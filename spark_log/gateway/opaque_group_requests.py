@@ -5,7 +5,6 @@ other members, SyncGroup for the leader) wakes when the store changes or a time 
 gateway keeps the member's session alive.
 """
 
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +16,7 @@ from spark_log.gateway import classic_groups
 from spark_log.gateway.api import Client
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.wire import Message
-from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
+from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.opaque import rules
 from spark_log.groups.opaque.opaque_operations import Seen, change, has_opaque_members, join_opaque
 from spark_log.groups.opaque.rules import Joining, OpaqueGroup, State
@@ -32,7 +31,6 @@ _MEMBER_ID_REQUIRED_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
 """Versions of JoinGroup: KIP-394, KIP-814."""
 _BEATS_PER_SESSION = 3
 _WAIT_S_MIN = 0.01
-_CLIENT_ID_CHARACTERS_MAX = 200
 
 
 async def is_opaque(gateway: "Gateway", request: Message) -> bool:
@@ -144,7 +142,7 @@ def _joining(request: Message, client: Client) -> Joining:
     has_rebalance_timeout = request.version >= 1
     return Joining(
         member_id=request.member_id,
-        new_id=f"{instance_id or client.client_id[:_CLIENT_ID_CHARACTERS_MAX]}-{uuid.uuid4()}",
+        new_id=new_member_id(instance_id or client.client_id),
         instance_id=instance_id,
         client_id=client.client_id,
         host=client.host,

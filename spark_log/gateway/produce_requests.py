@@ -32,7 +32,10 @@ _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
 
 
 async def produce(gateway: "Gateway", request: Message, client: Client) -> Message | None:
-    """Append the batches of all partitions; each has its own outcome. No response for acks=0, as in Kafka."""
+    """Append the batches of all partitions; each has its own outcome. No response for acks=0.
+
+    After an error with acks=0 the connection is closed, as in Kafka: only so the client notices.
+    """
     places = [(topic, partition) for topic in request.topic_data for partition in topic.partition_data]
     acks = _ACKS.get(request.acks)
     if acks is None:
@@ -40,12 +43,18 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
     else:
         refused = NONE
         transactional = request.transactional_id is not None
-        batches = [SentBatch(topic.name, one.index, one.records or b"", transactional) for topic, one in places]
+        principal = client.checked_principal
+        batches = [
+            SentBatch(topic.name, one.index, one.records or b"", transactional, principal) for topic, one in places
+        ]
         async with client.order:
             checked = await _checked(gateway, batches, client)
             appended = gateway.appender.submit(checked, acks, request.transactional_id)
         outcomes = await appended
         if acks == 0:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    raise ConnectionAbortedError(f"a produce request without acknowledgement failed: {outcome.error}")
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
     found: dict[str, list[Message]] = {topic.name: [] for topic in request.topic_data}

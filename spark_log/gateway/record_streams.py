@@ -2,6 +2,9 @@
 
 A stream holds what is planned and decoded beyond the offset that was last read, so that a consumer that goes on
 continues it. Encoded batches stay in memory for a while, for the other consumers of the same records.
+
+Segments that are replaced may have held records that were erased. So what is kept belongs to a version of its
+partition, which a fetch reads with the offsets; a reader of a later version, or `forget_rewritten`, ends it.
 """
 
 import threading
@@ -11,11 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.consume.partition_reads import bounded
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.metadata.columns import PARTITION
 from spark_log.records.arrow_numpy import to_numpy
 from spark_log.records.kafka_batch.encode import StoredRecords, encode
 from spark_log.records.kafka_batch.varint import Longs
@@ -34,8 +39,10 @@ _CACHE_BYTES = 64 * 1024 * 1024
 _STREAMS_MAX = 256
 _EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
 
-Place = tuple[int, int, int, int]
-"""Topic id, partition, leader epoch of the partition, first offset."""
+Version = tuple[int, int]
+"""Leader epoch and number of rewritings of a partition: both only grow."""
+Place = tuple[int, int, Version, int]
+"""Topic id, partition, its version, first offset."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +63,22 @@ class RecordStreams:
         self._streams: OrderedDict[Place, Iterator[EncodedBatch]] = OrderedDict()
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
+        self._versions: dict[tuple[int, int], Version] = {}
+        """The latest version that a reader of each partition has seen."""
 
-    def read(
-        self, topic: Topic, partition: int, leader_epoch: int, start: int, end: int, bytes_max: int
-    ) -> list[bytes]:
+    @property
+    def cached_bytes(self) -> int:
+        """Size of the encoded batches that are kept."""
+        return self._encoded_bytes
+
+    def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
         """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
         unless the first has more. Raises the errors of a read.
         """
         found: list[bytes] = []
         size = 0
         while start < end:
-            batch = self._next((topic.topic_id, partition, leader_epoch, start), topic, end)
+            batch = self._next((topic.topic_id, partition, version, start), topic, end)
             if found and size + len(batch.data) > bytes_max:
                 break
             found.append(batch.data)
@@ -78,6 +90,7 @@ class RecordStreams:
 
     def _next(self, place: Place, topic: Topic, end: int) -> EncodedBatch:
         with self._lock:
+            self._is_latest(place)
             known = self._encoded.get(place)
             if known is not None:
                 self._encoded.move_to_end(place)
@@ -88,11 +101,50 @@ class RecordStreams:
             stream = self._open(topic, place, end)
             batch = next(stream)
         with self._lock:
+            if not self._is_latest(place):  # the partition was rewritten meanwhile
+                return batch
             self._remember(place, batch)
             self._streams[(*place[:3], batch.end)] = stream
             while len(self._streams) > _STREAMS_MAX:
                 self._streams.popitem(last=False)
         return batch
+
+    def forget_rewritten(self) -> None:
+        """Forget what was read of partitions that have been rewritten or deleted since. Raises the errors of the store.
+
+        Fetches do so too; this is for partitions that are not fetched any more.
+        """
+        with self._lock:
+            kept = list(self._versions)
+        topic_ids = {topic_id for topic_id, _ in kept}
+        query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch, PARTITION.rewrites)
+        rows = self._cluster.store.read(
+            lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all()
+        )
+        present = {(topic_id, partition): (epoch, rewrites) for topic_id, partition, epoch, rewrites in rows}
+        with self._lock:
+            for which in kept:
+                if present.get(which) != self._versions.get(which):
+                    self._forget(which)
+
+    def _is_latest(self, place: Place) -> bool:
+        """Whether no reader has seen a later version. Forgets what was read in an earlier one."""
+        which, version = place[:2], place[2]
+        latest = self._versions.get(which)
+        if latest is not None and version < latest:
+            return False
+        if version != latest:
+            self._forget(which)
+            self._versions[which] = version
+        return True
+
+    def _forget(self, which: tuple[int, int]) -> None:
+        if self._versions.pop(which, None) is None:
+            return
+        for place in [place for place in self._streams if place[:2] == which]:
+            del self._streams[place]
+        for place in [place for place in self._encoded if place[:2] == which]:
+            self._encoded_bytes -= len(self._encoded.pop(place).data)
 
     def _remember(self, place: Place, batch: EncodedBatch) -> None:
         if place not in self._encoded:

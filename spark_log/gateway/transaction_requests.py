@@ -30,6 +30,7 @@ from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.committed_offset_requests import commit_outcomes
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.request_limits import TINY
+from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
@@ -78,7 +79,7 @@ async def init_producer_id(gateway: "Gateway", request: Message, client: Client)
 def _init(gateway: "Gateway", request: Message, client: Client) -> tuple[int, int]:
     name = request.transactional_id
     if name is None:
-        return register_producer(gateway.cluster.store, TIMEOUT_MS), 0
+        return register_producer(gateway.cluster.store, TIMEOUT_MS, client.checked_principal), 0
     if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
     given = None
@@ -209,6 +210,6 @@ APIS = (
     Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4), limits=TINY, lane=Lane.TRANSACTION),
     Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3), lane=Lane.TRANSACTION),
     Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
-    Api(TxnOffsetCommitRequest, txn_offset_commit, advertised=(0, 3), lane=Lane.TRANSACTION),
+    Api(TxnOffsetCommitRequest, with_storable_names(txn_offset_commit), advertised=(0, 3), lane=Lane.TRANSACTION),
     Api(EndTxnRequest, end_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
 )

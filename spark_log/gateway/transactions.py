@@ -25,10 +25,10 @@ def register_records(
 
     `provisional`: with the offsets that they would have if they were committed now, instead of -1.
     """
-    written = log.write_batches([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
+    written, refused = log.write_each([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
     topics: Mapping[int, Topic] = {topic.topic_id: topic for _, topic, _ in items}
     rows: dict[WireProducer, list[int]] = {}
-    for row, (name, _, records) in enumerate(items):
+    for row, (name, _, records) in enumerate(item for number, item in enumerate(items) if number not in refused):
         sequence = records.sequence
         assert sequence is not None
         rows.setdefault(WireProducer(name, sequence.producer_id, sequence.producer_epoch), []).append(row)
@@ -50,10 +50,11 @@ def register_records(
         for here, several in zip(rows.values(), found, strict=True)
         for row, outcome in zip(here, several, strict=True)
     }
-    in_order = [outcomes[row] for row in range(len(items))]
+    in_order = [outcomes[row] for row in range(len(written.batches))]
     pairs = zip(written.batches, in_order, strict=True)
     delete_files(log.cluster, topics, [batch for batch, each in pairs if isinstance(each, Rejected) or each.duplicate])
-    return in_order
+    rest = iter(in_order)
+    return [refused[number] if number in refused else next(rest) for number in range(len(items))]
 
 
 def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -> None:
@@ -80,7 +81,8 @@ def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -
         transaction_store.commit_transaction_hook(ref, len(pending), dropped=dropped),
         commit_offsets_hook(store, offsets),
     ]
-    result = log.append_batches(AppendRequest(batches, atomic=True, hooks=hooks), topics, timeout_ms=timeout_ms)
+    request = AppendRequest(batches, atomic=True, hooks=hooks, commits=True)
+    result = log.append_batches(request, topics, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
     for outcome in result.outcomes:
         if isinstance(outcome, Rejected):

@@ -1,12 +1,21 @@
 """Limits of the names of groups and members, and of session timeouts."""
 
+import uuid
+
 from spark_log.cluster.names import is_legal
 from spark_log.config import ClusterSettings
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
+MEMBER_ID_PREFIX_MAX = 200
+"""Characters of a client id in a member id, which is stored in 249 characters."""
 GROUP_ID_LENGTH_MAX = 249
 """The limit of the store; Kafka's own limit is 32,767 bytes."""
+
+
+def new_member_id(client_id: str) -> str:
+    """A member id that begins with the client id, without characters that cannot be stored."""
+    return f"{client_id[:MEMBER_ID_PREFIX_MAX].replace(chr(0), '?')}-{uuid.uuid4()}"
 
 
 def check_group_id(group_id: object) -> str:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import find_topic
+from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.config.values import INT64_MAX
 from spark_log.errors import (
     AssignorFailedError,
@@ -18,6 +18,7 @@ from spark_log.errors import (
     IllegalArgumentError,
     InconsistentGroupProtocolError,
     NonEmptyGroupError,
+    SparkLogError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
@@ -193,6 +194,31 @@ def delete_group(store: Store, group_id: str) -> None:
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
     store.transact(delete)
+
+
+def delete_offsets_of_each(
+    store: Store, group_id: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, SparkLogError | None]:
+    """As `delete_offsets`, with an outcome for each partition: GroupSubscribedToTopicError, and
+    UnknownTopicOrPartitionError for one that does not exist. Errors of the whole group are raised.
+    """
+    names = {partition.topic for partition in partitions}
+    topics = store.read(lambda connection: find_topics(connection, names))
+    outcomes: dict[TopicPartition, SparkLogError | None] = {}
+    for name in sorted(names):
+        count = topics[name].partition_count if name in topics else 0
+        mine = [partition for partition in partitions if partition.topic == name]
+        error = None
+        try:
+            delete_offsets(store, group_id, [each for each in mine if 0 <= each.partition < count])
+        except GroupSubscribedToTopicError as subscribed:
+            error = subscribed
+        for each in mine:
+            known = 0 <= each.partition < count
+            outcomes[each] = (
+                error if known else UnknownTopicOrPartitionError(f"partition {name}-{each.partition}: does not exist")
+            )
+    return outcomes
 
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:

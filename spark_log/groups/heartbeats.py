@@ -20,6 +20,8 @@ from spark_log.groups.rules import (
     is_unchanged,
     join,
     notice_topics,
+    rejoin_by,
+    session_end,
     take_over,
 )
 from spark_log.groups.stored_values import Subscription
@@ -38,6 +40,8 @@ class Identity:
     client_id: str
     host: str
     session_timeout_ms: int
+    rebalance_timeout_ms: int = 0
+    """Of a classic member; 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def join_group(store: Store, me: Identity, said: Subscription, protocol: str = r
         row = rows.MemberRow(
             me.member_id, me.instance_id, me.client_id, me.host, said, member, me.session_timeout_ms,
             now.lease_ms + me.session_timeout_ms, now.clock_epoch, protocol,
+            rebalance_timeout_ms=me.rebalance_timeout_ms,
         )  # fmt: skip
         if old is None:
             rows.insert_member(connection, me.group_id, row)
@@ -168,7 +173,7 @@ def _answer_without_write(
     now = store.clock(connection)
     group = rows.read_group(connection, me.group_id)
     row = rows.read_member(connection, me.group_id, me.member_id)
-    if group is None or row is None or not row.live(now) or _renewal_due(row, now):
+    if group is None or row is None or not row.live(now) or _renewal_due(row, now) or row.rejoin_by_ms is not None:
         return None
     facts = rows.topic_facts(connection, request.topics)
     if notice_topics(group.group, group.topics, facts, request.topics) != group.group:
@@ -201,8 +206,12 @@ def _write(
     revoked, newly_assigned = response.revoked(member), response.newly_assigned(member)
     rows.revoke_partitions(connection, me.group_id, row.member_id, revoked)
     rows.assign_partitions(connection, me.group_id, row.member_id, newly_assigned)
-    until_ms = now.lease_ms + row.session_timeout_ms
-    after = replace(row, subscription=said, member=response.member, until_ms=until_ms, clock_epoch=now.clock_epoch)
+    behind = not response.member.assigned <= response.member.target
+    by_ms = rejoin_by(now.lease_ms, row.rejoin_by_ms, row.rebalance_timeout_ms, behind=behind, joined=True)
+    after = replace(
+        row, subscription=said, member=response.member, clock_epoch=now.clock_epoch,
+        until_ms=session_end(now.lease_ms, row.session_timeout_ms, by_ms), rejoin_by_ms=by_ms,
+    )  # fmt: skip
     rows.save_member(connection, me.group_id, after)
     due = response.group.generation != before.group.generation
     if due:
@@ -231,10 +240,12 @@ def _without_dead_members(
     return remove_members(connection, now, group_id, group, dead), dead
 
 
-def renewal_due_ms(until_ms: int, session_timeout_ms: int) -> int:
-    """An unchanged member writes once in a third of its session timeout, so two more attempts fit before it ends."""
-    return until_ms - session_timeout_ms * 2 // 3
+def renewal_due_ms(until_ms: int, session_timeout_ms: int, rejoin_by_ms: int | None) -> int:
+    """An unchanged member writes once in a third of its session timeout, so two more attempts fit before it ends. Not
+    if its session can go on no longer.
+    """
+    return until_ms if until_ms == rejoin_by_ms else until_ms - session_timeout_ms * 2 // 3
 
 
 def _renewal_due(row: rows.MemberRow, now: StoreClock) -> bool:
-    return renewal_due_ms(row.until_ms, row.session_timeout_ms) <= now.lease_ms
+    return renewal_due_ms(row.until_ms, row.session_timeout_ms, row.rejoin_by_ms) <= now.lease_ms

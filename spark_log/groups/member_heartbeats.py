@@ -10,7 +10,7 @@ from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows, rows
 from spark_log.groups.batch_rows import Key, MemberColumns
 from spark_log.groups.heartbeats import renewal_due_ms
-from spark_log.groups.rules import Group, check_member, notice_topics
+from spark_log.groups.rules import Group, check_member, notice_topics, session_end
 from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
@@ -62,7 +62,7 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
         until_ms = {}
         for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
             if not now.expired(row.until_ms, row.clock_epoch):
-                renewed_ms = now.lease_ms + row.session_timeout_ms
+                renewed_ms = session_end(now.lease_ms, row.session_timeout_ms, row.rejoin_by_ms)
                 if row.epoch_state is not None:
                     renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
                 until_ms[row.group_id, row.member_id] = renewed_ms
@@ -117,7 +117,7 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
                 or epochs.told != assigned.get(beat.key, set())
                 or (said.pattern is not None and said.pattern.matched != topic_set)
             )
-        due_ms = renewal_due_ms(row.until_ms, row.session_timeout_ms)
+        due_ms = renewal_due_ms(row.until_ms, row.session_timeout_ms, row.rejoin_by_ms)
         valid_until_ms = min(due_ms, ends_ms[beat.group_id])
         accepted = not rejoin or row.epoch_state is None
         answers.append(BeatAnswer(rejoin, None, accepted and due_ms <= now.lease_ms, valid_until_ms))

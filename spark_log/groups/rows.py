@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
 from spark_log.groups.consumer_protocol.rules import EpochState
-from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
+from spark_log.groups.rules import Group, Member, Partitions, TopicFacts, session_end
 from spark_log.groups.stored_values import (
     Subscription,
     TopicSet,
@@ -64,6 +64,10 @@ class MemberRow:
     protocol: str = LIBRARY
     epochs: EpochState | None = None
     """Of a member of the consumer protocol."""
+    rebalance_timeout_ms: int = 0
+    """Of a classic member; 0: no limit."""
+    rejoin_by_ms: int | None = None
+    """Until when it must have joined again (`rules.rejoin_by`)."""
 
     def live(self, now: StoreClock) -> bool:
         return not now.expired(self.until_ms, self.clock_epoch)
@@ -82,6 +86,7 @@ _ALL_MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
     GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
     GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
+    GROUP_MEMBER.rebalance_timeout_ms, GROUP_MEMBER.rejoin_by_ms,
 )  # fmt: skip
 _MEMBERS = _ALL_MEMBERS.where(GROUP_MEMBER.group_id == sa.bindparam("g"))
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
@@ -133,7 +138,7 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 
 def _member_row(row: Any) -> MemberRow:
     member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, *others = row
-    clock_epoch, protocol, epoch_state = others
+    clock_epoch, protocol, epoch_state, rebalance_timeout_ms, rejoin_by_ms = others
     epochs = None if epoch_state is None else epochs_of(epoch_state)
     who = json.loads(client)
     said = subscription_of(subscription)
@@ -150,6 +155,8 @@ def _member_row(row: Any) -> MemberRow:
         clock_epoch,
         protocol,
         epochs,
+        rebalance_timeout_ms,
+        rejoin_by_ms,
     )
 
 
@@ -267,12 +274,14 @@ def _changing(row: MemberRow) -> dict[str, Any]:
         "clock_epoch": row.clock_epoch,
         "protocol": row.protocol,
         "epoch_state": None if row.epochs is None else epochs_json(row.epochs),
+        "rebalance_timeout_ms": row.rebalance_timeout_ms,
+        "rejoin_by_ms": row.rejoin_by_ms,
     }
 
 
 def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now: StoreClock) -> None:
     here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id == row.member_id)
-    until_ms = now.lease_ms + row.session_timeout_ms
+    until_ms = session_end(now.lease_ms, row.session_timeout_ms, row.rejoin_by_ms)
     connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, clock_epoch=now.clock_epoch))
 
 
@@ -285,6 +294,15 @@ def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str,
     rows = [{"g": group_id, "m": member_id, "to": partitions_json(to)} for member_id, to in targets.items()]
     if rows:
         connection.execute(update, rows)
+
+
+def expect_rejoins(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
+    """There is a new target: the members with a rebalance timeout must join again within it (`rules.rejoin_by`)."""
+    by_ms = sa.literal(now.lease_ms, sa.BigInteger) + GROUP_MEMBER.rebalance_timeout_ms
+    here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.rebalance_timeout_ms > 0)
+    until_ms = sa.case((GROUP_MEMBER.until_ms > by_ms, by_ms), else_=GROUP_MEMBER.until_ms)
+    update = t.group_member.update().where(here, GROUP_MEMBER.rejoin_by_ms.is_(None))
+    connection.execute(update.values(rejoin_by_ms=by_ms, until_ms=until_ms))
 
 
 def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: MemberRow) -> None:

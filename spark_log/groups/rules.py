@@ -143,6 +143,24 @@ def is_unchanged(group: Group, before: Member, request: HeartbeatRequest, after:
     return same and before.assigned <= request.owned
 
 
+def rejoin_by(now_ms: int, before_ms: int | None, timeout_ms: int, *, behind: bool, joined: bool = False) -> int | None:
+    """The time by which a classic member must have joined again; None: it need not. Its session ends then, whatever its
+    heartbeats say, as a broker removes members that have not joined again at the end of a rebalance.
+
+    `behind`: it has not been told the newest target, or has partitions that are not in it. A member that has joined,
+    and has still partitions to give up, gets the whole `timeout_ms` again. 0: no limit.
+    """
+    if not behind or not timeout_ms:
+        return None
+    return now_ms + timeout_ms if joined or before_ms is None else before_ms
+
+
+def session_end(now_ms: int, session_timeout_ms: int, rejoin_by_ms: int | None) -> int:
+    """The end of a session that is renewed now."""
+    renewed_ms = now_ms + session_timeout_ms
+    return renewed_ms if rejoin_by_ms is None else min(renewed_ms, rejoin_by_ms)
+
+
 def join(group: Group, topics: frozenset[str]) -> tuple[Group, Member]:
     """A new member: it has no partitions until the target of a new generation assigns some."""
     return group.changed(), Member(topics, generation=group.target_generation)

@@ -127,6 +127,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
             return False
         if current.group.stale:
             rows.save_targets(connection, group_id, changed)
+            rows.expect_rejoins(connection, group_id, store.clock(connection))
             fresh = Group(generation, generation)
             rows.save_group(connection, group_id, fresh, assignor=name, topics=facts_json(facts))
         failpoint("group.target-decided")

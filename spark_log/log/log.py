@@ -15,38 +15,29 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from spark_log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
 from spark_log.append.encoding import (
-    LOG_DIR_FAILURES,
     Encoding,
-    SegmentFiles,
     Target,
     blob_batch,
     encode_inline,
     prepare,
-    segment_batch,
 )
 from spark_log.append.failed_append_files import InDoubt, delete_files, settle
-from spark_log.append.rules import Acks, Appended, Batch, ProducerSequence, Rejected
+from spark_log.append.rules import Acks, Appended, Batch, Rejected
 from spark_log.append.targets import targets_of
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.controller.fallback_controller import FallbackController
-from spark_log.controller.log_dir_inspection import report_failure
 from spark_log.delta.publication import try_publish
 from spark_log.errors import (
-    NotLeaderForPartitionError,
     SparkLogError,
-    UnknownTopicOrPartitionError,
-    WriteIdExpiredError,
     redact,
 )
 from spark_log.ids import WriteId
+from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.client_sealer import Sealer
@@ -56,22 +47,14 @@ from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import PartitionState
 from spark_log.replicas.followers import Followers
 from spark_log.replicas.replicated_append import replicated_append
-from spark_log.threads import in_parallel
+
+__all__ = ["Log", "Records", "WrittenBatches"]
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which an append seals a tail itself, even if tails are sealed in the background."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """Records to append to one partition, in order. `table` has RECORD_SCHEMA."""
-
-    partition: int
-    table: pa.Table
-    sequence: ProducerSequence | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +96,7 @@ class Log(LogReader):
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
         self._seal_beside = seal_beside
         self._fallback = FallbackController(cluster, settings)
+        self._files = BatchFiles(cluster, self._writer, self._fallback)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
         """Finds appended records that are already older than retention.ms: `take` them and warn."""
@@ -173,10 +157,28 @@ class Log(LogReader):
         """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
 
         `codec` is the producer's, for topics without a compression.type of their own. PolicyViolationError for an
-        internal topic. `hooks`: of the append transaction.
+        internal topic. `hooks`: of the append transaction. Raises the errors of `write_batches`.
         """
         written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        return self._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
+
+    def append_each(
+        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> list[Appended | Rejected]:
+        """As `append_prepared`, for batches of different clients: one that cannot be written is refused alone."""
+        written, refused = self.write_each(items, acks=acks, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        appended = iter(self._append_written(written, topics, acks, timeout_ms) if written.batches else ())
+        return [refused[number] if number in refused else next(appended) for number in range(len(items))]
+
+    def _append_written(
+        self,
+        written: WrittenBatches,
+        topics: Mapping[int, Topic],
+        acks: Acks,
+        timeout_ms: int,
+        hooks: Sequence[CommitHook] = (),
+    ) -> list[Appended | Rejected]:
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(
             written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable, hooks=hooks
@@ -200,17 +202,41 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> WrittenBatches:
-        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs."""
+        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs.
+
+        Raises the error of the first batch that cannot be written; then no file is left.
+        """
+        written, refused = self.write_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        for each in refused.values():
+            delete_files(self.cluster, {topic.topic_id: topic for topic, _ in items}, written.batches)
+            raise each.error
+        return written
+
+    def write_each(
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> tuple[WrittenBatches, dict[int, Rejected]]:
+        """As `write_batches`, but a batch that cannot be written does not affect the others: the batches that are
+        written, in order, and by their numbers those that are not.
+        """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             if not self._internal:
                 validate_user_topic(topic.name, "write to")
         encodings = {topic_id: self._encoding(topic, codec) for topic_id, topic in topics.items()}
-        batches: list[Batch | None] = []
+        batches: list[Batch | Rejected | None] = []
         blobs: dict[str, bytes] = {}
         for topic, item in items:
             encoding = encodings[topic.topic_id]
-            blob = encode_inline(item.table, encoding)
+            try:
+                blob = encode_inline(item.table, encoding)
+            except Exception as error:
+                batches.append(refusal(topic, item, error))
+                continue
             if blob is None:
                 batches.append(None)
                 continue
@@ -218,9 +244,15 @@ class Log(LogReader):
             batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
             blobs[name] = blob.data
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
-        write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
+        write_id: WriteId | None = None
+        files: list[Batch | Rejected] = []
+        if large:
+            self._settle_doubts(timeout_ms)
+            write_id, files = self._files.write(large, encodings, acks, timeout_ms)
         rest = iter(files)
-        return WrittenBatches([batch or next(rest) for batch in batches], blobs, write_id)
+        batches = [batch or next(rest) for batch in batches]
+        refused = {number: batch for number, batch in enumerate(batches) if isinstance(batch, Rejected)}
+        return WrittenBatches([batch for batch in batches if isinstance(batch, Batch)], blobs, write_id), refused
 
     def _encoding(self, topic: Topic, codec: str | None) -> Encoding:
         encoding = Encoding.of(topic, codec)
@@ -245,76 +277,6 @@ class Log(LogReader):
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
                 del self._doubts[0]
-
-    def _write_somewhere(
-        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch]]:
-        """Write a file for each item. If no log dir of a partition takes its file, log dirs are inspected,
-        and the files are written once more.
-        """
-        self._settle_doubts(timeout_ms)
-        try:
-            return self._write_files(items, encodings, acks, timeout_ms)
-        except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
-            if all(topic.replication_factor == 1 for topic, _ in items):
-                raise  # no other replica could become leader
-            self._fallback.detect_failures()
-            return self._write_files(items, encodings, acks, timeout_ms)
-
-    def _write_files(
-        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
-    ) -> tuple[WriteId, list[Batch]]:
-        """A segment file for each item, several at a time: encoding and the disk let other threads run."""
-        wanted: dict[int, set[int]] = {}
-        for topic, item in items:
-            wanted.setdefault(topic.topic_id, set()).add(item.partition)
-        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        targets = {
-            i: self.targets(topics[i], sorted(numbers), acks, timeout_ms=timeout_ms) for i, numbers in wanted.items()
-        }
-        infos = self.cluster.log_dirs(timeout_ms=timeout_ms)
-        names = [self._writer.file_name() for _ in items]
-        if len({write_id for write_id, _ in names}) > 1:
-            raise WriteIdExpiredError(f"write id {names[0][0]} has expired during the append: write the files again")
-
-        def write(item: tuple[Topic, Records], name: str) -> Batch:
-            topic, records = item
-            encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
-            path = segment_path(topic.folder, records.partition, name)
-            try:
-                files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
-                try:
-                    files.append(records.table)
-                    facts = files.commit()
-                except BaseException:
-                    files.abort()
-                    raise
-            except LOG_DIR_FAILURES:
-                for log_dir_id in target.log_dirs.values():
-                    report_failure(self.cluster.store, log_dir_id, records.table.nbytes)
-                raise
-            except WriteIdExpiredError:
-                self._writer.forget()
-                raise
-            return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
-
-        def try_writing(named: tuple[tuple[Topic, Records], str]) -> Batch | Exception:
-            try:
-                return write(*named)
-            except Exception as error:  # the files of the other items are deleted then
-                return error
-
-        write_id, new_names = names[0][0], [name for _, name in names]
-        if len(items) == 1:
-            return write_id, [write(items[0], new_names[0])]
-        named = list(zip(items, new_names, strict=True))
-        found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
-        batches = [each for each in found if isinstance(each, Batch)]
-        for each in found:
-            if isinstance(each, Exception):
-                delete_files(self.cluster, topics, batches)
-                raise each
-        return write_id, batches
 
     def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -377,7 +339,7 @@ class Log(LogReader):
         )
         for partition in partitions:
             if partition not in found:
-                raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+                raise unknown_partition(topic, partition)
         return found
 
     def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:

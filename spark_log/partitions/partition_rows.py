@@ -32,7 +32,8 @@ _MANY_PARTITIONS = 100
 _PARTITION_COLUMNS = (
     PARTITION.partition, PARTITION.leader, PARTITION.leader_epoch, PARTITION.partition_epoch,
     PARTITION.log_start_offset, PARTITION.log_end_offset,
-    PARTITION.high_watermark, PARTITION.recovery_point, PARTITION.tail_bytes, PARTITION.change, TOPIC.configs,
+    PARTITION.high_watermark, PARTITION.recovery_point, PARTITION.tail_bytes, PARTITION.change, PARTITION.rewrites,
+    TOPIC.configs,
 )  # fmt: skip
 
 
@@ -114,11 +115,13 @@ def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> 
     for partition, broker_id, end_offset, in_sync, log_dir_id in replica_rows:
         replicas.setdefault(partition, []).append(Replica(broker_id, end_offset, bool(in_sync), log_dir_id))
     states: dict[Key, PartitionState] = {}
-    for partition, leader, leader_epoch, partition_epoch, start, end, watermark, recovery, tail, change, text in rows:
+    for partition, leader, leader_epoch, partition_epoch, start, end, watermark, recovery, tail, change, *rest in rows:
+        rewrites, text = rest
         config = topic_config(text)
         states[topic_id, partition] = PartitionState(
             leader, leader_epoch, end, watermark, recovery, tail, change, tuple(replicas.get(partition, ())),
             config.min_insync_replicas, partition_epoch, start, config.unclean_leader_election_enable,
+            rewrites,
         )  # fmt: skip
     return states
 
@@ -135,7 +138,7 @@ def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, lis
 
 _STATE_COLUMNS = (
     "leader", "leader_epoch", "partition_epoch", "log_start_offset", "log_end_offset", "high_watermark",
-    "recovery_point", "tail_bytes", "change",
+    "recovery_point", "tail_bytes", "change", "rewrites",
 )  # fmt: skip
 _SAVE_PARTITION = Prepared(
     t.partition.update()

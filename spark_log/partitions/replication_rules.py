@@ -42,6 +42,7 @@ class PartitionState:
     partition_epoch: int = 0
     log_start_offset: int = 0
     unclean_election: bool = False
+    rewrites: int = 0
 
     def replica(self, broker_id: int) -> Replica | None:
         return next((replica for replica in self.replicas if replica.broker_id == broker_id), None)
@@ -268,4 +269,4 @@ def rewrite(
         else replica
         for replica in state.replicas
     )
-    return replace(state, replicas=replicas, change=state.change + 1)
+    return replace(state, replicas=replicas, change=state.change + 1, rewrites=state.rewrites + 1)

@@ -74,8 +74,8 @@ def alter_credentials(
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         for user, mechanism in sorted(deletions):
-            found = connection.execute(t.scram_credential.delete().where(_is(user, mechanism)))
-            if not found.rowcount:
+            delete = t.scram_credential.delete().where(_is(user, mechanism))
+            if not can_be_stored(user) or not connection.execute(delete).rowcount:
                 raise ResourceNotFoundError(f"user {user!r} has no {mechanism.sasl_name} credential")
         for each in sorted(upsertions, key=lambda one: (one.user, one.mechanism)):
             values = {

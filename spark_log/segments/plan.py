@@ -34,11 +34,20 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
 
 
 class Found(NamedTuple):
-    """The present positions of a partition, and the id of its topic, which differs after the topic was recreated."""
+    """The present positions of a partition, and the id of its topic, which differs after the topic was recreated.
+
+    Whoever keeps records must forget them when `rewrites` has grown.
+    """
 
     topic_id: TopicId
     positions: Positions
     leader_epoch: int
+    rewrites: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Grows with everything that takes records away, or replaces them: elections with truncations, rewritings."""
+        return self.leader_epoch, self.rewrites
 
 
 # Built once: making such a statement takes longer than running it.
@@ -50,6 +59,7 @@ _POSITIONS = (
         PARTITION.log_start_offset,
         PARTITION.high_watermark,
         PARTITION.leader_epoch,
+        PARTITION.rewrites,
     )
     .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
     .where(TOPIC.name.in_(sa.bindparam("names", expanding=True)))
@@ -79,8 +89,8 @@ def find_positions(connection: sa.Connection, partitions: Collection[TopicPartit
         query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
     found = {
-        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), leader_epoch)
-        for name, number, topic_id, start, end, leader_epoch in connection.execute(query, parameters)
+        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), *numbers)
+        for name, number, topic_id, start, end, *numbers in connection.execute(query, parameters)
     }
     return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
 

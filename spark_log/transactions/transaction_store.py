@@ -72,7 +72,7 @@ def init_producer(
 
     Producers that had the id before are fenced, and the transaction that one had open is aborted. With `given`, only
     the producer with this id and epoch gets a new epoch (`wire_rules.bump`).
-    InvalidTransactionTimeoutError above transaction.max.timeout.ms.
+    InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms.
     """
     store = cluster.store
     limit = store.settings.transaction_max_timeout_ms
@@ -80,6 +80,8 @@ def init_producer(
         raise InvalidTransactionTimeoutError(
             f"transaction_timeout_ms={transaction_timeout_ms} is above transaction.max.timeout.ms ({limit})"
         )
+    if transaction_timeout_ms <= 0:
+        raise InvalidTransactionTimeoutError(f"transaction_timeout_ms={transaction_timeout_ms} is not above 0")
 
     def initialize(connection: sa.Connection, _attempt: Attempt) -> tuple[Initialized, list[PendingBatch]]:
         now = store.clock(connection)

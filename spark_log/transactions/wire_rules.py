@@ -129,9 +129,12 @@ def remember_aborted(state: ProducerState, last: RememberedBatch) -> ProducerSta
     they may have the same sequences.
     """
     epoch = [known for known in state.batches if known.producer_epoch == last.producer_epoch]
-    there = [known for known in epoch if known.base_offset < known.end_offset]
+    # one with the same sequence is the batch of a stranger, for which the commit has failed
+    there = [
+        known for known in epoch if known.base_offset < known.end_offset and known.first_sequence != last.first_sequence
+    ]
     end = max((known.end_offset for known in there), default=0)
-    return ProducerState(state.epoch, (*there, replace(last, base_offset=end, end_offset=end)))
+    return replace(state, batches=(*there, replace(last, base_offset=end, end_offset=end)))
 
 
 def _name(transaction: Transaction) -> str:

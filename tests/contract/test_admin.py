@@ -252,9 +252,14 @@ def test_offsets_are_altered_reset_and_deleted(admin, consuming):
     zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
     [refused] = admin.alter_group_offsets("g", {zero: OffsetAndMetadata(1, "", -1)}).values()
     assert issubclass(refused, kafka.errors.UnknownMemberIdError)
+    nowhere, beyond = TopicPartition("nope", 0), TopicPartition("a", 99)
     assert admin.reset_group_offsets("g", {zero: OffsetSpec.LATEST, one: 99}) == {
         zero: {"error": kafka.errors.UnknownMemberIdError, "offset": 3},
         one: {"error": kafka.errors.UnknownMemberIdError, "offset": 3},
+    }
+    assert admin.delete_group_offsets("g", [zero, nowhere]) == {
+        zero: kafka.errors.GroupSubscribedToTopicError,
+        nowhere: kafka.errors.UnknownTopicOrPartitionError,
     }
     assert admin.delete_groups(["g", "nope"]) == {"g": "NonEmptyGroupError", "nope": "GroupIdNotFoundError"}
     [member] = admin.describe_groups(["g"])["g"]["members"]
@@ -267,9 +272,14 @@ def test_offsets_are_altered_reset_and_deleted(admin, consuming):
     assert {partition: outcome["offset"] for partition, outcome in new.items()} == {zero: 3, one: 0}
     new = admin.reset_group_offsets("g", {zero: OffsetTimestamp(NOON_MS), one: OffsetTimestamp(NOON_MS + 1)})
     assert {partition: outcome["offset"] for partition, outcome in new.items()} == {zero: 0, one: 3}
-    assert admin.delete_group_offsets("g", [zero]) == {zero: kafka.errors.NoError}
+    assert admin.delete_group_offsets("g", [zero, nowhere, beyond]) == {
+        zero: kafka.errors.NoError,
+        nowhere: kafka.errors.UnknownTopicOrPartitionError,
+        beyond: kafka.errors.UnknownTopicOrPartitionError,
+    }
     assert set(admin.list_group_offsets("g")["g"]) == {one}
-    nowhere = TopicPartition("nope", 0)
+    with pytest.raises(kafka.errors.GroupIdNotFoundError):
+        admin.delete_group_offsets("nope", [zero])
     assert admin.alter_group_offsets("g", {nowhere: OffsetAndMetadata(1, "", -1)}) == {
         nowhere: kafka.errors.UnknownTopicOrPartitionError
     }

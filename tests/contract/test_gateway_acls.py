@@ -22,6 +22,7 @@ from kafka.errors import ClusterAuthorizationFailedError, SecurityDisabledError
 from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest
 from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
@@ -34,6 +35,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Whole
 from spark_log.gateway.gateway import APIS
+from spark_log.log.log import Log
 from spark_log.security.acl_rules import (
     CLUSTER_NAME,
     OPERATIONS,
@@ -48,10 +50,13 @@ from spark_log.security.acls import add_acls, read_acls, remove_acls
 from spark_log.security.scram import Mechanism
 from spark_log.security.users import Upsertion, alter_credentials, upsertion_of_password
 from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection, request_about
+from tests.support.gateway_wire import WireConnection, codes_of, request_about
+from tests.support.records import ranges_of
 from tests.support.topics import make
+from tests.support.wire_producer import transactional_batch
 
 PASSWORD = "secret"
+INVALID_PRODUCER_ID_MAPPING = 49
 OPTIONS = ["--sasl", "PLAIN", "--acls", "--super-users", "User:admin"]
 TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED = (CODES[each] for each in (
     ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID,
@@ -82,29 +87,6 @@ def connect(gateway, user):
     assert connection.exchange(SaslHandshakeRequest("PLAIN"), 1).error_code == 0
     assert connection.exchange(SaslAuthenticateRequest(f"\0{user}\0{PASSWORD}".encode()), 1).error_code == 0
     return connection
-
-
-def codes_of(message):
-    """All error codes of a response."""
-    found = set()
-    for field in message._struct.untagged_fields(message.version):
-        value = getattr(message, field.name)
-        if field.name.endswith("error_code"):
-            found.add(value)
-        elif field.is_struct_array():
-            found |= {code for each in value or () for code in codes_of_struct(field, each, message.version)}
-    return found
-
-
-def codes_of_struct(struct, element, version):
-    found = set()
-    for field in struct.untagged_fields(version):
-        value = getattr(element, field.name)
-        if field.name.endswith("error_code"):
-            found.add(value)
-        elif field.is_struct_array():
-            found |= {code for each in value or () for code in codes_of_struct(field, each, version)}
-    return found
 
 
 def needs_of(api, version):
@@ -160,7 +142,7 @@ def test_every_api_with_every_right_alone_missing_or_denied(tmp_path):
                     make_again(cluster)
                 with connect(gateway, user) as connection:
                     request = request_about("flights", api.request, version)
-                    found = codes_of(connection.exchange(request, version)) & set(CODES.values())
+                    found = codes_of(connection.exchange(request, version), version) & set(CODES.values())
                 if found != (set() if refused is None else {CODES[refused]}):
                     wrong.append((user, found, refused))
             assert wrong == []
@@ -361,6 +343,43 @@ def test_parts_of_responses(cluster, gateway):
         admin.create_acls([kafka_acl(on_topic("ben", Operation.WRITE, "orders"))])
     with connect(gateway, "ben") as connection:
         assert connection.exchange(idempotent, 4).error_code == 0, "WRITE on any topic is enough (KIP-679)"
+
+
+@pytest.mark.parametrize("transactional_id", [None, "id"])
+def test_refused_produce_without_acknowledgement_closes_the_connection(cluster, gateway, transactional_id):
+    """Its response would be taken for that of the next request."""
+    add_acls(cluster.store, [on_topic("anna", Operation.WRITE, "orders")])
+    kind = ProduceRequest.TopicProduceData
+    for names in (["secret"], ["secret", "orders"]):
+        topics = [kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=b"")]) for name in names]
+        with connect(gateway, "anna") as connection:
+            connection.send(
+                ProduceRequest(transactional_id=transactional_id, acks=0, timeout_ms=1000, topic_data=topics), 7
+            )
+            assert connection.is_closed()
+
+
+def test_producer_id_belongs_to_the_principal_that_got_it(cluster, gateway):
+    """Another one could take the sequence of the next record, or fence the producer: the record would be lost."""
+    add_acls(cluster.store, [on_topic(user, Operation.WRITE, "orders") for user in ("anna", "ben")])
+    with connect(gateway, "anna") as anna, connect(gateway, "ben") as ben:
+        producer_id = anna.exchange(InitProducerIdRequest(None, 1000), 1).producer_id
+        for epoch in (0, 1):
+            assert send(ben, b"ben", producer_id, epoch) == INVALID_PRODUCER_ID_MAPPING
+        assert send(anna, b"anna", producer_id, 0) == 0
+        assert send(anna, b"anna", producer_id, 0) == 0, "a repetition"
+    log = Log(cluster)
+    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic("orders"))) for row in batch.to_pylist()]
+    log.close()
+    assert rows == [b"anna"]
+
+
+def send(connection, value, producer_id, epoch):
+    kind = ProduceRequest.TopicProduceData
+    records = transactional_batch(value, producer_id, epoch, 0, flag=0)
+    topic = kind(name="orders", partition_data=[kind.PartitionProduceData(index=0, records=records)])
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=[topic])
+    return connection.exchange(request, 8).responses[0].partition_responses[0].error_code
 
 
 def described(gateway, user, names):

@@ -336,6 +336,11 @@ def test_groups_are_described_with_their_type_and_epochs(cluster, cluster_addres
     assert {each.member_id: each.member_type for each in found.members} == {new.member_id: 1, mixed.member_id: 0}
     [described] = wire.exchange(DescribeGroupsRequest(groups=["new"], include_authorized_operations=False), 5).groups
     assert len(described.members) == 2
+    for version, code, message in ((5, NONE, None), (6, GROUP_ID_NOT_FOUND, "Group none not found.")):
+        [gone] = wire.exchange(
+            DescribeGroupsRequest(groups=["none"], include_authorized_operations=False), version
+        ).groups
+        assert (gone.error_code, gone.error_message, gone.group_state) == (code, message, "Dead")
     with contextlib.closing(Admin(cluster=cluster_address)) as admin:
         told = admin.describe_groups(["new"])["new"]
     assert (told["group_type"], {each["member_protocol"] for each in told["members"]}) == (

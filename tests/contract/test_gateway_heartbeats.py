@@ -5,10 +5,12 @@ import time
 from threading import Event, Thread
 
 import pytest
+import sqlalchemy as sa
 
 from spark_log.controller.topic_operations import add_partitions
 from spark_log.groups.batch_rows import MEMBERS_MAX
 from spark_log.groups.member_heartbeats import Beat, answer_beats, renew_sessions
+from spark_log.metadata import tables as t
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
@@ -74,6 +76,58 @@ def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect):
     while time.monotonic() < until:
         assert lively.beat() == NONE
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeout(cluster, connect, assignor):
+    """Its session would go on."""
+    make(cluster, "t", 2)
+    stuck = ClassicMember(connect(), "g", ["t"], assignor=assignor, rebalance_timeout_ms=1_000)
+    assert (stuck.join(), stuck.sync()) == (NONE, NONE)
+    settle(stuck)
+    assert (stuck.owned, rejoin_by(cluster, stuck)) == ({"t": [0, 1]}, None)
+    codes, ended = set(), Event()
+
+    def beat():
+        while not ended.is_set():
+            codes.add(stuck.beat())
+
+    thread = Thread(target=beat)
+    thread.start()
+    try:
+        other = ClassicMember(connect(), "g", ["t"], assignor=assignor, rebalance_timeout_ms=30_000)
+        assert other.join() == NONE
+        while other.owned != {"t": [0, 1]}:
+            other.sync()
+            if other.beat() == REBALANCE_IN_PROGRESS:
+                assert other.join() == NONE
+    finally:
+        ended.set()
+        thread.join()
+    assert {REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID} <= codes <= {NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID}
+    assert stuck.beat() == UNKNOWN_MEMBER_ID
+    settle(other)
+    assert rejoin_by(cluster, other) is None
+
+
+def rejoin_by(cluster, member):
+    query = sa.select(t.group_member.c.rejoin_by_ms).where(t.group_member.c.member_id == member.member_id)
+    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+def test_member_that_joins_again_in_time_stays(cluster, connect):
+    make(cluster, "t", 2)
+    slow = ClassicMember(connect(), "g", ["t"], rebalance_timeout_ms=60_000)
+    assert (slow.join(), slow.sync()) == (NONE, NONE)
+    other = ClassicMember(connect(), "g", ["t"])
+    assert other.join() == NONE
+    by_ms = rejoin_by(cluster, slow)
+    assert by_ms is not None
+    assert slow.beat() == REBALANCE_IN_PROGRESS
+    assert rejoin_by(cluster, slow) == by_ms, "a heartbeat gives it no more time"
+    settle(slow, other)
+    assert [len(member.owned["t"]) for member in (slow, other)] == [1, 1]
+    assert (rejoin_by(cluster, slow), rejoin_by(cluster, other)) == (None, None)
 
 
 def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect):

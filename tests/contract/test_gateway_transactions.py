@@ -9,13 +9,16 @@ import confluent_kafka as rdkafka
 import kafka
 import pytest
 import sqlalchemy as sa
+from kafka.protocol.producer.produce import ProduceRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
+from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import delete_topic
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.log.log import Log
+from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER
 from spark_log.transactions.transaction_expiry import abort_timed_out
@@ -23,12 +26,13 @@ from spark_log.transactions.transaction_inspection import list_transactions
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer
-from tests.support.records import ranges_of
+from tests.support.producing import change
+from tests.support.records import ranges_of, table
 from tests.support.topics import make
-from tests.support.wire_producer import WireProducer
+from tests.support.wire_producer import WireProducer, code_of, transactional_batch
 
 WAIT_S = 30
-INVALID_TXN_STATE = 48
+INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT, TRANSACTION_ABORTABLE = 48, 50, 120
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
@@ -285,6 +289,62 @@ def test_batch_and_request_must_both_belong_to_the_transaction(cluster, gateway)
         assert producer.send(connection, "t", b"kept").error_code == 0
         connection.exchange(producer.end(commit=True), 1)
     assert values(cluster, "t") == [b"kept"]
+
+
+def test_no_batch_outside_of_transactions_takes_the_place_of_a_record_that_is_committed(cluster, gateway):
+    """A client that names the producer id of another one, with its sequence or with a later epoch."""
+    make(cluster, "t", 1)
+    with WireConnection(gateway.port) as connection, WireConnection(gateway.port) as stranger:
+        producer = WireProducer(connection)
+        for number in range(2):
+            for epoch in (producer.epoch, producer.epoch + 1):  # before the transaction begins
+                assert plain_batch(stranger, producer, epoch, number) == INVALID_TXN_STATE
+            assert code_of(connection.exchange(producer.add_partitions("t"), 0)) == 0
+            assert producer.send(connection, "t", b"mine-%d" % number).error_code == 0
+            for epoch in (producer.epoch, producer.epoch + 1):
+                assert plain_batch(stranger, producer, epoch, number) == INVALID_TXN_STATE
+            assert code_of(connection.exchange(producer.end(commit=True), 0)) == 0
+    assert values(cluster, "t") == [b"mine-0", b"mine-1"]
+
+
+def plain_batch(connection, producer, epoch, sequence):
+    batch = transactional_batch(b"strange", producer.producer_id, epoch, sequence, flag=0)
+    kind = ProduceRequest.TopicProduceData
+    partition = kind.PartitionProduceData(index=0, records=batch)
+    topic = kind(name="t", partition_data=[partition])
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=[topic])
+    return connection.exchange(request, 8).responses[0].partition_responses[0].error_code
+
+
+def test_commit_fails_if_the_log_has_another_batch_with_a_sequence_of_it(cluster, gateway):
+    make(cluster, "t", 1)
+    with WireConnection(gateway.port) as connection:
+        producer = WireProducer(connection)
+        assert code_of(connection.exchange(producer.add_partitions("t"), 0)) == 0
+        assert producer.send(connection, "t", b"mine").error_code == 0
+        append_as_if_it_were_not_transactional(cluster, producer)
+        assert code_of(connection.exchange(producer.end(commit=True), 0)) == TRANSACTION_ABORTABLE
+        assert code_of(connection.exchange(producer.end(commit=False), 0)) == 0
+    assert values(cluster, "t") == [b"strange"]
+
+
+def append_as_if_it_were_not_transactional(cluster, producer):
+    """A batch with the producer's first sequence, as clusters accepted it that did not check this."""
+    row = t.producer.update().where(PRODUCER.producer_id == producer.producer_id)
+    change(cluster, row.values(transactional_id=None))
+    log = Log(cluster)
+    sequence = ProducerSequence(producer.producer_id, producer.epoch, 0)
+    [outcome] = log.append(log.find_topic("t"), [Records(0, table("strange"), sequence)])
+    log.close()
+    assert isinstance(outcome, Appended)
+    change(cluster, row.values(transactional_id=producer.name))
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 2**31 - 1])
+def test_transaction_timeout_must_be_above_0_and_within_the_limit(gateway, timeout_ms):
+    with WireConnection(gateway.port) as connection:
+        assert connection.exchange(InitProducerIdRequest("id", timeout_ms), 1).error_code == INVALID_TRANSACTION_TIMEOUT
+        assert connection.exchange(InitProducerIdRequest(None, timeout_ms), 1).error_code == 0
 
 
 def test_transactional_id_gets_another_producer_when_its_epochs_are_used_up(cluster, gateway):

@@ -5,8 +5,13 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.append.rules import Appended, Rejected
-from spark_log.controller.topic_operations import create_topic
-from spark_log.errors import SparkLogError, StorageUnavailableError
+from spark_log.controller.topic_operations import create_topic, delete_topic
+from spark_log.errors import (
+    NotLeaderForPartitionError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
@@ -80,6 +85,21 @@ def test_a_partly_refused_append_deletes_only_the_refused_file(three_brokers):
     assert_only_named_files(cluster)
     assert [value for _, _, value in read_all(log, good)] == ["a"]
     log.close()
+
+
+def test_a_batch_that_cannot_be_written_does_not_affect_the_others(cluster, log):
+    topics = [create_topic(cluster, name, 1, configs=FILES) for name in ("deleted", "good", "offline")]
+    delete_topic(cluster, "deleted")
+    offline = sa.text("UPDATE partition SET leader = NULL WHERE topic_id = :topic_id")
+    cluster.store.transact(lambda c, _: c.execute(offline, {"topic_id": topics[2].topic_id}))
+    outcomes = log.append_each([(topic, Records(0, table("a"))) for topic in topics], timeout_ms=2_000)
+    assert isinstance(outcomes[1], Appended)
+    assert [type(each.error) for each in (outcomes[0], outcomes[2])] == [
+        UnknownTopicOrPartitionError,
+        NotLeaderForPartitionError,
+    ]
+    assert_only_named_files(cluster)
+    assert [value for _, _, value in read_all(log, topics[1])] == ["a"]
 
 
 def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log):

@@ -22,18 +22,20 @@ class ClassicMember:
         *,
         assignor: str = "cooperative-sticky",
         session_timeout_ms: int = 30_000,
+        rebalance_timeout_ms: int = 10_000,
         instance_id: str | None = None,
     ) -> None:
         self.wire, self.group_id, self.instance_id = wire, group_id, instance_id
         self.member_id, self.generation = "", -1
         self.owned: dict[str, list[int]] = {}
         self._topics, self._assignor, self._session_timeout_ms = topics, assignor, session_timeout_ms
+        self._rebalance_timeout_ms = rebalance_timeout_ms
 
     def join(self) -> int:
         request = JoinGroupRequest(
             group_id=self.group_id,
             session_timeout_ms=self._session_timeout_ms,
-            rebalance_timeout_ms=10_000,
+            rebalance_timeout_ms=self._rebalance_timeout_ms,
             member_id=self.member_id,
             group_instance_id=self.instance_id,
             protocol_type="consumer",

@@ -18,6 +18,8 @@ _API_VERSIONS = 18
 class WireConnection:
     """A connection that sends one request at a time. A context manager."""
 
+    client_id = "test"
+
     def __init__(self, port: int, timeout_s: float = 30.0, context: ssl.SSLContext | None = None) -> None:
         """`context`: for a gateway with TLS."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
@@ -37,7 +39,7 @@ class WireConnection:
 
     def send(self, request: Message, version: int) -> None:
         request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, "test")
+        request.with_header(_CORRELATION_ID, self.client_id)
         self._socket.sendall(request.encode(header=True, framed=True))
 
     def send_bytes(self, data: bytes) -> None:
@@ -51,13 +53,20 @@ class WireConnection:
     def receive(self, request: Message, version: int) -> Message:
         """The response to the first request, one like this, that was sent and is not answered."""
         request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, "test")
+        request.with_header(_CORRELATION_ID, self.client_id)
         frame = self.receive_bytes()
         assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")
         flexible = request.flexible_version_q(version) and request.API_KEY != _API_VERSIONS
         assert not flexible or frame[4] == 0, "the header has tagged fields"
         kind = ResponseClassRegistry.get_response_class(request.header)[None]
         return read_body(kind, version, memoryview(frame)[4 + flexible :])
+
+    def is_closed(self) -> bool:
+        """Whether the gateway closes the connection, and sends nothing before."""
+        try:
+            return self._socket.recv(1) == b""
+        except ConnectionError:
+            return True
 
     def _read(self, size: int) -> bytes:
         found = b""
@@ -106,3 +115,19 @@ def _nulls(field: Any, value: Any, version: int, path: str) -> list[str]:
         for inner in field.untagged_fields(version)
         for wrong in _nulls(inner, getattr(each, inner.name), version, f"{path}.{inner.name}")
     ]
+
+
+def codes_of(message: Message, version: int) -> set[int]:
+    """All error codes of a response."""
+    return _codes(message._struct, message, version)
+
+
+def _codes(struct: Any, element: Any, version: int) -> set[int]:
+    found: set[int] = set()
+    for field in struct.untagged_fields(version):
+        value = getattr(element, field.name)
+        if field.name.endswith("error_code"):
+            found.add(value)
+        elif field.is_struct_array():
+            found |= {code for each in value or () for code in _codes(field, each, version)}
+    return found

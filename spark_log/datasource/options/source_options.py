@@ -95,7 +95,9 @@ class ReadOptions:
         starting = _position(given, "starting", LatestOffsets() if streaming else EarliestOffsets())
         ending = _position(given, "ending", LatestOffsets())
         if streaming is False:
-            _check_batch(starting, ending)
+            _check_start_of_batch(starting)
+        if not streaming:
+            _check_end_of_batch(ending)
         _check_committed(given, starting, ending)
         subscription = parse_subscription(given)
         min_partitions = given.positive("minPartitions", "minPartitions", INT32_MAX)
@@ -245,14 +247,18 @@ def _position(given: OptionText, side: Literal["starting", "ending"], default: P
             return SpecificOffsets(parse_offsets(text.strip()))
 
 
-def _check_batch(starting: Position, ending: Position) -> None:
+def _check_start_of_batch(starting: Position) -> None:
     if isinstance(starting, LatestOffsets):
         raise InvalidOptionError("starting offset can't be latest for batch queries on spark_log")
-    if isinstance(ending, EarliestOffsets):
-        raise InvalidOptionError("ending offset can't be earliest for batch queries on spark_log")
     for tp, offset in starting.offsets.items() if isinstance(starting, SpecificOffsets) else ():
         if offset == LATEST:
             raise InvalidOptionError(f"startingOffsets for {tp} can't be latest for batch queries on spark_log")
+
+
+def _check_end_of_batch(ending: Position) -> None:
+    """Streams take no ending offsets at all, so this is known before it is known which of the two a read is."""
+    if isinstance(ending, EarliestOffsets):
+        raise InvalidOptionError("ending offset can't be earliest for batch queries on spark_log")
     for tp, offset in ending.offsets.items() if isinstance(ending, SpecificOffsets) else ():
         if offset == EARLIEST:
             raise InvalidOptionError(f"ending offset for {tp} can't be earliest for batch queries on spark_log")

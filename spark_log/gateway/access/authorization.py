@@ -85,7 +85,18 @@ class Authorizer:
 
 
 async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> Message | None:
-    """The response of the API's handler to what the client may do, with refusals of the rest."""
+    """The response of the API's handler to what the client may do, with refusals of the rest.
+
+    ConnectionAbortedError instead of a refusal where the client expects no response (Produce with acks=0).
+    """
+    response, refused = await _served(api, gateway, request, client)
+    if refused and api.name == "Produce" and request.acks == 0:
+        raise ConnectionAbortedError("a produce request without acknowledgement was refused")
+    return response
+
+
+async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> tuple[Message | None, bool]:
+    """The response, and whether it refuses something."""
     rules, access = RIGHTS[api.name], client.access
     for rule in rules:
         if isinstance(rule, Whole):
@@ -93,11 +104,11 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
             if resource is None or access.allows(rule.operation, *resource):
                 continue
             if not (rule.or_any_topic and access.allows_any_topic(Operation.WRITE)):
-                return refusal(request, CODES[resource[0]])
+                return refusal(request, CODES[resource[0]]), True
         elif isinstance(rule, Every):
             wanted = getattr(request, rule.field) or ()
             if not all(access.allows(rule.operation, rule.resource_type, name) for name in wanted):
-                return refusal(request, CODES[rule.resource_type])
+                return refusal(request, CODES[rule.resource_type]), True
     names: Mapping[uuid.UUID, str] = {}
     ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
     if ids:
@@ -116,7 +127,7 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
                 _hide(rule, response, access)
         for each, parent, refused in refusals:
             _array_of(each, response, parent).extend(refused)
-    return response
+    return response, bool(refusals)
 
 
 def _with_ids(request: Message, field: str) -> Sequence[Message]:

@@ -186,7 +186,7 @@ def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str
 
     Members of other protocols, and groups of another type, are not checked.
     """
-    row = rows.read_member(connection, group_id, member_id)
+    row = rows.read_member(connection, group_id, member_id) if can_be_stored(member_id) else None
     if row is None or not row.live(now):
         if rows.CONSUMER in rows.read_protocols(connection, group_id):
             raise UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")

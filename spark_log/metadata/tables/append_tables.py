@@ -26,6 +26,7 @@ producer = _table(
     column("epoch", BigInteger, "current epoch; requests with a lower one are fenced"),
     column("last_used_ms", BigInteger, "store clock, for expiry"),
     column("transaction_timeout_ms", BigInteger, "0 when not transactional"),
+    column("owner", Text, "principal that got the id from a gateway with ACLs; NULL: another producer", nullable=True),
     comment="Idempotent and transactional producers.",
     sqlite_autoincrement=True,
 )

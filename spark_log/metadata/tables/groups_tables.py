@@ -55,6 +55,13 @@ group_member = _table(
         "JSON, of members of the consumer protocol: its epoch before, what it was told, its connection, a deadline",
         nullable=True,
     ),
+    column(
+        "rebalance_timeout_ms",
+        Integer,
+        "of a classic member: it must join again this time after a new assignment; 0: no limit",
+        server_default=text("0"),
+    ),
+    column("rejoin_by_ms", BigInteger, "store clock; NULL: it need not join again", nullable=True),
     comment="A member of a group.",
 )
 

@@ -19,6 +19,12 @@ partition = _table(
     column("recovery_point", BigInteger, "every offset below it has been forced to disk (flush.messages)"),
     column("tail_bytes", BigInteger, "bytes of the blobs of this partition that are not sealed yet"),
     column("change", BigInteger, "grows when the set of sealed segments below the high watermark changes"),
+    column(
+        "rewrites",
+        BigInteger,
+        "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased",
+        server_default=text("0"),
+    ),
     deleted_with=("topic",),
     comment="log_start_offset <= high_watermark <= log_end_offset. Its row lock orders everything in the partition.",
 )

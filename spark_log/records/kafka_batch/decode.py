@@ -4,9 +4,11 @@ A loop over the records reads only their lengths, which tell where the next one 
 records are decoded one by one, which is faster than a dozen array operations.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,10 @@ from spark_log.records.kafka_batch.header import (
 from spark_log.records.kafka_batch.varint import WINDOW, Longs, Varints, read_varint
 from spark_log.records.schema import HEADER, HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
 Flags = npt.NDArray[np.bool_]
 
 RECORDS_MAX = 1_000_000
@@ -37,6 +43,7 @@ FEW = 32
 _BODY_BYTES_MAX = 1 << 30
 """Bytes that are decoded together: positions in them are int32 in Arrow."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
+_BASE_TIMESTAMP_MS_MAX = 1 << 62
 _FEW_HEADERS = 8
 
 
@@ -86,18 +93,31 @@ def decode(
             body = _body(number, memoryview(batch), budget, records_left)
             records_left -= body.header.record_count
             bodies.append(body)
-        except SparkLogError as error:
-            found[number] = _alone(error)
+        except Exception as error:
+            found[number] = _refusal(error)
     for group in _groups(bodies):
-        for body, outcome in zip(group, _decode_together(group), strict=True):
+        for body, outcome in zip(group, each_alone(_decode_together, group), strict=True):
             found[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
     return [each for each in found if each is not None]
 
 
-def _alone(error: SparkLogError) -> SparkLogError:
+def each_alone(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R | SparkLogError]:
+    """The results of a function of many items; if it fails, each item's own result, or the error of that item alone."""
+    try:
+        return [*function(items)]
+    except Exception as error:
+        if len(items) == 1:
+            return [_refusal(error)]
+        return [result for item in items for result in each_alone(function, [item])]
+
+
+def _refusal(error: Exception) -> SparkLogError:
     """The error without its frames: they refer to the records of the batch, and to the error itself."""
-    error.__context__ = None
-    return error.with_traceback(None)
+    if isinstance(error, SparkLogError):
+        error.__context__ = None
+        return error.with_traceback(None)
+    logger.error("a record batch cannot be decoded", exc_info=error)
+    return InvalidRecordError(f"the batch cannot be decoded: {type(error).__name__}")
 
 
 def _body(number: int, batch: memoryview, budget: Budget, records_max: int) -> _Body:
@@ -153,12 +173,14 @@ def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
     fields = _Fields(data, np.array(starts, np.int64), np.array(ends, np.int64))
     expected = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
     bad = fields.bad | (fields.offset_deltas != expected)
-    times = np.array([body.header.base_timestamp_ms for body in bodies], np.int64)[batch_of]
-    bad |= (np.abs(times) > _TIMESTAMP_MS_MAX // 2) | (np.abs(fields.timestamp_deltas) > _TIMESTAMP_MS_MAX // 2)
+    bases = np.array([body.header.base_timestamp_ms for body in bodies], np.int64)
+    # with the base cut off the sum does not overflow, and remains out of range: a delta of 8 bytes is below 2^55
+    times = np.clip(bases, -_BASE_TIMESTAMP_MS_MAX, _BASE_TIMESTAMP_MS_MAX)[batch_of] + fields.timestamp_deltas
+    bad |= np.abs(times) > _TIMESTAMP_MS_MAX
     good[batch_of[bad]] = False
     _check_header_keys(fields, batch_of, good)
     keep = np.flatnonzero(good[batch_of])
-    return _tables(fields, keep, times + fields.timestamp_deltas, np.where(good, counts, 0), good)
+    return _tables(fields, keep, times, np.where(good, counts, 0), good)
 
 
 def _boundaries(data: bytes, at: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
@@ -243,11 +265,13 @@ class _Fields:
         try:
             for _ in range(count):
                 key_size, key_start = read_varint(self.data, at, end)
+                if not 0 <= key_size <= end - key_start:
+                    return [], -1
                 key_end = key_start + key_size
                 value_size, value_start = read_varint(self.data, key_end, end)
-                at = value_start + max(value_size, 0)
-                if key_size < 0 or value_size < -1 or at > end:
+                if not -1 <= value_size <= end - value_start:
                     return [], -1
+                at = value_start + max(value_size, 0)
                 found.append((row, key_start, key_end, value_start, at, int(value_size == -1)))
         except ValueError:
             return [], -1

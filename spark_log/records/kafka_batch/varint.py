@@ -11,6 +11,9 @@ _Words = npt.NDArray[np.uint64]
 WINDOW = 8
 """Bytes that must follow the last byte of data, so that a window can be read at each position."""
 
+READ_BYTES_MAX = WINDOW
+"""A longer varint is refused. The numbers of a batch need at most 7 bytes, except for times that no topic accepts."""
+
 _STOP = np.uint64(0x8080808080808080)
 _BYTE_MAX = 10
 
@@ -24,8 +27,8 @@ class Varints:
         self._windows: _Words = np.ndarray((self.end + 1,), "<u8", data, strides=(1,))
 
     def read(self, positions: Longs, bad: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
-        """The number at each position, and the position after it. Sets `bad` where it has more than 8 bytes; the
-        position is then the one given. Positions beyond the data are read as if they were its end.
+        """The number at each position, and the position after it. Sets `bad` where it has more than READ_BYTES_MAX
+        bytes; the position is then the one given. Positions beyond the data are read as if they were its end.
         """
         words = self._windows[np.minimum(positions, self.end)]
         stops = ~words & _STOP
@@ -55,9 +58,11 @@ def zigzag(numbers: Longs) -> _Words:
 
 
 def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
-    """The number at a position, and the position after it. ValueError if it does not end before `end`."""
+    """The number at a position, and the position after it. ValueError if it does not end before `end`, or has more than
+    READ_BYTES_MAX bytes.
+    """
     shift = value = 0
-    for at in range(position, min(end, position + _BYTE_MAX)):
+    for at in range(position, min(end, position + READ_BYTES_MAX)):
         byte = data[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

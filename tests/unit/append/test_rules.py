@@ -22,12 +22,15 @@ from spark_log.append.rules import (
 )
 from spark_log.errors import (
     CheckpointMismatchError,
+    InvalidProducerIdMappingError,
     InvalidRecordError,
+    InvalidTxnStateError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
+    TransactionAbortableError,
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
@@ -166,9 +169,18 @@ def sent_by(producer_id, epoch, first, batch=BLOB, count=3):
     return replace(batch, record_count=count, sequence=ProducerSequence(producer_id, epoch, first))
 
 
-def known(*batches, epoch=2):
+def known(*batches, epoch=2, transactional=False):
     """Producer of epoch 2 with batches (first sequence, last sequence, base offset)."""
-    return ProducerState(epoch, tuple(RememberedBatch(2, a, b, base, base + b - a + 1) for a, b, base in batches))
+    remembered = tuple(RememberedBatch(2, a, b, base, base + b - a + 1) for a, b, base in batches)
+    return ProducerState(epoch, remembered, transactional)
+
+
+def sent_as(principal):
+    return replace(BLOB, sequence=ProducerSequence(9, 2, 0, principal))
+
+
+OF_ANNA = replace(known(), owner="anna")
+IN_TRANSACTIONS = known((0, 2, 0), transactional=True)
 
 
 REFUSED = {
@@ -207,6 +219,11 @@ REFUSED = {
         known((3, 5, 3), (6, 8, 6)),
         OutOfOrderSequenceNumberError,
     ),
+    "outside of the producer's transactions": (ALONE, sent_by(9, 2, 3), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+    "repeats a batch of a transaction": (ALONE, sent_by(9, 2, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+    "producer id of another principal": (ALONE, sent_as("ben"), "all", OF_ANNA, InvalidProducerIdMappingError),
+    "producer id without an owner": (ALONE, sent_as("ben"), "all", known(), InvalidProducerIdMappingError),
+    "fences a transactional producer": (ALONE, sent_by(9, 3, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
 }
 
 
@@ -217,6 +234,22 @@ def test_refused_batch_changes_nothing(case):
     assert isinstance(outcome, Rejected)
     assert type(outcome.error) is error
     assert after is state
+
+
+@pytest.mark.parametrize("principal", ["anna", None])
+def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(principal):
+    outcome, _ = decide(ALONE, sent_as(principal), "all", OF_ANNA)
+    assert outcome == Appended(10, 13)
+
+
+def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():
+    outcome, _ = decide(ALONE, sent_by(9, 2, 3), "all", IN_TRANSACTIONS, commits=True)
+    assert outcome == Appended(10, 13)
+    after = remember(IN_TRANSACTIONS, sent_by(9, 2, 3), outcome)
+    assert after.transactional
+    outcome, state = decide(ALONE, sent_by(9, 2, 3), "all", after, commits=True)
+    assert isinstance(outcome.error, TransactionAbortableError)
+    assert state is ALONE
 
 
 def test_min_insync_replicas_applies_only_to_acks_all():

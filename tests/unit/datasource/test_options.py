@@ -201,6 +201,13 @@ def test_invalid_positions_of_a_batch_are_refused(options: dict[str, str], messa
     refused({**BASE, **options}, message)
 
 
+@pytest.mark.parametrize("end", ["earliest", '{"t":{"0":-2}}'])
+def test_an_end_that_no_query_takes_is_refused_by_load(end: str) -> None:
+    """When Spark makes the source, it is not known yet whether the query is a batch or a stream."""
+    with pytest.raises(InvalidOptionError, match="can't be earliest for batch queries"):
+        ReadOptions.parse({**BASE, "endingOffsets": end}, streaming=None, environ={})
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -25,6 +25,8 @@ from spark_log.groups.rules import (
     is_unchanged,
     join,
     notice_topics,
+    rejoin_by,
+    session_end,
     take_over,
 )
 from spark_log.ids import TopicPartition
@@ -42,6 +44,25 @@ def test_member_gets_partitions_without_another_owner():
     assert beat.assignment.partitions == beat.member.assigned == some(P0)
     assert not beat.assignment.complete
     assert beat.member.generation == beat.assignment.generation == 2
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "behind", "joined", "expected_ms"),
+    [
+        (None, False, False, None),  # nothing has changed
+        (None, True, False, 160),  # a new target
+        (120, True, False, 120),  # another one before it has joined again
+        (120, True, True, 160),  # it has joined, and has partitions to give up
+        (120, False, True, None),
+    ],
+)
+def test_classic_member_must_join_again_within_its_rebalance_timeout(before_ms, behind, joined, expected_ms):
+    assert rejoin_by(100, before_ms, 60, behind=behind, joined=joined) == expected_ms
+    assert rejoin_by(100, None, 0, behind=True) is None, "other members have no such limit"
+
+
+def test_session_ends_at_the_time_by_which_a_member_must_have_joined_again():
+    assert [session_end(100, 30, by_ms) for by_ms in (None, 120, 140)] == [130, 120, 130]
 
 
 def test_partition_outside_the_target_stays_assigned_until_the_member_revokes_it():

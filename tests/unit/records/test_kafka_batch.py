@@ -15,7 +15,6 @@ from spark_log.records.schema import TimestampType
 from tests.support.kafka_batches import (
     MUTATIONS,
     RECORDS,
-    damaged,
     decoded,
     no_records,
     rows_of,
@@ -147,17 +146,6 @@ def test_a_record_may_have_as_many_headers_as_a_topic_takes(count):
     assert rows_of(decoded(sent(rows(HEADERS_PER_RECORD_MAX))).records) == rows(HEADERS_PER_RECORD_MAX)
     [found] = decode([sent(rows(HEADERS_PER_RECORD_MAX + 1))])
     assert isinstance(found, InvalidRecordError)
-
-
-@given(rows=RECORDS, mutations=MUTATIONS, cut=st.integers(0, 40))
-@settings(max_examples=300)
-def test_damaged_records_mean_the_same_among_few_and_among_many(rows, mutations, cut):
-    batch = damaged(sent(rows), mutations, cut)
-    [alone] = decode([batch])
-    beside = decode([batch, sent([(1, None, b"", [])] * (FEW + 1))])[0]
-    assert type(alone) is type(beside)
-    if isinstance(alone, DecodedBatch):
-        assert rows_of(alone.records) == rows_of(beside.records)
 
 
 @given(batch=st.binary(max_size=200), rows=RECORDS, mutations=MUTATIONS)

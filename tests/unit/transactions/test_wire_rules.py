@@ -9,12 +9,15 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from spark_log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected, check_sequence, remember
+from spark_log.append import rules as append_rules
+from spark_log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected
 from spark_log.errors import InvalidProducerIdMappingError, InvalidTxnStateError, ProducerFencedError
+from spark_log.partitions.replication_rules import PartitionState, Replica
 from spark_log.transactions import rules, wire_rules
 from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, Transaction
 
 PRODUCER, EPOCH = 7, 3
+PARTITION = PartitionState(1, 0, 0, 0, 0, 0, 0, (Replica(1, 0, True),))
 SAME = object()
 INVALID, FENCED = InvalidTxnStateError, ProducerFencedError
 EXPIRED = "expired"
@@ -105,7 +108,8 @@ class World(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.transaction = Transaction(PRODUCER, -1, 0, EMPTY, transactional_id="bills")
-        self.states = [ProducerState(-1), ProducerState(-1)]
+        self.states = [ProducerState(-1, transactional=True)] * 2
+        self.partitions = [PARTITION, PARTITION]
         self.pending = [[], []]
         self.logs, self.expected = [[], []], [[], []]
         self.clients = []
@@ -165,6 +169,14 @@ class World(RuleBasedStateMachine):
                 self.expected[partition].append(name)
         client.sent, client.is_open = [], False
 
+    @rule(partition=st.integers(0, 1), count=st.integers(1, 3), epochs=st.integers(0, 1))
+    def stranger_sends(self, partition, count, epochs):
+        """A batch outside of transactions, with what the client sends next, or has sent, or with a later epoch."""
+        client = self.clients[-1]
+        for first in {client.sequences[partition], max(0, client.sequences[partition] - count), 0}:
+            sequence = ProducerSequence(PRODUCER, client.epoch + epochs, first)
+            self._append(self._batch(partition, sequence, count))
+
     @rule(partition=st.integers(0, 1), commit=st.booleans())
     def send_and_end(self, partition, commit):
         self.send(0, partition, 1, 1)
@@ -209,14 +221,22 @@ class World(RuleBasedStateMachine):
             return
         if wire_rules.is_ended(self.transaction, PRODUCER, client.epoch, commit=True):
             return
-        for partition, here in enumerate(self.pending):
+        for here in self.pending:
             for batch, _ in here:
-                state, log = self.states[partition], self.logs[partition]
-                assert check_sequence(batch.sequence, batch.record_count, state) is None
-                base = 10 * len(log)
-                self.states[partition] = remember(state, batch, Appended(base, base + batch.record_count))
-                log.append(batch.name)
+                outcome = self._append(batch, commits=True)
+                assert isinstance(outcome, Appended) and not outcome.duplicate
         self._save(rules.commit(replace(self.transaction, pending=0), ref_of(self.transaction), 0))
+
+    def _append(self, batch, **how):
+        """As the append transaction: decide, and remember what was appended."""
+        number = batch.partition
+        outcome, self.partitions[number] = append_rules.decide(
+            self.partitions[number], batch, "all", self.states[number], **how
+        )
+        if isinstance(outcome, Appended) and not outcome.duplicate:
+            self.states[number] = append_rules.remember(self.states[number], batch, outcome)
+            self.logs[number].append(batch.name)
+        return outcome
 
     def _save(self, after):
         if after.state is not ONGOING:
@@ -230,6 +250,15 @@ TestWorld.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 MUTANTS = settings(max_examples=200, database=None, derandomize=True, phases=[Phase.generate])
+
+
+def let_strangers_append(patch):
+    decide = append_rules.decide
+
+    def trusting(state, batch, acks, producer, **how):
+        return decide(state, batch, acks, replace(producer, transactional=False), **how)
+
+    patch(append_rules, "decide", trusting)
 
 
 def forget_aborted(patch):
@@ -259,7 +288,8 @@ def end_anything(patch):
 
 
 @pytest.mark.parametrize(
-    "mutant", [forget_aborted, take_duplicates, trust_epochs, keep_epoch_at_time_out, end_anything]
+    "mutant",
+    [let_strangers_append, forget_aborted, take_duplicates, trust_epochs, keep_epoch_at_time_out, end_anything],
 )
 def test_histories_detect_the_mutation(monkeypatch, mutant):
     mutant(monkeypatch.setattr)

@@ -1,0 +1,139 @@
+"""Names with a NUL, which PostgreSQL does not store: refused with the same codes on both stores, in each request."""
+
+import pytest
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+from kafka.protocol.metadata import MetadataRequest
+
+from spark_log.gateway.gateway import APIS
+from tests.support.classic_member import ClassicMember
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection, codes_of, request_about
+from tests.support.topics import make
+
+NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, INVALID_REQUEST = 0, 23, 24, 25, 42
+UNKNOWN_SERVER_ERROR = -1
+NUL = "a\0b"
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    make(cluster, "flights", 1)
+    with GatewayProcess(tmp_path, cluster_address, "--no-auto-create-topics") as running:
+        yield running
+
+
+def places(element):
+    """Where the texts of a request are: (struct, field) for each."""
+    for name in type(element)._struct.fields:
+        value = getattr(element, name, None)
+        if isinstance(value, str):
+            yield element, name
+        for each in value if isinstance(value, list) else ():
+            if hasattr(type(each), "_struct"):
+                yield from places(each)
+            elif isinstance(each, str):
+                yield element, name
+
+
+def with_nul(api, version, number):
+    """A request whose text of this number has a NUL; None if it has fewer."""
+    request = request_about("flights", api.request, version)
+    there = list(places(request))
+    if number >= len(there):
+        return None
+    element, name = there[number]
+    setattr(element, name, [NUL] if isinstance(getattr(element, name), list) else NUL)
+    return request
+
+
+def test_no_request_with_a_nul_is_an_unknown_error(cluster, gateway):
+    wrong = []
+    for api in APIS:
+        version, number = api.advertised[1], 0
+        while (request := with_nul(api, version, number)) is not None:
+            with WireConnection(gateway.port) as connection:
+                if api.name == "Produce":
+                    request.acks = 1
+                codes = codes_of(connection.exchange(request, version), version)
+            if UNKNOWN_SERVER_ERROR in codes:
+                wrong.append((api.name, number))
+            number += 1
+    assert wrong == []
+    assert "Traceback" not in gateway.output, gateway.output[-4000:]
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])
+def test_members_with_a_nul_in_a_name_are_refused(cluster, gateway, assignor):
+    """Of groups whose assignments the store computes, and of those whose leader does."""
+    with WireConnection(gateway.port) as wire:
+        assert ClassicMember(wire, NUL, ["flights"], assignor=assignor).join() == INVALID_GROUP_ID
+        assert ClassicMember(wire, "g", ["flights"], assignor=NUL).join() == INCONSISTENT_GROUP_PROTOCOL
+        assert ClassicMember(wire, "g", ["flights"], assignor=assignor, instance_id=NUL).join() == UNKNOWN_MEMBER_ID
+        member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
+        member.member_id = NUL
+        assert member.join() == UNKNOWN_MEMBER_ID
+        member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
+        assert (member.join(), member.sync()) == (NONE, NONE)
+        them = {"group_id": "g", "generation_id": member.generation, "member_id": member.member_id}
+        for kind, version, fields in (
+            (HeartbeatRequest, 3, {}),
+            (SyncGroupRequest, 3, {"assignments": []}),
+            (OffsetCommitRequest, 7, {"topics": []}),
+        ):
+            names = [({"group_id": NUL}, INVALID_GROUP_ID), ({"member_id": NUL}, UNKNOWN_MEMBER_ID)]
+            names += [({"group_instance_id": NUL}, UNKNOWN_MEMBER_ID)]
+            for wrong, code in names if kind is not OffsetCommitRequest else ():
+                answer = wire.exchange(kind(**{"group_instance_id": None, **them, **fields, **wrong}), version)
+                assert answer.error_code == code, (kind, wrong)
+        of = LeaveGroupRequest.MemberIdentity
+        leaving = [of(member_id=NUL, group_instance_id=None), of(member_id="", group_instance_id=NUL)]
+        left = wire.exchange(LeaveGroupRequest(group_id="g", members=leaving), 3)
+        assert [each.error_code for each in left.members] == [UNKNOWN_MEMBER_ID] * 2
+        assert wire.exchange(LeaveGroupRequest(group_id=NUL, members=leaving), 3).error_code == INVALID_GROUP_ID
+        assert member.beat() == NONE
+
+
+def commit(wire, metadata="", **names):
+    kind = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition = kind.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=0, committed_leader_epoch=-1, committed_metadata=metadata
+    )
+    request = OffsetCommitRequest(
+        **{"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, **names},
+        topics=[kind(name="flights", partitions=[partition])],
+    )
+    return wire.exchange(request, 7).topics[0].partitions[0].error_code
+
+
+def test_commits_with_a_nul_in_a_name_are_refused(cluster, gateway):
+    with WireConnection(gateway.port) as wire:
+        assert commit(wire, group_id=NUL) == INVALID_GROUP_ID
+        assert commit(wire, member_id=NUL) == UNKNOWN_MEMBER_ID
+        assert commit(wire, member_id="m", group_instance_id=NUL) == UNKNOWN_MEMBER_ID
+        assert commit(wire, metadata=NUL) == INVALID_REQUEST
+        assert commit(wire) == NONE
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])
+def test_a_client_id_with_a_nul_is_no_obstacle(cluster, gateway, assignor):
+    class Strange(WireConnection):
+        client_id = "te\0st"
+
+    with Strange(gateway.port) as wire:
+        assert wire.exchange(MetadataRequest(topics=None), 1).topics
+        member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
+        assert (member.join(), member.sync(), member.beat()) == (NONE, NONE, NONE)
+
+
+def test_join_of_the_lowest_version_is_refused_too(cluster, gateway):
+    with WireConnection(gateway.port) as wire:
+        request = JoinGroupRequest(
+            group_id=NUL, session_timeout_ms=30_000, member_id="", protocol_type="consumer", protocols=[]
+        )
+        assert wire.exchange(request, 0).error_code == INVALID_GROUP_ID

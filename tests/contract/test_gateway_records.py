@@ -1,0 +1,154 @@
+"""Record batches that clients send, and what the other clients of the gateway notice of them."""
+
+import pytest
+from kafka import TopicPartition
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.producer.produce import ProduceRequest
+
+from spark_log import Consumer
+from spark_log.erase.erase import erase
+from spark_log.gateway.record_streams import RecordStreams
+from spark_log.log.log import Log
+from spark_log.records.kafka_batch.decode import FEW
+from spark_log.records.kafka_batch.encode import encode
+from spark_log.records.kafka_batch.header import HEADER_BYTES
+from spark_log.records.kafka_batch.varint import varint
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.kafka_batches import stored, with_checksum
+from tests.support.keyed_log import append_keyed
+from tests.support.records import ranges_of
+from tests.support.topics import make
+
+NONE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_RECORD = 0, 3, 87
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    make(cluster, "flights", 1)
+    with GatewayProcess(tmp_path, cluster_address, "--no-auto-create-topics") as running:
+        yield running
+
+
+def values(cluster, name):
+    log = Log(cluster)
+    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
+    log.close()
+    return rows
+
+
+def batch(*records, key=None):
+    rows = [(1_000, key, value, []) for value in records]
+    return encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0)
+
+
+def batch_with_a_wrong_header_length(count):
+    """The length of the only header key points before the beginning of the request."""
+    bodies = [b"\0\0" + varint(number) + varint(-1) + varint(-1) for number in range(count)]
+    bodies = [*(body + varint(0) for body in bodies[:-1]), bodies[-1] + varint(1) + varint(-(2**31)) + varint(0)]
+    return with_checksum(batch(*[b""] * count)[:HEADER_BYTES] + b"".join(varint(len(body)) + body for body in bodies))
+
+
+def produce_request(batches, acks):
+    kind = ProduceRequest.TopicProduceData
+    topics = [
+        kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=data)])
+        for name, data in batches.items()
+    ]
+    return ProduceRequest(transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=topics)
+
+
+def produce(connection, batches):
+    """The error code of each topic."""
+    answer = connection.exchange(produce_request(batches, acks=-1), 7)
+    return {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
+
+
+@pytest.mark.parametrize("count", [1, FEW + 1])
+@pytest.mark.parametrize("topic", ["flights", "missing"])
+def test_a_malformed_batch_does_not_affect_the_others_of_its_append(cluster, gateway, count, topic):
+    make(cluster, "other", 1)
+    with WireConnection(gateway.port) as connection:
+        codes = produce(connection, {topic: batch_with_a_wrong_header_length(count), "other": batch(b"v")})
+    assert codes == {topic: INVALID_RECORD, "other": NONE}
+    assert (values(cluster, "flights"), values(cluster, "other")) == ([], [b"v"])
+
+
+def fetch(connection, offset, bytes_max):
+    """The bytes of record batches from the offset on: one batch, or more within `bytes_max`."""
+    kind = FetchRequest.FetchTopic
+    partition = kind.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
+    request = FetchRequest(
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=1,
+        max_bytes=bytes_max,
+        isolation_level=0,
+        topics=[kind(topic="flights", partitions=[partition])],
+    )
+    [found] = connection.exchange(request, 4).responses[0].partitions
+    assert found.error_code == 0
+    return bytes(found.records)
+
+
+@pytest.mark.delta
+def test_a_running_gateway_forgets_erased_records(cluster, gateway):
+    with WireConnection(gateway.port) as connection, WireConnection(gateway.port) as another:
+        for key, value in ((b"stays", b"one"), (b"gone", b"private-1"), (b"stays", b"two"), (b"gone", b"private-2")):
+            assert produce(connection, {"flights": batch(value, key=key)}) == {"flights": NONE}
+        assert b"private-1" in fetch(connection, 0, 1_000_000)  # these batches are kept
+        assert b"private-1" in fetch(another, 1, 1)  # and the rest is planned
+        assert erase(cluster, "flights", [b"gone"], purge=True).purged.files
+        for offset in range(4):
+            for each in (connection, another):
+                records = fetch(each, offset, 1_000_000)
+                assert b"private" not in records
+                assert records, "an empty batch moves a consumer past the gap"
+        assert b"two" in fetch(another, 0, 1_000_000)
+
+
+@pytest.mark.delta
+def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster):
+    topic = make(cluster, "flights", 2)
+    log, streams = Log(cluster), RecordStreams(cluster)
+    for number in range(2):
+        append_keyed(log, topic, (b"gone", b"private"), (b"stays", b"1"), partition=number)
+        streams.read(topic, number, (0, 0), 0, 2, 1_000_000)
+    both = streams.cached_bytes
+    streams.forget_rewritten()
+    assert streams.cached_bytes == both > 0
+    erase(cluster, "flights", [b"gone"], purge=True)
+    streams.forget_rewritten()
+    assert streams.cached_bytes == 0
+    log.close()
+
+
+@pytest.mark.delta
+def test_a_consumer_forgets_erased_records_that_it_has_not_returned(cluster, cluster_address):
+    topic = make(cluster, "flights", 1)
+    log = Log(cluster)
+    append_keyed(log, topic, *[(b"gone", b"private")] * 3, (b"stays", b"1"))
+    consumer = Consumer(cluster=cluster_address, auto_offset_reset="earliest", max_poll_records=1)
+    partition = TopicPartition("flights", 0)
+    consumer.assign([partition])
+    [[first]] = consumer.poll(30_000).values()
+    assert first.value == b"private"
+    erase(cluster, "flights", [b"gone"], purge=True)
+    [[second]] = consumer.poll(30_000).values()
+    assert (second.offset, second.value) == (3, b"1")
+    consumer.close()
+    log.close()
+
+
+def test_a_produce_request_without_acknowledgement_is_never_answered(cluster, gateway):
+    """After an error its connection is closed, so that the client notices; other requests are answered in order."""
+    with WireConnection(gateway.port) as connection:
+        send_unacknowledged(connection, {"flights": batch(b"v")})
+        assert produce(connection, {"flights": batch(b"w")}) == {"flights": NONE}
+        send_unacknowledged(connection, {"missing": batch(b"v")})
+        assert connection.is_closed()
+    assert values(cluster, "flights") == [b"v", b"w"]
+
+
+def send_unacknowledged(connection, batches):
+    connection.send(produce_request(batches, acks=0), 7)
