@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -33,7 +34,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata.columns import PARTITION
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
-from spark_log.security.acl_rules import ResourceType
+from spark_log.security.acl_rules import Operation, ResourceType
 from spark_log.segments.plan import Found, find_positions
 
 if TYPE_CHECKING:
@@ -84,10 +85,13 @@ async def describe_topic_partitions(gateway: "Gateway", request: Message, client
 def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
     store = gateway.cluster.store
     names = {each.name for each in request.topics} or None
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
     begin = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
 
     def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], Page, dict[int, dict[int, int]]]:
         topics = find_topics(connection, names)
+        if names is None:  # so that no page ends at a topic that the client may not describe
+            topics = {name: topic for name, topic in topics.items() if may_describe(name)}
         counts = {**dict.fromkeys(names or (), 0), **{name: topic.partition_count for name, topic in topics.items()}}
         page = page_of(counts, begin, min(request.response_partition_limit, _PARTITIONS_MAX))
         ids = [topics[name].topic_id for name, _, _ in page.topics if name in topics]
