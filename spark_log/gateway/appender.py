@@ -25,6 +25,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.gateway.counters import Counters
+from spark_log.gateway.error_codes import client_message
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.gateway.transactions import register_records
 from spark_log.log.log import Log, Records
@@ -254,7 +255,7 @@ def _bad_records(records: pa.Table, topic: Topic | None, now_ms: int) -> dict[in
         records = stamp(records, now_ms)
     records = normalise(records, timestamp_ms=now_ms)
     bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
-    return {row: str(error) for row, error in bad.items()}
+    return {row: client_message(error) for row, error in bad.items()}
 
 
 def _resolve(done: "asyncio.Future[list[Outcome]]", outcomes: list[Outcome]) -> None:

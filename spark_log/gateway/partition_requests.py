@@ -27,7 +27,7 @@ from spark_log.controller.requested_elections import elect
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
-from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
@@ -160,7 +160,7 @@ def _elect_leaders(gateway: "Gateway", request: Message) -> Message:
         code = NONE if error is None else error_code(error)
         if everything and code == _ELECTION_NOT_NEEDED:
             continue
-        message = None if error is None else str(error)
+        message = None if error is None else client_message(error)
         one = kind.PartitionResult(partition_id=tp.partition, error_code=code, error_message=message)
         results.setdefault(tp.topic, []).append(one)
     return ElectLeadersResponse(
