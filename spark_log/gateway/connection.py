@@ -27,7 +27,7 @@ from spark_log.gateway.wire import (
     read_body,
     read_request_header,
 )
-from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
-_HEADER_START = 8
-"""Bytes of API key, version and correlation id."""
+_HEADER_START = 10
+"""Bytes of API key, version, correlation id, and the length of the client id."""
+_INT32_MAX = 2**31 - 1
 
 
 class Connection:
@@ -53,7 +54,8 @@ class Connection:
         self._software = admitted.software
         self._claims = Claims()
         self._client = Client("", self._host, self._software, self._claims, self._principal)
-        self._muted_until_s = 0.0
+        self._cpu_share: tuple[Bucket, float] | None = None
+        """The bucket that pays for the CPU time of the last request that was read, and what it was charged already."""
 
     async def serve(self) -> None:
         """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
@@ -84,13 +86,41 @@ class Connection:
             if not _HEADER_START <= size <= self._gateway.settings.frame_bytes_max:
                 raise MalformedRequestError(f"a frame of {size} bytes")
             start = await self._reader.readexactly(_HEADER_START)
-            await self._unmuted()
             api_key = int.from_bytes(start[:2], "big", signed=True)
             if api_key != 0 and size > self._gateway.settings.small_frame_bytes_max:
                 raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-            return memoryview(start + await self._reader.readexactly(size - _HEADER_START))
+            id_size = max(0, int.from_bytes(start[8:], "big", signed=True))
+            if _HEADER_START + id_size > size:
+                raise MalformedRequestError("a request header is cut off")
+            start += await self._reader.readexactly(id_size)
+            client_id = start[_HEADER_START:].decode(errors="replace")
+            await self._admit(api_key, client_id, size)
+            try:
+                return memoryview(start + await self._reader.readexactly(size - len(start)))
+            except BaseException:
+                if api_key == _PRODUCE:
+                    quotas = self._gateway.quotas
+                    quotas.charge(quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, client_id), -size)
+                raise
         except asyncio.IncompleteReadError:
             return None
+
+    async def _admit(self, api_key: int, client_id: str, size: int) -> None:
+        """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
+        quotas, began_s = self._gateway.quotas, clock.monotonic_s()
+        cpu = quotas.bucket(REQUEST_PERCENTAGE, self._client.user, client_id)
+        self._cpu_share = None if cpu is None else (cpu, quotas.expected_cpu_s(cpu))
+        if self._cpu_share is not None:
+            await quotas.admit(REQUEST_PERCENTAGE, self._client.user, client_id, self._cpu_share[1], self._is_gone)
+        if api_key == _PRODUCE:
+            await quotas.admit(PRODUCER_BYTE_RATE, self._client.user, client_id, size, self._is_gone)
+        elif api_key == _FETCH:
+            await quotas.admit(CONSUMER_BYTE_RATE, self._client.user, client_id, 0, self._is_gone)
+        self._gateway.counters.throttled_seconds += clock.monotonic_s() - began_s
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed the connection: it sends again what waited for longer than its time-out."""
+        return bool(self._reader._eof)  # type: ignore[attr-defined]  # at_eof() is False while a request is unread
 
     async def _handle(self, frame: memoryview) -> None:
         header = read_request_header(frame, self._gateway.is_flexible)
@@ -108,16 +138,14 @@ class Connection:
             )
             await self._answers.put(asyncio.create_task(_done(answer)))
             return
-        muted_s = 0.0
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
-            muted_s = self._mute(self._gateway.quotas.charge(PRODUCER_BYTE_RATE, client, len(frame)))
         request = read_body(api.request, header.version, frame[header.body :])
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await asyncio.wait([self._last])
-        self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s))
+        self._last = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share))
         self._last_is_pipelined = api.pipelined
         await self._answers.put(self._last)
 
@@ -142,43 +170,35 @@ class Connection:
         return True
 
     async def _answer(
-        self, api: Api, request: Message, header: RequestHeader, client: Client, muted_s: float
+        self, api: Api, request: Message, header: RequestHeader, client: Client, share: tuple[Bucket, float] | None
     ) -> bytes | None:
-        """`muted_s`: for how long the connection is muted already."""
+        """`share`: the bucket that pays for the CPU time, and what it was charged already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
-        cpu = CpuTime() if quotas.measures_cpu else None
+        cpu = None if share is None else CpuTime()
         cpu_of_request.set(cpu)
         if api.key == _FETCH:
-            request.max_bytes = quotas.fetch_bytes_max(client, request.max_bytes)
+            request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, request.max_bytes)
         serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
-        response = await serve(self._gateway, request, client)
-        encode = partial(encode_response, response, header.version, header.correlation_id)
-        answer = None if response is None else encode() if cpu is None else cpu.measure(encode)
+        try:
+            response = await serve(self._gateway, request, client)
+            encode = partial(encode_response, response, header.version, header.correlation_id)
+            answer = None if response is None else encode() if cpu is None else cpu.measure(encode)
+        finally:
+            if cpu is not None and share is not None:
+                quotas.charge_cpu(share[0], cpu.seconds, share[1])
         done = counters.requests[api.name]
         done.count += 1
         done.seconds += clock.monotonic_s() - began_s
-        more_s = 0.0
+        bytes_rate = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}.get(api.key)
+        used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
-            more_s = quotas.charge(CONSUMER_BYTE_RATE, client, len(answer))
-        if cpu is not None:
-            more_s = max(more_s, quotas.charge(REQUEST_PERCENTAGE, client, cpu.seconds))
-        throttled_s = max(muted_s, self._mute(more_s))
+            await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self._is_gone)
+        throttled_s = max(quotas.wait_s(used), quotas.wait_s(None if share is None else share[0]))
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
-            response.throttle_time_ms = math.ceil(throttled_s * 1000)
+            response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = encode()
         return answer
-
-    def _mute(self, seconds: float) -> float:
-        """Handle no further request of the client for so long (KIP-219)."""
-        if seconds > 0:
-            self._muted_until_s = max(self._muted_until_s, clock.monotonic_s() + seconds)
-            self._gateway.counters.throttled_seconds += seconds
-        return seconds
-
-    async def _unmuted(self) -> None:
-        while (left_s := self._muted_until_s - clock.monotonic_s()) > 0:
-            await asyncio.sleep(left_s)
 
     async def _write(self) -> None:
         try:

@@ -212,7 +212,7 @@ class Gateway:
         assert task is not None
         self._connections.add(task)
         try:
-            refused_after_s = self.quotas.charge_connection((writer.get_extra_info("peername") or ("",))[0])
+            refused_after_s = self.quotas.refused_after_s((writer.get_extra_info("peername") or ("",))[0])
             if refused_after_s > 0:
                 await asyncio.sleep(refused_after_s)
                 writer.close()

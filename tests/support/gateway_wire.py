@@ -1,5 +1,6 @@
 """Requests to a gateway in any version of the protocol, byte by byte: clients choose one version."""
 
+import select
 import socket
 import ssl
 import struct
@@ -39,6 +40,16 @@ class WireConnection:
         request.API_VERSION = version
         request.with_header(_CORRELATION_ID, "test")
         self._socket.sendall(request.encode(header=True, framed=True))
+
+    def send_start(self, request: Message, version: int, size: int) -> None:
+        """Only the first `size` bytes of the request."""
+        request.API_VERSION = version
+        request.with_header(_CORRELATION_ID, "test")
+        self._socket.sendall(request.encode(header=True, framed=True)[:size])
+
+    def readable(self, timeout_s: float) -> bool:
+        """Whether bytes of the gateway, or its end of the connection, arrive within this time."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def send_bytes(self, data: bytes) -> None:
         """A frame without a header."""
