@@ -19,10 +19,10 @@ from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.quotas.quota_rows import write_quotas
 from spark_log.quotas.rules import entity_of
-from spark_log.security.acl_rules import Acl, Operation, PatternType, Permission, ResourceType
-from spark_log.security.acls import add_acls
+from spark_log.security.acl_rules import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from spark_log.security.acls import add_acls, remove_acls
 from tests.contract.test_gateway_acls import OPTIONS, acl, client, connect, put_users
-from tests.support.classic_member import ClassicMember
+from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import request_about
@@ -222,6 +222,43 @@ def test_a_group_is_described_with_the_topics_that_the_client_may_describe(gatew
     assert topics_of(by_admin["own-opaque"].members[0]) == ([OWN, "A-hidden"], [OWN, "A-hidden"])
     for wire in wires:
         wire.__exit__()
+
+
+def test_members_of_a_group_get_no_partitions_of_topics_that_they_may_not_describe(gateway, cluster):
+    """The server assigns, so it must not name them; a member that may describe them gets them all."""
+    topics = (OWN, "A-hidden")
+    with connect(gateway, "anna") as wire, connect(gateway, "admin") as other_wire:
+        anna = ClassicMember(wire, "own-classic", topics)
+        assert anna.join() == 0 and anna.sync() == 0
+        assert anna.owned == {OWN: [0, 1]}
+        admin = ClassicMember(other_wire, "own-classic", topics)
+        assert admin.join() == 0 and admin.sync() == 0
+        settle(anna, admin)
+        assert set(anna.owned) | set(admin.owned) == {*topics}
+        assert "A-hidden" not in anna.owned and admin.owned["A-hidden"] == [0, 1]
+
+
+def test_a_regular_expression_matches_the_topics_that_the_member_may_describe(gateway, cluster):
+    topics = cluster.store.read(lambda connection: find_topics(connection, None))
+    ids = {name: uuid.UUID(hex=topic.uuid) for name, topic in topics.items()}
+    with connect(gateway, "anna") as wire:
+        member = ConsumerMember(wire, "own-consumer", ids, subscribed_topic_regex=".*")
+        assert member.join().error_code == 0
+        assert member.told == {OWN: [0, 1]}
+
+
+def test_a_right_that_ends_ends_the_assignment_at_the_next_sync(gateway, cluster):
+    also = acl("anna", Operation.DESCRIBE, ResourceType.TOPIC, "A-hidden")
+    add_acls(cluster.store, [also])
+    with connect(gateway, "anna") as wire:
+        anna = ClassicMember(wire, "own-classic", (OWN, "A-hidden"))
+        assert anna.join() == 0 and anna.sync() == 0
+        assert anna.owned == {OWN: [0, 1], "A-hidden": [0, 1]}
+        remove_acls(cluster.store, [AclFilter(resource_name="A-hidden", operation=Operation.DESCRIBE)])
+        while anna.sync() == 0:
+            pass
+        anna.settle()
+        assert anna.owned == {OWN: [0, 1]}
 
 
 def topics_of(member):
