@@ -4,9 +4,11 @@ import contextlib
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from kafka.protocol.consumer import OffsetCommitRequest
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.metadata import tables as t
@@ -20,6 +22,7 @@ from tests.support.topics import make
 
 PARTITIONS, MEMBERS, SURVIVORS, SESSION_MS = 12, 8, 4, 3_000
 CHURN_S = 5.0
+UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID = 25, 82
 GONE = (OSError, AssertionError)
 """Errors of a connection to a gateway that was killed."""
 
@@ -106,7 +109,7 @@ class Life:
         if member._assignor == "range":  # an eager member gives everything up before it joins again
             member.owned = {}
             self.ownership.claim(self, ())
-        if code in (25, 82) or member.join() != 0:
+        if code in (UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) or member.join() != 0:
             return code == -1
         if member.sync() == 0:
             self.ownership.claim(self, member.owned.get("t", ()))
@@ -176,6 +179,40 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
     wait_until(lambda: not rows(cluster, t.group_member) and not rows(cluster, t.group_partition), "rows are left")
     assert rows(cluster, t.opaque_member) == 0
     assert all("Traceback" not in each.output for each in gateways)
+
+
+def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, gateways):
+    """A stranger with the instance id of a member takes its place (KIP-345), and never a second one beside it."""
+    with contextlib.ExitStack() as stack:
+        members = [
+            ClassicMember(stack.enter_context(WireConnection(gateways[n % 2].port)), "g", ["t"], instance_id="i")
+            for n in range(MEMBERS)
+        ]
+        with ThreadPoolExecutor(MEMBERS) as pool:
+            joined = list(pool.map(ClassicMember.join, members))
+            synced = list(pool.map(ClassicMember.sync, members))
+        assert rows(cluster, t.group_member) == 1
+        beats = [member.beat() for member in members]
+        [owner] = [member for member, code in zip(members, beats, strict=True) if code in (0, 27)]
+        assert set(beats) - {0, 27} <= {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}, (joined, synced, beats)
+        owner.settle()
+        assert owner.owned == {"t": list(range(PARTITIONS))}
+        for member in members:
+            for instance_id in ("i", None):  # without the instance id it is not fenced, but it is no member either
+                member.instance_id = instance_id
+                expected = {0} if member is owner else {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}
+                assert {commit(member)} <= expected and (member is owner or member.sync() in expected)
+        assert rows(cluster, t.group_member) == 1 and owner.beat() == 0
+
+
+def commit(member):
+    kind = OffsetCommitRequest.OffsetCommitRequestTopic
+    part = kind.OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
+    request = OffsetCommitRequest(
+        group_id="g", generation_id_or_member_epoch=member.generation, member_id=member.member_id,
+        group_instance_id=member.instance_id, topics=[kind(name="t", partitions=[part])],
+    )  # fmt: skip
+    return member.wire.exchange(request, 7).topics[0].partitions[0].error_code
 
 
 def rows(cluster, table):
