@@ -4,6 +4,7 @@ The shell runs `spark-log` at each Tab. So the names are read with the database'
 take longer than all the rest. Nothing is printed and nothing is raised: without a cluster there are no completions.
 """
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +16,8 @@ from spark_log.metadata.address import Address, check_transport
 
 NAMES_MAX = 1_000
 _TIMEOUT_S = 1
+_WITHOUT_MEANING = re.compile(r"[\w.:,@%+=/-]+")
+"""Names that mean only themselves to a shell. Clients choose the ids of groups, and a shell would run `$(...)`."""
 
 Complete = Callable[[typer.Context, str], list[str]]
 
@@ -36,7 +39,8 @@ def _of_cluster(column: str, table: str) -> Complete:
 
 def _read(address: Address, query: str, incomplete: str) -> list[str]:
     with _connection(address) as (connection, mark):
-        return [str(row[0]) for row in connection.execute(query.format(mark=mark), (incomplete,))]
+        names = [str(row[0]) for row in connection.execute(query.format(mark=mark), (incomplete,))]
+    return [name for name in names if _WITHOUT_MEANING.fullmatch(name)]
 
 
 @contextmanager

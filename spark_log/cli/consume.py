@@ -1,6 +1,5 @@
 """`spark-log consume`: records of a topic to stdout."""
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import count_of, note
+from spark_log.cli.output import count_of, json_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
 from spark_log.cli.shared_options import Cluster_, TopicName
+from spark_log.printable import printable
 
 
 class IsolationLevel(StrEnum):
@@ -181,13 +181,16 @@ def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, An
 
 
 def _print(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
-    if values:
+    if values and sys.stdout.isatty():
+        text = (row["value"] or b"").decode(errors="backslashreplace")
+        sys.stdout.write(printable(text, keep="\n\t") + "\n")
+    elif values:
         sys.stdout.buffer.write((row["value"] or b"") + b"\n")
     elif as_json:
-        sys.stdout.write(json.dumps(show_json(row), ensure_ascii=False) + "\n")
+        sys.stdout.write(json_of(show_json(row)) + "\n")
     else:
         moment = datetime.fromtimestamp(row["timestamp"] / 1000, UTC).isoformat(timespec="milliseconds")
         place = f"{row['topic']}-{row['partition']}@{row['offset']}"
-        headers = " ".join(f"{h['key']}={show_text(h['value'])}" for h in row["headers"] or ())
+        headers = " ".join(f"{printable(h['key'])}={show_text(h['value'])}" for h in row["headers"] or ())
         line = f"{place}  {moment.replace('+00:00', 'Z')}  {show_text(row['key'])}  {show_text(row['value'])}"
         sys.stdout.write(f"{line}  [{headers}]\n" if headers else f"{line}\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json
 
 if TYPE_CHECKING:
@@ -121,10 +121,9 @@ def _follow(read: Any) -> None:
         described, lag = read()
         members = count_of(len(described.members), "member")
         title = f"{described.group_id}: {described.state}, {members}, lag {_total(lag):,}"
-        shown = Table(*_LAG_COLUMNS, title=title, title_justify="left")
+        shown = Table(*_LAG_COLUMNS, title=cell(title), title_justify="left")
         for row in lag:
-            shown.add_row(*("-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-                            for value in _lag_row(row)))  # fmt: skip
+            shown.add_row(*map(cell, _lag_row(row)))
         return shown
 
     with Live(table(), console=Console(), auto_refresh=False) as live:

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 an error of spark-log or of the machine (one line on stderr), 2 wrong usage.
 """
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +33,9 @@ from spark_log.cli import (
     transaction,
     user,
 )
+from spark_log.cli.output import note
 from spark_log.errors import SparkLogError, redact
+from spark_log.printable import PrintableFormatter
 
 
 class OneLineErrors(TyperGroup):
@@ -48,7 +51,7 @@ class OneLineErrors(TyperGroup):
             raise  # typer ends quietly when the reader of a pipe has ended
         except (SparkLogError, OSError) as error:
             text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
-            typer.echo(f"spark-log: {' '.join(redact(text).split())}", err=True)
+            note(f"spark-log: {' '.join(redact(text).split())}")
             raise typer.Exit(1) from error
 
 
@@ -110,3 +113,5 @@ def main(
     - `echo hello | spark-log produce events --cluster /data/log`
     - `spark-log consume events --cluster /data/log`
     """
+    if logging.lastResort is not None:  # prints the warnings of every command
+        logging.lastResort.setFormatter(PrintableFormatter())

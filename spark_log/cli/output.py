@@ -1,16 +1,24 @@
-"""Prints tables for people, JSON for scripts, and lines of text."""
+"""Prints tables for people, JSON for scripts, and lines of text.
+
+Names, ids and records are texts of clients. Here they lose what a terminal would obey: control characters and the
+markup of rich.
+"""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from spark_log.printable import printable, printable_json
 from spark_log.quantities import bytes_of as bytes_of
 from spark_log.quantities import count_of as count_of
 from spark_log.quantities import duration_of as duration_of
 from spark_log.quantities import time_of as time_of
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 WIDTH_OF_PIPES = 200
 """Width of a table that is not printed to a terminal; the default of rich is 80 columns."""
@@ -18,7 +26,12 @@ WIDTH_OF_PIPES = 200
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_of(value, indent=2))
+
+
+def json_of(value: Any, indent: int | None = None) -> str:
+    """The JSON text of a value, which is printable."""
+    return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -27,30 +40,38 @@ def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequen
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    shown_title = None if title is None else Text(printable(title), style="table.title")
+    table = Table(title=shown_title, title_justify="left", header_style="bold")
     for at, column in enumerate(columns):
         numeric = all(isinstance(row[at], int) and not isinstance(row[at], bool) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_show(value)) for value in row))
+        table.add_row(*map(cell, row))
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES).print(table)
+
+
+def cell(value: object) -> "Text":
+    """A cell of a table of rich."""
+    from rich.text import Text
+
+    return Text(_show(value))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
     """`name  value` lines on stdout, aligned."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {_show(value)}")
+        typer.echo(f"{printable(name):<{width}}  {_show(value)}")
 
 
 def say(text: str) -> None:
     """Print one line about the result, on stdout."""
-    typer.echo(text)
+    typer.echo(printable(text))
 
 
 def note(text: str) -> None:
     """Print one line that is not data, on stderr."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def _show(value: object) -> str:
@@ -60,4 +81,4 @@ def _show(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_log.errors import InvalidRecordError
+from spark_log.printable import printable
 
 Header = tuple[str, bytes | None]
 
@@ -98,9 +99,7 @@ def show_text(data: bytes | None) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(data).decode()
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return printable(text)
 
 
 def _put_bytes(target: dict[str, Any], name: str, data: bytes | None) -> None:

@@ -9,6 +9,7 @@ from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.schema_argument import parse_schema
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 from spark_log.columns.parts import KEY, VALUE
+from spark_log.printable import printable, printable_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -168,6 +169,6 @@ def infer(
         finally:
             log.close()
     if as_json:
-        typer.echo(to_json(fields))
+        typer.echo(printable_json(to_json(fields)))
     else:
-        typer.echo(to_ddl(fields))
+        typer.echo(printable(to_ddl(fields), keep="\n"))

@@ -55,7 +55,9 @@ def accept(
         store = opened.store
         before, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
         if not yes:
-            note(f"It was {before or 'not known'}, and is {now or 'not known'}.\n{_ACCEPT}")
+            note(f"It was {before or 'not known'}, and is {now or 'not known'}.")
+            for line in _ACCEPT.splitlines():
+                note(line)
             _print_unnamed(unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
         store.transact(lambda c, _attempt: server_identity.accept(c, store.clock(c).wall_ms))

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_log.cli.output import WIDTH_OF_PIPES, bytes_of, duration_of
+from spark_log.cli.output import WIDTH_OF_PIPES, bytes_of, cell, duration_of
 from spark_log.cli.shared_options import Cluster_
 from spark_log.errors import SparkLogError
+from spark_log.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +38,6 @@ def top(
     """
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.metrics.cluster_snapshot import read_cluster
@@ -55,7 +55,7 @@ def top(
                 view = _view(address, before, now, rows)
                 before = now
             except SparkLogError as error:  # it may come back
-                view = Text(f"{error}")
+                view = cell(str(error))
             shown += 1
             if console.is_terminal:
                 live.update(view, refresh=True)
@@ -114,7 +114,7 @@ def _summary(address: str, now: "ClusterSnapshot", rate: float) -> "RenderableTy
         f"controller {now.controller or 'none'}",
     ]
     trouble = _state(offline, behind)
-    lines = Text(f"{address}\n", style="bold")
+    lines = Text(f"{printable(address)}\n", style="bold")
     lines.append(" · ".join(parts), style="not bold")
     if trouble:
         lines.append(f"\n{trouble}", style="bold red")
@@ -128,12 +128,11 @@ def _state(offline: int, under_replicated: int) -> str:
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], omitted: int) -> "RenderableType":
     from rich.table import Table
-    from rich.text import Text
 
     caption = f"and {omitted} more" if omitted > 0 else None
     table = Table(header_style="bold", expand=False, caption=caption, caption_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(value) for value in row))
+        table.add_row(*map(cell, row))
     return table

@@ -20,6 +20,7 @@ from spark_log.errors import (
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.gateway.error_codes import client_message
 from spark_log.log.log import Records
 from spark_log.produce.faults import faults
 from spark_log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
@@ -142,4 +143,4 @@ def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
         records = stamp(records, now_ms)
     records = normalise(records, timestamp_ms=now_ms)
     bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
-    return {row: str(error) for row, error in bad.items()}
+    return {row: client_message(error) for row, error in bad.items()}

@@ -10,7 +10,7 @@ what SyncGroup returns. So classic clients share a group with spark-log's consum
 All functions block; they raise the errors of `groups.heartbeats`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -75,8 +75,15 @@ def with_new_id(joining: Joining) -> Joining:
     return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)))
 
 
-def joining_of(store: Store, identity: Identity, protocol_type: str, protocols: Mapping[str, bytes]) -> Joining:
-    """Check a JoinGroup request and decode it; `protocols` are the metadata by assignor, in order of preference.
+def joining_of(
+    store: Store,
+    identity: Identity,
+    protocol_type: str,
+    protocols: Mapping[str, bytes],
+    may_describe: Callable[[str], bool],
+) -> Joining:
+    """Check a JoinGroup request and decode it; `protocols` are the metadata by assignor, in order of preference. Topics
+    that the client may not describe are left out: to it, they do not exist.
 
     InconsistentGroupProtocolError for a group that is not of consumers, or without an assignor that gateways know.
     """
@@ -101,7 +108,7 @@ def joining_of(store: Store, identity: Identity, protocol_type: str, protocols: 
         topics |= set(said.topics)
         pairs = said.owned_partitions or ()
         owned |= {TopicPartition(each.topic, number) for each in pairs for number in each.partitions}
-    legal = frozenset(name for name in topics if is_legal(name))
+    legal = frozenset(name for name in topics if is_legal(name) and may_describe(name))
     return Joining(identity, Subscription(legal, tuple((name, b"") for name in known)), frozenset(owned))
 
 
@@ -125,8 +132,10 @@ def beat(store: Store, joining: Joining) -> Membership:
     return Membership(assignment.generation, response.assignor, assignment.partitions, assignment.complete)
 
 
-def sync(store: Store, me: Identity, generation: int) -> Membership:
-    """The member's assigned partitions. IllegalGenerationError if it has to join again."""
+def sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:
+    """The member's assigned partitions. IllegalGenerationError if it has to join again, such as after it has lost the
+    right to describe a topic.
+    """
 
     def read(connection: sa.Connection) -> tuple[rows.MemberRow, Partitions]:
         row, _ = check_live(store, connection, me, lock=False)
@@ -134,7 +143,8 @@ def sync(store: Store, me: Identity, generation: int) -> Membership:
 
     row, assigned = store.read(read)
     known = replace(me, client_id=row.client_id, host=row.host, session_timeout_ms=row.session_timeout_ms)
-    found = beat(store, Joining(known, row.subscription, assigned))
+    topics = frozenset(filter(may_describe, row.subscription.topics))
+    found = beat(store, Joining(known, replace(row.subscription, topics=topics), assigned))
     if found.generation != generation:
         raise IllegalGenerationError(
             f"group {me.group_id!r}: generation {generation} is over, the group is in {found.generation}"

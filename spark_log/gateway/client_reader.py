@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
 from spark_log.gateway.wire import MalformedRequestError
 
 STREAM_BYTES = 64 * 1024
 """asyncio reads ahead up to twice as much, of each connection."""
-FRAME_START_BYTES = 8
-"""API key, version and correlation id."""
+FRAME_START_BYTES = 10
+"""API key, version, correlation id, and the length of the client id."""
 _STEP_BYTES = 256 * 1024
 """A large frame holds memory only for what has arrived, in such steps."""
 
@@ -48,21 +48,38 @@ async def start_server(connected: Connected, host: str, port: int, *, reuse_port
     return await loop.create_server(protocol, host, port, reuse_port=reuse_port)
 
 
-async def read_start(reader: asyncio.StreamReader, bytes_max: int) -> tuple[int, bytes]:
-    """The size of the next frame and its first FRAME_START_BYTES. MalformedRequestError, IncompleteReadError."""
+class FrameStart(NamedTuple):
+    """`data`: the bytes up to the end of the client id; `size`: those of the whole frame, without its length."""
+
+    size: int
+    api_key: int
+    client_id: str
+    data: bytes
+
+
+async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], int]) -> FrameStart:
+    """The start of the next frame. `bytes_max`: of a frame, by its API key. MalformedRequestError."""
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-    if not FRAME_START_BYTES <= size <= bytes_max:
+    if size < FRAME_START_BYTES:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    return size, await reader.readexactly(FRAME_START_BYTES)
+    data = await reader.readexactly(FRAME_START_BYTES)
+    api_key = int.from_bytes(data[:2], "big", signed=True)
+    if size > bytes_max(api_key):
+        raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
+    id_size = max(0, int.from_bytes(data[8:], "big", signed=True))
+    if FRAME_START_BYTES + id_size > size:
+        raise MalformedRequestError("a request header is cut off")
+    data += await reader.readexactly(id_size)
+    return FrameStart(size, api_key, data[FRAME_START_BYTES:].decode(errors="replace"), data)
 
 
-async def read_rest(reader: asyncio.StreamReader, start: bytes, size: int, hold: Hold) -> memoryview:
+async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
     """The whole frame, without its length."""
-    if size <= UNCOUNTED_BYTES:
-        return memoryview(start + await reader.readexactly(size - len(start)))
-    frame = bytearray(start)
+    if start.size <= UNCOUNTED_BYTES:
+        return memoryview(start.data + await reader.readexactly(start.size - len(start.data)))
+    frame = bytearray(start.data)
     hold.waits_for_client(True)
-    while (left := size - len(frame)) > 0:
+    while (left := start.size - len(frame)) > 0:
         step = min(left, _STEP_BYTES)
         await hold.more(step)
         frame += await reader.readexactly(step)

@@ -18,7 +18,7 @@ from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
-from spark_log.gateway.client_reader import read_rest, read_start
+from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
 from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
@@ -31,7 +31,7 @@ from spark_log.gateway.wire import (
     read_body,
     read_request_header,
 )
-from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
+_INT32_MAX = 2**31 - 1
 _NAMES_OF_KEY = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
 
@@ -61,7 +62,8 @@ class Connection:
         self._claims = Claims()
         self._order = asyncio.Lock()
         self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
-        self._muted_until_s = 0.0
+        self._cpu_share: tuple[Bucket, float] | None = None
+        """The bucket that pays for the CPU time of the last request that was read, and what it was charged already."""
         self._active_s = clock.monotonic_s()
 
     @property
@@ -108,17 +110,17 @@ class Connection:
 
     async def _read_frame(self) -> tuple[memoryview, Hold] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
-        settings = self._gateway.settings
         hold = self._gateway.memory.hold(self.close)
         try:
-            size, start = await read_start(self._reader, settings.frame_bytes_max)
-            await self._unmuted()
-            api = self._gateway.apis.get(int.from_bytes(start[:2], "big", signed=True))
-            bytes_max = None if api is None else api.limits.bytes_max
-            if size > (settings.small_frame_bytes_max if bytes_max is None else bytes_max):
-                name = "an unknown API" if api is None else f"API {api.name}"
-                raise MalformedRequestError(f"a request of {name} with {size} bytes")
-            frame = await read_rest(self._reader, start, size, hold)
+            start = await read_start(self._reader, self._frame_bytes_max)
+            await self._admit(start)
+            try:
+                frame = await read_rest(self._reader, start, hold)
+            except BaseException:
+                if start.api_key == _PRODUCE:
+                    quotas = self._gateway.quotas
+                    quotas.charge(quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id), -start.size)
+                raise
         except asyncio.IncompleteReadError:
             hold.keep(0)
             return None
@@ -127,6 +129,24 @@ class Connection:
             raise
         self._active_s = clock.monotonic_s()
         return frame, hold
+
+    def _frame_bytes_max(self, api_key: int) -> int:
+        settings, api = self._gateway.settings, self._gateway.apis.get(api_key)
+        own = None if api is None else api.limits.bytes_max
+        return min(settings.frame_bytes_max, settings.small_frame_bytes_max if own is None else own)
+
+    async def _admit(self, start: FrameStart) -> None:
+        """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
+        quotas, user, began_s = self._gateway.quotas, self._client.user, clock.monotonic_s()
+        cpu = quotas.bucket(REQUEST_PERCENTAGE, user, start.client_id)
+        self._cpu_share = None if cpu is None else (cpu, quotas.expected_cpu_s(cpu))
+        if self._cpu_share is not None:
+            await quotas.admit(REQUEST_PERCENTAGE, user, start.client_id, self._cpu_share[1], self._reader.gone.done)
+        if start.api_key == _PRODUCE:
+            await quotas.admit(PRODUCER_BYTE_RATE, user, start.client_id, start.size, self._reader.gone.done)
+        elif start.api_key == _FETCH:
+            await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self._reader.gone.done)
+        self._gateway.counters.throttled_seconds += clock.monotonic_s() - began_s
 
     async def _handle(self, frame: memoryview, hold: Hold) -> None:
         """Begin to answer a request. From there on the answer gives its memory back."""
@@ -152,10 +172,8 @@ class Connection:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
             response = versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION)
             return asyncio.create_task(_done(encode_response(response, 0, header.correlation_id)))
-        muted_s = 0.0
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
-            muted_s = self._mute(self._gateway.quotas.charge(PRODUCER_BYTE_RATE, client, len(frame)))
         decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
         if len(frame) <= ON_LOOP_BYTES:
             request = decode()
@@ -165,7 +183,7 @@ class Connection:
             self._software = software_of(request, header.version)
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await self._until_done(self._last)
-        self._last = asyncio.create_task(self._answer(api, request, header, client, muted_s, hold))
+        self._last = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, hold))
         self._last_is_pipelined = api.pipelined
         return self._last
 
@@ -199,31 +217,36 @@ class Connection:
         return answer
 
     async def _answer(
-        self, api: Api, request: Message, header: RequestHeader, client: Client, muted_s: float, hold: Hold
-    ) -> bytes | None:
-        """`muted_s`: for how long the connection is muted already."""
+        self, api: Api, request: Message, header: RequestHeader, client: Client,
+        share: tuple[Bucket, float] | None, hold: Hold,
+    ) -> bytes | None:  # fmt: skip
+        """`share`: the bucket that pays for the CPU time, and what it was charged already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
-        cpu = CpuTime() if quotas.measures_cpu else None
+        cpu = None if share is None else CpuTime()
         key = next((name for field in _NAMES_OF_KEY if (name := getattr(request, field, None))), client.key)
         request_context.set(RequestContext(api.lane, key, hold, cpu))
         if api.key == _FETCH:
             bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
-            request.max_bytes = quotas.fetch_bytes_max(client, bytes_max)
+            request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, bytes_max)
         serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
-        response = await serve(self._gateway, request, client)
-        answer = None if response is None else await self._encoded(response, header)
+        try:
+            response = await serve(self._gateway, request, client)
+            answer = None if response is None else await self._encoded(response, header)
+        finally:
+            if cpu is not None and share is not None:
+                quotas.charge_cpu(share[0], cpu.seconds, share[1])
         done = counters.requests[api.name]
         done.count += 1
         done.seconds += clock.monotonic_s() - began_s
-        more_s = 0.0
+        bytes_rate = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}.get(api.key)
+        used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
-            more_s = quotas.charge(CONSUMER_BYTE_RATE, client, len(answer))
-        if cpu is not None:
-            more_s = max(more_s, quotas.charge(REQUEST_PERCENTAGE, client, cpu.seconds))
-        throttled_s = max(muted_s, self._mute(more_s))
+            hold.waits_for_client(True)  # it waits because of its own use, and keeps no memory from others meanwhile
+            await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self._reader.gone.done)
+        throttled_s = max(quotas.wait_s(used), quotas.wait_s(None if share is None else share[0]))
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
-            response.throttle_time_ms = math.ceil(throttled_s * 1000)
+            response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = await self._encoded(response, header)
         return answer
 
@@ -234,17 +257,6 @@ class Connection:
         if (header.api_key == _FETCH and context.hold.bytes > _LARGE_BYTES) or _is_large(response):
             return await self._gateway.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
-
-    def _mute(self, seconds: float) -> float:
-        """Handle no further request of the client for so long (KIP-219)."""
-        if seconds > 0:
-            self._muted_until_s = max(self._muted_until_s, clock.monotonic_s() + seconds)
-            self._gateway.counters.throttled_seconds += seconds
-        return seconds
-
-    async def _unmuted(self) -> None:
-        while (left_s := self._muted_until_s - clock.monotonic_s()) > 0:
-            await asyncio.sleep(left_s)
 
     async def _write(self) -> None:
         try:

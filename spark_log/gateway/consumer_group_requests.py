@@ -180,10 +180,8 @@ def _describe(gateway: "Gateway", request: Message, client: Client) -> Message:
     groups = []
     for group_id in request.group_ids:
         outcome = outcome_of(lambda group_id=group_id: describe(group_id))  # type: ignore[misc]
-        if outcome.result is not None:
-            topics = {topic for member in outcome.result.members for topic in member.topics}
-            if not all(map(may_describe, topics)):
-                outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
+        if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
+            outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
         found, operations = outcome.result, _UNKNOWN_OPERATIONS
         members = [] if found is None else found.members
         topics_here = _topics_of(gateway, (p for each in members for p in each.assignment | each.target))

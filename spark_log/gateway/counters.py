@@ -25,7 +25,7 @@ class Counters:
     fetched_bytes: int = 0
     """Of fetch responses."""
     throttled_seconds: float = 0.0
-    """For which connections were muted because of quotas."""
+    """Time that requests waited because of quotas."""
     appends: int = 0
     append_seconds: float = 0.0
     appended_records: int = 0

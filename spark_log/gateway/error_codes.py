@@ -1,5 +1,6 @@
-"""Kafka's error codes for the errors of spark-log."""
+"""Kafka's error codes for the errors of spark-log, and the text that clients are told."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,8 +8,11 @@ from typing import Generic, TypeVar
 
 from kafka import errors as kafka
 
+from spark_log import clock
 from spark_log.errors import SparkLogError, redact
 from spark_log.kafka_errors import kafka_error_class
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,6 +43,29 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
 }
 
 _UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128}
+
+INTERNAL: dict[str, str] = {
+    "MetadataStoreUnavailableError": "the metadata store does not answer",
+    "StorageUnavailableError": "the storage is not available",
+    "SchemaRegistryUnavailableError": "the schema registry does not answer",
+    "NotLeaderForPartitionError": "the partition has no leader, or elected another one",
+    "NotEnoughReplicasError": "the replicas in sync are fewer than min.insync.replicas, or lack records",
+    "NotEnoughReplicasAfterAppendError": "the records were appended, but not all replicas in sync have them",
+    "CorruptRecordError": "the record batch, or stored data, is damaged",
+    "DataLossError": "records are missing",
+    "LogDirMismatchError": "a log dir is not available",
+    "AssignorFailedError": "the assignor failed",
+    "KafkaTimeoutError": "the server did not finish in time",
+    "CoordinatorNotAvailableError": "the server could not do it now",
+    "NotCoordinatorError": "another server has taken over",
+    "NotControllerError": "another server has taken over",
+    "UnsupportedVersionError": "this is not supported",
+}
+"""Errors whose text may name paths, servers or SQL: the text that clients are told instead. The log has the whole."""
+_ANY_OTHER = "the server has failed"
+_LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 100
+_logged_s: dict[str, float] = {}
+"""When a text was logged."""
 
 SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
@@ -85,5 +112,21 @@ def outcome_of(action: Callable[[], T]) -> Outcome[T]:
 
 
 def failed(error: SparkLogError) -> Outcome[T]:
-    """Its code, and its message without secrets."""
-    return Outcome(error_code(error), redact(str(error))[:_MESSAGE_LENGTH_MAX])
+    """Its code, and the text for the client."""
+    return Outcome(error_code(error), client_message(error))
+
+
+def client_message(error: BaseException) -> str:
+    """The only text of an error that a client is told: what is wrong with its request, without secrets. An error of the
+    server is one general sentence, and its text is logged, the same text once a second.
+    """
+    name = type(error).__name__
+    if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:
+        return redact(str(error))[:_MESSAGE_LENGTH_MAX]
+    text, now_s = f"{name}: {redact(str(error))}", clock.monotonic_s()
+    if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
+        if len(_logged_s) >= _LOGGED_MAX:
+            _logged_s.clear()
+        _logged_s[text] = now_s
+        logger.warning("a request has failed: %s", text)
+    return INTERNAL.get(name, _ANY_OTHER)

@@ -237,7 +237,7 @@ class Gateway:
         self._hosts[host] += 1
         connection: Connection | None = None
         try:
-            refused_after_s = self.quotas.charge_connection(host)
+            refused_after_s = self.quotas.refused_after_s(host)
             if refused_after_s > 0:
                 await asyncio.sleep(refused_after_s)
                 writer.close()

@@ -1,6 +1,7 @@
 """Lists and descriptions of groups, and their deletion."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka.protocol.admin import (
@@ -26,7 +27,7 @@ from spark_log.groups.group_inspection import GroupDescription, MemberDescriptio
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
 from spark_log.ids import TopicPartition
-from spark_log.security.acl_rules import ResourceType
+from spark_log.security.acl_rules import Operation, ResourceType
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -67,7 +68,9 @@ def _list_groups(gateway: "Gateway", request: Message) -> Message:
 
 
 async def describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
-    """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043)."""
+    """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043). Topics that the client may
+    not describe are left out.
+    """
     return await gateway.call(_describe_groups, gateway, request, client)
 
 
@@ -86,6 +89,7 @@ def _describe_groups(gateway: "Gateway", request: Message, client: Client) -> Me
             outcome_of(lambda group_id=group_id: describe(group_id)),  # type: ignore[misc]
             operations(group_id),
             request.version,
+            partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC),
         )
         for group_id in request.groups
     ]
@@ -93,9 +97,14 @@ def _describe_groups(gateway: "Gateway", request: Message, client: Client) -> Me
 
 
 def _described(
-    group_id: str, outcome: Outcome[GroupDescription], operations: Collection[int] | None, version: int
+    group_id: str,
+    outcome: Outcome[GroupDescription],
+    operations: Collection[int] | None,
+    version: int,
+    may_describe: Callable[[str], bool],
 ) -> Message:
     group = outcome.result
+    opaque_shown = group is not None and all(map(may_describe, group.topics))
     code, message = outcome.code, outcome.message
     if version >= _UNKNOWN_IS_AN_ERROR_SINCE and group is not None and group.state == "Dead":
         code, message = _GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
@@ -106,17 +115,24 @@ def _described(
         group_state="" if group is None else classic_state(group.state),
         protocol_type="" if group is None or group.state == "Dead" else group.protocol_type,
         protocol_data=group.assignor if group is not None and group.state == "Stable" else "",
-        members=[] if group is None else [_member(member) for member in group.members],
+        members=[] if group is None else [_member(member, may_describe, opaque_shown) for member in group.members],
         authorized_operations=operations,
     )
 
 
-def _member(member: MemberDescription) -> Message:
+def _member(member: MemberDescription, may_describe: Callable[[str], bool], opaque_shown: bool) -> Message:
+    """`opaque_shown`: whether the client may see the bytes that members of an opaque group exchange, which may name any
+    topic of the group.
+    """
     if member.encoded is None:
-        subscription = ConsumerProtocolSubscription(version=0, topics=sorted(member.topics), user_data=b"")
-        metadata, assignment = subscription.encode(), encode_assignment(member.assignment)
-    else:
+        topics = sorted(filter(may_describe, member.topics))
+        subscription = ConsumerProtocolSubscription(version=0, topics=topics, user_data=b"")
+        assigned = frozenset(each for each in member.assignment if may_describe(each.topic))
+        metadata, assignment = subscription.encode(), encode_assignment(assigned)
+    elif opaque_shown:
         metadata, assignment = member.encoded.metadata, member.encoded.assignment
+    else:
+        metadata = assignment = b""
     return DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,

@@ -1,5 +1,7 @@
 """Consumer groups by the classic protocol: joining, assignments, heartbeats, leaving."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka.protocol.consumer import (
@@ -26,6 +28,7 @@ from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.member_heartbeats import Beat
+from spark_log.security.acl_rules import Operation, ResourceType
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -58,7 +61,9 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
     store = gateway.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
-        joining = await gateway.call(classic_groups.joining_of, store, me, request.protocol_type, protocols)
+        joining = await gateway.call(
+            classic_groups.joining_of, store, me, request.protocol_type, protocols, _may_describe(client)
+        )
         if not me.member_id:
             joining = classic_groups.with_new_id(joining)
             if request.version >= 4 and me.instance_id is None:
@@ -74,6 +79,10 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
     except SparkLogError as error:
         return _joined(me.member_id, error_code(error))
     return _joined(joining.me.member_id, NONE, found)
+
+
+def _may_describe(client: Client) -> Callable[[str], bool]:
+    return partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 def _joined(member_id: str, code: int, found: Membership | None = None) -> Message:
@@ -97,7 +106,7 @@ async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Me
     try:
         while True:
             seen = await gateway.call(gateway.changes.current)
-            found = await gateway.call(classic_groups.sync, store, me, request.generation_id)
+            found = await gateway.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
             left_s = deadline_s - clock.monotonic_s()
             if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
                 break

@@ -37,7 +37,7 @@ class GatewayCollector(Collector):
         yield CounterMetricFamily(f"{prefix}bytesout", "Bytes of fetch responses.", counters.fetched_bytes)
         yield CounterMetricFamily(
             "spark_log_gateway_throttled_seconds",
-            "For which connections were muted because of quotas.",
+            "Time that requests waited because of quotas.",
             counters.throttled_seconds,
         )
         yield SummaryMetricFamily(

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -27,7 +28,7 @@ from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLog
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
 from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.metadata_requests import leader_epochs
 from spark_log.gateway.request_limits import TRANSACTIONS
@@ -35,7 +36,7 @@ from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
-from spark_log.security.acl_rules import ResourceType
+from spark_log.security.acl_rules import Operation, ResourceType
 from spark_log.segments.plan import Found, find_positions
 
 if TYPE_CHECKING:
@@ -86,10 +87,13 @@ async def describe_topic_partitions(gateway: "Gateway", request: Message, client
 def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
     store = gateway.cluster.store
     names = {each.name for each in request.topics} or None
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
     begin = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
 
     def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], Page, dict[int, dict[int, int]]]:
         topics = find_topics(connection, names)
+        if names is None:  # so that no page ends at a topic that the client may not describe
+            topics = {name: topic for name, topic in topics.items() if may_describe(name)}
         counts = {**dict.fromkeys(names or (), 0), **{name: topic.partition_count for name, topic in topics.items()}}
         page = page_of(counts, begin, min(request.response_partition_limit, _PARTITIONS_MAX))
         ids = [topics[name].topic_id for name, _, _ in page.topics if name in topics]
@@ -150,7 +154,7 @@ def _elect_leaders(gateway: "Gateway", request: Message) -> Message:
         code = NONE if error is None else error_code(error)
         if everything and code == _ELECTION_NOT_NEEDED:
             continue
-        message = None if error is None else str(error)
+        message = None if error is None else client_message(error)
         one = kind.PartitionResult(partition_id=tp.partition, error_code=code, error_message=message)
         results.setdefault(tp.topic, []).append(one)
     return ElectLeadersResponse(

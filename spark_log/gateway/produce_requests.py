@@ -11,7 +11,7 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch
 from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.error_codes import NONE, client_message, error_code
 from spark_log.gateway.request_context import request_context
 from spark_log.gateway.request_limits import RECORDS
 from spark_log.gateway.wire import Message
@@ -92,7 +92,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
             for row, message in sorted(outcome.bad_records.items())[:_RECORD_ERRORS_MAX]
         ],
-        error_message=None if outcome.error is None else str(outcome.error),
+        error_message=None if outcome.error is None else client_message(outcome.error),
     )
 
 

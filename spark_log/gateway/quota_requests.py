@@ -10,9 +10,9 @@ from kafka.protocol.admin import (
 )
 
 from spark_log.admin.quotas import alter_quota, check_values
-from spark_log.errors import IllegalArgumentError, SparkLogError, redact
+from spark_log.errors import IllegalArgumentError, SparkLogError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 from spark_log.quotas.quota_rows import read_quotas
@@ -37,7 +37,7 @@ def _describe(gateway: "Gateway", request: Message) -> Message:
         quotas = read_quotas(gateway.cluster.store)
     except SparkLogError as error:
         return DescribeClientQuotasResponse(
-            throttle_time_ms=0, error_code=error_code(error), error_message=redact(str(error)), entries=None
+            throttle_time_ms=0, error_code=error_code(error), error_message=client_message(error), entries=None
         )
     return DescribeClientQuotasResponse(
         throttle_time_ms=0,

@@ -24,7 +24,9 @@ from spark_log.errors import (
     IllegalArgumentError,
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
+    TopicAlreadyExistsError,
 )
+from spark_log.gateway.access.authorization import EVERYTHING
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
@@ -42,19 +44,19 @@ _DEFAULT = -1
 _DEFAULT_REPLICATION_FACTOR = 1
 
 
-async def create_topics(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def create_topics(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Each topic on its own. spark-log places the replicas: a topic with assignments is refused."""
-    return await gateway.call(_create_topics, gateway, request)
+    return await gateway.call(_create_topics, gateway, request, client)
 
 
-def _create_topics(gateway: "Gateway", request: Message) -> Message:
+def _create_topics(gateway: "Gateway", request: Message, client: Client) -> Message:
     times = Counter(each.name for each in request.topics)
     topics = {each.name: each for each in request.topics}.values()
-    results = [_created(gateway, each, times[each.name], bool(request.validate_only)) for each in topics]
+    results = [_created(gateway, client, each, times[each.name], bool(request.validate_only)) for each in topics]
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _created(gateway: "Gateway", wanted: Message, times: int, validate_only: bool) -> Message:
+def _created(gateway: "Gateway", client: Client, wanted: Message, times: int, validate_only: bool) -> Message:
     partitions, factor = wanted.num_partitions, wanted.replication_factor
     partitions = gateway.settings.partitions_of_new_topics if partitions == _DEFAULT else partitions
     factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
@@ -72,7 +74,15 @@ def _created(gateway: "Gateway", wanted: Message, times: int, validate_only: boo
             if each.value is None:
                 raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
             configs[each.name] = each.value
-        return create_topic(gateway.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+        try:
+            return create_topic(gateway.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+        except TopicAlreadyExistsError:
+            if client.access is EVERYTHING:
+                raise
+            # the name that collides may be of a topic that the client may not describe
+            raise TopicAlreadyExistsError(
+                f"Topic {wanted.name!r} already exists, or a name that differs in '.' and '_' only."
+            ) from None
 
     outcome = outcome_of(create)
     if outcome.code != NONE:

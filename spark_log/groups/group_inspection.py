@@ -98,6 +98,15 @@ class GroupDescription:
     target_generation: int = 0
     """The generation that the targets are of, which is Kafka's assignment epoch."""
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that its members have subscribed to, have, or will get."""
+        return frozenset(
+            topic
+            for member in self.members
+            for topic in (*member.topics, *(each.topic for each in member.assignment | member.target))
+        )
+
 
 @dataclass(frozen=True)
 class PartitionLag:

@@ -89,5 +89,5 @@ def _entity(text: str) -> Entity:
 
 
 def _key(bucket: Bucket) -> str:
-    text = json.dumps([bucket.config, bucket.names])
+    text = json.dumps([bucket.config, bucket.names, bucket.rate])
     return blake2b(text.encode(), digest_size=24).hexdigest()

@@ -8,8 +8,8 @@ A bucket is a leaky bucket. `used_until_s` is when the use so far is paid for at
 
     used_until_s' = max(used_until_s, now_s) + units / rate
 
-A client waits while used_until_s > now_s + BURST_S. So in any T seconds it uses at most rate * (T + BURST_S), and one
-request more.
+A request waits while used_until_s > now_s + BURST_S, whatever connection it comes on, and requests of one bucket are
+admitted one after the other. So in any T seconds they use at most rate * (T + BURST_S), and one request more.
 """
 
 import ipaddress
@@ -30,6 +30,8 @@ BURST_S = 1.0
 _CLIENT_CONFIGS = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE})
 _WHOLE = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE})
 _NAME_BYTES_MAX = 1_000
+_DEBT_S_MAX = 1e9
+"""Of one request: tiny rates give times that no clock can hold."""
 
 Entity = tuple[tuple[str, str | None], ...]
 """Types and names, sorted by type; None: the default of the type. As in DescribeClientQuotas."""
@@ -40,47 +42,43 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Bucket:
-    """The clients that share a quota: those of a user, of a client id, of both, or of an IP address."""
+    """The quota of the clients that share it: those of a user, of a client id, of both, or of an IP address.
+
+    `rate`: units per second. A quota that is changed is another bucket, and begins without use.
+    """
 
     config: str
     names: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Limit:
-    """`rate`: units per second."""
-
-    bucket: Bucket
     rate: float
 
 
-def limit_of_client(quotas: Quotas, config: str, user: str, client_id: str) -> Limit | None:
-    """The limit of a config for a client; None: unlimited."""
+def bucket_of_client(quotas: Quotas, config: str, user: str, client_id: str) -> Bucket | None:
+    """The bucket of a config for a client; None: unlimited."""
     for entity in _entities_of(user, client_id):
         value = quotas.get(entity, {}).get(config)
         if value is not None:
             given = {USER: user, CLIENT_ID: client_id}
             names = tuple((kind, given[kind]) for kind, _ in entity)
-            return Limit(Bucket(config, names), value / 100 if config == REQUEST_PERCENTAGE else value)
+            return Bucket(config, names, value / 100 if config == REQUEST_PERCENTAGE else value)
     return None
 
 
-def limit_of_address(quotas: Quotas, address: str) -> Limit | None:
-    """The limit of new connections from an IP address; None: unlimited."""
+def bucket_of_address(quotas: Quotas, address: str) -> Bucket | None:
+    """The bucket of new connections from an IP address; None: unlimited."""
     for name in (address, None):
         value = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
         if value is not None:
-            return Limit(Bucket(CONNECTION_CREATION_RATE, ((IP, address),)), value)
+            return Bucket(CONNECTION_CREATION_RATE, ((IP, address),), value)
     return None
 
 
 def used_until_s(before_s: float, now_s: float, units: float, rate: float) -> float:
-    """When the use is paid for, after `units` more."""
-    return max(before_s, now_s) + units / rate
+    """When the use is paid for, after `units` more; fewer than 0 give back what was charged and not used."""
+    return max(before_s, now_s) + min(units / rate, _DEBT_S_MAX)
 
 
 def wait_s(until_s: float, now_s: float) -> float:
-    """How long the clients of a bucket that is used until then have to wait."""
+    """How long the next request of a bucket that is used until then has to wait."""
     return max(0.0, until_s - now_s - BURST_S)
 
 

@@ -8,6 +8,7 @@ import ssl
 import struct
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import confluent_kafka as rdkafka
 import kafka
@@ -31,6 +32,7 @@ from spark_log.security.users import alter_credentials, list_credentials, upsert
 from tests.support.certificates import Authority
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.rolling_reader import wait_until
 from tests.support.topics import make
 
 PASSWORD = "correct horse"
@@ -179,6 +181,52 @@ def test_a_new_certificate_is_used_by_new_connections_and_ends_none(tmp_path, au
             while name() != "second":
                 assert time.monotonic() < deadline, gateway.output
             assert [each.name for each in older.exchange(MetadataRequest(topics=None), 1).topics] == ["t"]
+
+
+def test_damaged_files_are_not_used_until_they_are_whole(tmp_path, authority):
+    """The files as they are while something writes them: cut off, of another key, gone."""
+    server, other = authority.issue("server", CN="first"), authority.issue("other", CN="other")
+    strangers = Authority(tmp_path, "strangers")
+    authorities = tmp_path / "clients.pem"
+    authorities.write_bytes(Path(authority.certificate).read_bytes())
+    options = [*server.options, "--tls-client-ca", str(authorities)]
+    anna, stranger = authority.issue("anna", CN="anna"), strangers.issue("stranger", CN="stranger")
+    with small_cluster(tmp_path), GatewayProcess(tmp_path, str(tmp_path / "cluster"), *options) as gateway:
+
+        def name(issued=anna):
+            context = ssl.create_default_context(cafile=authority.certificate)
+            context.load_cert_chain(*issued)
+            with WireConnection(gateway.port, context=context) as connection:
+                connection.exchange(MetadataRequest(topics=None), 1)
+                return connection._socket.getpeercert()["subject"][-1][0][1]
+
+        key, certificate = Path(server.key).read_bytes(), Path(server.certificate).read_bytes()
+        trusted = authorities.read_bytes()
+        damages = [
+            (server.certificate, certificate[: len(certificate) // 2]),
+            (server.key, key[:-40]),
+            (server.key, Path(other.key).read_bytes()),
+            (server.certificate, None),
+            (str(authorities), trusted[:-30]),
+        ]
+        for path, damaged in damages:
+            whole, refusals = Path(path).read_bytes(), gateway.output.count("are not used")
+            Path(path).unlink() if damaged is None else Path(path).write_bytes(damaged)
+            wait_until(lambda: gateway.output.count("are not used") > refusals, f"{path}: not looked at")  # noqa: B023
+            assert name() == "first"
+            Path(path).write_bytes(whole)
+        with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+            name(stranger)
+        authorities.write_bytes(trusted + Path(strangers.certificate).read_bytes())
+        Path(server.certificate).write_bytes(Path(other.certificate).read_bytes())
+        Path(server.key).write_bytes(Path(other.key).read_bytes())
+
+        def exchanged():
+            with suppress(ssl.SSLError, ConnectionError, AssertionError):
+                return name(stranger) == "other"
+
+        wait_until(exchanged, "the files are not used")
+        assert "Traceback" not in gateway.output, gateway.output[-4000:]
 
 
 def test_before_authentication_only_versions_and_sasl_are_answered(plain_gateway):

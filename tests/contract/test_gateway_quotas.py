@@ -1,6 +1,8 @@
 """Quotas of Kafka clients: asked and changed over the wire, and kept by all gateways together."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
@@ -20,7 +22,7 @@ from tests.support.topics import make
 INVALID_REQUEST = 42
 NOW_MS = 1_790_000_000_000
 EVERY_CLIENT = entity_of([("client-id", None)])
-PRODUCER, OTHER = Bucket("producer_byte_rate", (("user", "a"),)), Bucket("producer_byte_rate", (("user", "b"),))
+PRODUCER, OTHER = (Bucket("producer_byte_rate", (("user", name),), rate=1.0) for name in "ab")
 
 
 @pytest.fixture
@@ -112,28 +114,101 @@ def test_quotas_are_changed_and_found_over_the_wire(gateway, cluster):
     ]
 
 
-def test_a_client_over_its_quota_is_muted_for_the_time_that_it_is_told(gateway, cluster):
+def test_a_client_over_its_quota_waits_for_the_time_that_it_is_told(gateway, cluster):
     rate = 200_000
     records = batch_of(b"x" * rate)
     write_quotas(cluster.store, [(EVERY_CLIENT, {"producer_byte_rate": rate, "consumer_byte_rate": rate})])
     with WireConnection(gateway.port) as connection:
         connection.exchange(alteration((EVERY_CLIENT, {"request_percentage": 1_000.0})), 1)  # read anew by now
         connection.exchange(produce(records), 9)  # the burst
-        sent_s = time.monotonic()
         told_ms = connection.exchange(produce(records), 9).throttle_time_ms
-        connection.exchange(MetadataRequest(topics=[]), 9)
-        assert time.monotonic() - sent_s >= told_ms / 1000 - 0.002 > 0
+        told_s = time.monotonic()
+        connection.exchange(produce(batch_of(b"x")), 9)
+        assert time.monotonic() - told_s >= told_ms / 1000 - 0.05 > 0
         first, second = (connection.exchange(fetch(10_000_000), 12) for _ in range(2))
         sizes = [len(answer.responses[0].partitions[0].records) for answer in (first, second)]
         assert all(size < 2 * len(records) for size in sizes), "a fetch is cut to what may be read in a burst"
         assert second.throttle_time_ms > 0
 
 
-def test_the_cpu_time_of_requests_is_limited(gateway):
+RATE, SIZE, REQUESTS = 500_000, 250_000, 8
+"""Of clients that try to pass a quota: bytes per second, bytes of a request, number of requests."""
+
+
+def check_rate(began_s, answered_s, more):
+    """The answers came as the quota allows, and at most `more` requests too early."""
+    for count, at_s in enumerate(sorted(answered_s), start=1):
+        assert count * SIZE <= RATE * (at_s - began_s + BURST_S) + more * SIZE, (count, at_s - began_s)
+
+
+def limit(port, **values):
+    with WireConnection(port) as connection:
+        answer = connection.exchange(alteration((EVERY_CLIENT, values)), 1)
+        assert [entry.error_code for entry in answer.entries] == [0]
+
+
+def test_connecting_again_does_not_pass_a_quota(gateway, cluster_address, tmp_path):
+    limit(gateway.port, producer_byte_rate=float(RATE))
+    with GatewayProcess(tmp_path, cluster_address) as other:
+        began_s, answered_s = time.monotonic(), []
+        for number in range(REQUESTS):
+            with WireConnection((gateway, other)[number % 2].port) as connection:
+                connection.exchange(produce(batch_of(b"x" * SIZE)), 9)
+            answered_s.append(time.monotonic())
+    check_rate(began_s, answered_s, more=3)  # one, and one for each gateway that does not know of it yet
+
+
+def test_more_connections_do_not_pass_a_quota(gateway):
+    limit(gateway.port, producer_byte_rate=float(RATE), consumer_byte_rate=float(RATE))
+    for request, version in ((produce(batch_of(b"x" * SIZE)), 9), (fetch(SIZE), 12)):
+
+        def ask(_, request=request, version=version):
+            with WireConnection(gateway.port) as connection:
+                connection.send_bytes(framed(request, version))
+                connection.receive_bytes()
+                return time.monotonic()
+
+        framed(request, version)
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            check_rate(began_s, list(pool.map(ask, range(REQUESTS))), more=1)
+
+
+def framed(request, version):
+    """Without its length."""
+    request.API_VERSION = version
+    request.with_header(7, "test")
+    return request.encode(header=True, framed=False)
+
+
+def test_a_large_request_is_paid_for_until_the_quota_changes(gateway):
+    rate = 20_000
+    limit(gateway.port, producer_byte_rate=float(rate))
+    with WireConnection(gateway.port) as connection, WireConnection(gateway.port) as waiting:
+        told_ms = connection.exchange(produce(batch_of(b"x" * 30 * rate)), 9).throttle_time_ms
+        assert told_ms > 28_000
+        waiting.send(produce(batch_of(b"x")), 9)
+        with WireConnection(gateway.port) as gone:
+            gone.send(produce(batch_of(b"gone")), 9)
+        with WireConnection(gateway.port) as unfinished:  # its bytes never come, and are not charged
+            unfinished.send_start(produce(batch_of(b"x" * 30 * rate)), 9, size=100)
+        assert not waiting.readable(1.0)
+        limit(gateway.port, producer_byte_rate=1e6)
+        assert waiting.receive(produce(b""), 9).responses[0].partition_responses[0].error_code == 0
+        answer = connection.exchange(produce(batch_of(b"last")), 9)
+        assert answer.throttle_time_ms == 0 and answer.responses[0].partition_responses[0].base_offset == 2
+
+
+def test_the_cpu_time_of_requests_is_limited_on_all_connections_together(gateway):
+    limit(gateway.port, request_percentage=1.0)
+    told_ms = 0
     with WireConnection(gateway.port) as connection:
-        connection.exchange(alteration((EVERY_CLIENT, {"request_percentage": 1.0})), 1)
-        answers = (connection.exchange(MetadataRequest(topics=None), 9) for _ in range(500))
-        assert any(answer.throttle_time_ms > 0 for answer in answers)
+        while told_ms < 300:
+            told_ms = connection.exchange(MetadataRequest(topics=None), 9).throttle_time_ms
+            told_s = time.monotonic()
+    with WireConnection(gateway.port) as connection:
+        connection.exchange(MetadataRequest(topics=None), 9)
+        assert time.monotonic() - told_s >= told_ms / 1000 - 0.05
 
 
 def test_unlimited_clients_are_not_throttled(gateway, cluster):
@@ -157,6 +232,19 @@ def test_connections_of_an_address_are_limited(gateway, cluster):
                 except (AssertionError, ConnectionError):
                     refused += 1
         assert refused > 0 and served > 0
+
+
+def test_refused_connections_do_not_keep_an_address_out(gateway):
+    with WireConnection(gateway.port) as connection:
+        connection.exchange(alteration(([("ip", "127.0.0.1")], {"connection_creation_rate": 1.0})), 1)
+    for _ in range(60):
+        WireConnection(gateway.port).__exit__()
+    began_s = time.monotonic()
+    while True:
+        with WireConnection(gateway.port) as connection, suppress(AssertionError, ConnectionError):
+            connection.exchange(MetadataRequest(topics=[]), 9)
+            break
+        assert time.monotonic() - began_s < 20
 
 
 def test_gateways_add_up_what_they_have_charged(cluster):

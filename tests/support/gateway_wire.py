@@ -1,5 +1,6 @@
 """Requests to a gateway in any version of the protocol, byte by byte: clients choose one version."""
 
+import select
 import socket
 import ssl
 import struct
@@ -18,10 +19,12 @@ _API_VERSIONS = 18
 class WireConnection:
     """A connection that sends one request at a time. A context manager."""
 
-    client_id = "test"
-
-    def __init__(self, port: int, timeout_s: float = 30.0, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, port: int, timeout_s: float = 30.0, context: ssl.SSLContext | None = None,
+        client_id: str = "test",
+    ) -> None:  # fmt: skip
         """`context`: for a gateway with TLS."""
+        self._client_id = client_id
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
         if context is not None:
             self._socket = context.wrap_socket(self._socket, server_hostname="127.0.0.1")
@@ -39,8 +42,18 @@ class WireConnection:
 
     def send(self, request: Message, version: int) -> None:
         request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, self.client_id)
+        request.with_header(_CORRELATION_ID, self._client_id)
         self._socket.sendall(request.encode(header=True, framed=True))
+
+    def send_start(self, request: Message, version: int, size: int) -> None:
+        """Only the first `size` bytes of the request."""
+        request.API_VERSION = version
+        request.with_header(_CORRELATION_ID, self._client_id)
+        self._socket.sendall(request.encode(header=True, framed=True)[:size])
+
+    def readable(self, timeout_s: float) -> bool:
+        """Whether bytes of the gateway, or its end of the connection, arrive within this time."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def send_bytes(self, data: bytes) -> None:
         """A frame without a header."""
@@ -53,7 +66,7 @@ class WireConnection:
     def receive(self, request: Message, version: int) -> Message:
         """The response to the first request, one like this, that was sent and is not answered."""
         request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, self.client_id)
+        request.with_header(_CORRELATION_ID, self._client_id)
         frame = self.receive_bytes()
         assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")
         flexible = request.flexible_version_q(version) and request.API_KEY != _API_VERSIONS

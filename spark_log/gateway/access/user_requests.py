@@ -14,7 +14,7 @@ from kafka.protocol.admin import (
 from spark_log.admin.users import alter_scram_credentials, known_credentials
 from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.wire import Message
 
@@ -44,7 +44,7 @@ def _describe_users(gateway: "Gateway", request: Message) -> Message:
             kind(
                 user=user,
                 error_code=NONE if error is None else error_code(error),
-                error_message=None if error is None else str(error),
+                error_message=None if error is None else client_message(error),
                 credential_infos=[] if error is not None else infos,
             )
         )
@@ -72,7 +72,7 @@ def _alter_users(gateway: "Gateway", request: Message, client: Client) -> Messag
             kind(
                 user=user,
                 error_code=NONE if error is None else error_code(error),
-                error_message=None if error is None else str(error),
+                error_message=None if error is None else client_message(error),
             )
             for user, error in found.items()
         ],

@@ -1,0 +1,73 @@
+"""Sequences of idempotent Kafka producers pass 2^31 - 1 and begin again at 0."""
+
+import struct
+
+import pytest
+from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from spark_log import Consumer
+from spark_log.metadata import tables as t
+from spark_log.records.kafka_batch.encode import encode
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.kafka_batches import stored, with_checksum
+from tests.support.topics import make
+
+OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+LAST = 2**31 - 1
+NOW_MS = 1_790_000_000_000
+
+
+@pytest.fixture
+def gateways(cluster, cluster_address, tmp_path):
+    make(cluster, "flights", 1)
+    with GatewayProcess(tmp_path, cluster_address) as one, GatewayProcess(tmp_path, cluster_address) as two:
+        yield one, two
+
+
+def batch(producer_id, first_sequence, values):
+    rows = [(NOW_MS, None, value, []) for value in values]
+    found = bytearray(encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0))
+    struct.pack_into(">qhi", found, 43, producer_id, 0, first_sequence)
+    return with_checksum(found)
+
+
+def produced(connection, records):
+    """Error code and base offset."""
+    topic = ProduceRequest.TopicProduceData
+    data = topic.PartitionProduceData(index=0, records=records)
+    request = ProduceRequest(
+        transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
+    )
+    [answer] = connection.exchange(request, 9).responses[0].partition_responses
+    return answer.error_code, answer.base_offset
+
+
+def test_repetitions_and_gaps_are_noticed_around_the_last_sequence(cluster, gateways):
+    one, two = gateways
+    with WireConnection(one.port) as first, WireConnection(two.port) as second:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
+        producer_id = first.exchange(request, 4).producer_id
+        assert produced(first, batch(producer_id, 0, [b"0"])) == (0, 0)
+        before = t.producer_batch.update().values(first_sequence=LAST - 3, last_sequence=LAST - 3)
+        cluster.store.transact(lambda connection, _: connection.execute(before))  # as after 2^31 - 4 more records
+        around = [
+            batch(producer_id, LAST - 2, [b"1", b"2"]),  # to LAST - 1
+            batch(producer_id, LAST, [b"3", b"4", b"5"]),  # LAST, 0, 1
+            batch(producer_id, 2, [b"6"]),
+        ]
+        offsets = [1, 3, 6]
+        assert produced(first, batch(producer_id, LAST - 1, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        for at, (records, offset) in enumerate(zip(around, offsets, strict=True)):
+            gap = batch(producer_id, (LAST - 2, 0, 3)[at], [b"gap"])
+            if at:
+                assert produced(second, gap)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert produced(first, records) == (0, offset)
+            for again in range(at + 1):  # the later ones too, at another gateway, after the wrap
+                assert produced(second, around[again]) == (0, offsets[again])
+        assert produced(second, batch(producer_id, 4, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert produced(second, batch(producer_id, 3, [b"7", b"8"])) == (0, 7)
+    with Consumer("flights", cluster=str(cluster.store.address), auto_offset_reset="earliest",
+                  consumer_timeout_ms=0) as consumer:  # fmt: skip
+        assert [record.value for record in consumer] == [b"%d" % number for number in range(9)]
