@@ -63,9 +63,10 @@ async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Messag
     if request.version >= _HAS_TOPIC_IDS and request.topics:
         asked = await gateway.call(_asked_by_id, gateway, request)
     else:
-        asked = _asked_of(request, {})
+        asked = await gateway.compute(_asked_of, request, {})
     hold = request_context.get().hold
     assert hold is not None
+    before = hold.bytes
     while True:
         seen, answers = await gateway.call(_positions, gateway, asked)
         await hold.more(_bytes_to_read(asked, answers, request.max_bytes))
@@ -73,13 +74,13 @@ async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Messag
         for places in _places_by_topic(asked, answers):
             left = await gateway.call(_read, gateway, places, left)
         size = sum(len(one.records) for one in answers)
-        hold.keep(size)
+        hold.keep(size + before)
         left_s = deadline_s - clock.monotonic_s()
         enough = size >= max(1, request.min_bytes)
         if not asked or enough or left_s <= 0 or any(one.error for one in answers):
-            return _response(asked, answers)
+            return await gateway.compute(_response, asked, answers)
         del answers
-        hold.keep(0)
+        hold.keep(before)
         await gateway.changes.wait(seen, left_s)
 
 

@@ -44,7 +44,7 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
-from spark_log.gateway.memory_budget import MemoryBudget
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.request_context import RequestContext, request_context
@@ -156,6 +156,13 @@ class Gateway:
         if context.cpu is not None:
             work = partial(context.cpu.measure, work)
         return await self.bulkheads.run(context.lane, context.key, work)
+
+    async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
+        hold = request_context.get().hold
+        if hold is None or hold.bytes <= UNCOUNTED_BYTES:
+            return function(*arguments, **keywords)
+        return await self.call(function, *arguments, **keywords)
 
     async def own_call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Run a function that blocks, for the gateway itself or for many requests together."""

@@ -199,14 +199,17 @@ def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Messa
 
 async def find_coordinator(gateway: "Gateway", request: Message, client: Client) -> Message:
     """The gateway of a group or transactional id. Any gateway would do; all members of a zone get the same."""
-    keys = [request.key] if request.version < 4 else list(request.coordinator_keys)
-    gateways = await gateway.call(gateway.live_gateways)
-    zone = client.zone or gateway.settings.zone
-    found = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
+    return await gateway.call(_find_coordinator, gateway, request, client)
+
+
+def _find_coordinator(gateway: "Gateway", request: Message, client: Client) -> Message:
+    keys = [request.key] if request.version < 4 else list(dict.fromkeys(request.coordinator_keys))
+    gateways, zone = gateway.live_gateways(), client.zone or gateway.settings.zone
+    chosen = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
     if request.version < 4:
-        return FindCoordinatorResponse(throttle_time_ms=0, **_coordinator(found[request.key]))
+        return FindCoordinatorResponse(throttle_time_ms=0, **_coordinator(chosen[request.key]))
     kind = FindCoordinatorResponse.Coordinator
-    coordinators = [kind(key=key, **_coordinator(one)) for key, one in found.items()]
+    coordinators = [kind(key=key, **_coordinator(one)) for key, one in chosen.items()]
     return FindCoordinatorResponse(throttle_time_ms=0, coordinators=coordinators)
 
 

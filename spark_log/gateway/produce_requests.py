@@ -26,6 +26,8 @@ _INVALID_PRODUCER_EPOCH = 47
 _PRODUCER_FENCED = 90
 _NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
 """The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
+_FEW_PARTITIONS = 100
+"""A request for more is checked and answered in a thread."""
 _RECORD_ERRORS_MAX = 1_000
 """Invalid records that the response names, of one batch."""
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
@@ -57,19 +59,31 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
                     raise ConnectionAbortedError(f"a produce request without acknowledgement failed: {outcome.error}")
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
-    found: dict[str, list[Message]] = {topic.name: [] for topic in request.topic_data}
-    for (topic, partition), outcome in zip(places, outcomes, strict=True):
-        found[topic.name].append(_partition_response(partition.index, outcome, refused, unknown))
+    if len(places) > _FEW_PARTITIONS:
+        return await gateway.bulkheads.run(
+            Lane.CODEC, client.key, partial(_response, request, outcomes, refused, unknown)
+        )
+    return _response(request, outcomes, refused, unknown)
+
+
+def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unknown: int) -> Message:
+    remaining = iter(outcomes)
+    answers: dict[str, list[Message]] = {}
+    for topic in request.topic_data:
+        answers.setdefault(topic.name, []).extend(
+            _partition_response(partition.index, next(remaining), refused, unknown)
+            for partition in topic.partition_data
+        )
     topics = [
         ProduceResponse.TopicProduceResponse(name=name, partition_responses=partitions)
-        for name, partitions in found.items()
+        for name, partitions in answers.items()
     ]
     return ProduceResponse(responses=topics, throttle_time_ms=0)
 
 
 async def _checked(gateway: "Gateway", batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
     """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
-    if all(batch.is_light for batch in batches):
+    if len(batches) <= _FEW_PARTITIONS and all(batch.is_light for batch in batches):
         return batches
     settings, hold = gateway.settings, request_context.get().hold
     limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)

@@ -76,7 +76,7 @@ class GoodClient(threading.Thread):
 
     def produce(self, connection):
         if not hasattr(self, "producer"):
-            self.producer = WireProducer(connection, name="good")
+            self.producer = WireProducer(connection, name=None)
         response = self.producer.send(connection, "good", b"%d" % self.sent, flag=0, transactional=False)
         assert response.error_code == 0
         self.sent += 1

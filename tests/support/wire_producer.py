@@ -35,8 +35,8 @@ def transactional_batch(
 class WireProducer:
     """Requests of one transactional id, in versions before KIP-890. Each method returns the error code."""
 
-    def __init__(self, connection: WireConnection, name: str = "id", timeout_ms: int = 60_000) -> None:
-        self.name, self._sequence = name, 0
+    def __init__(self, connection: WireConnection, name: str | None = "id", timeout_ms: int = 60_000) -> None:
+        self.name, self._sequence = name or "", 0
         found = connection.exchange(InitProducerIdRequest(name, timeout_ms), 1)
         assert found.error_code == 0
         self.producer_id, self.epoch = found.producer_id, found.producer_epoch

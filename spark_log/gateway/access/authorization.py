@@ -10,7 +10,7 @@ from spark_log import clock
 from spark_log.cluster.topics import topics_of_uuids
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.refusals import refusal, refused_element
-from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Shown, Whole
+from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Rule, Shown, Whole
 from spark_log.gateway.access.sasl import Call
 from spark_log.gateway.error_codes import NONE
 from spark_log.gateway.wire import Message
@@ -98,36 +98,60 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
 async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> tuple[Message | None, bool]:
     """The response, and whether it refuses something."""
     rules, access = RIGHTS[api.name], client.access
+    code = await gateway.compute(_refused_whole, rules, request, access)
+    if code is not None:
+        return refusal(request, code), True
+    names: Mapping[uuid.UUID, str] = {}
+    ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
+    if ids:
+        names = await gateway.call(_names_of, gateway, ids)
+    refusals: list[Refused] = []
+    empty = False
+    for rule in rules:
+        if isinstance(rule, Each):
+            empty |= await gateway.compute(_take_refused, rule, request, access, names, refusals)
+    if refusals and hasattr(request, "max_wait_ms"):
+        request.max_wait_ms = 0  # a fetch with an error is answered at once
+    response = refusal(request, NONE) if empty else await api.handler(gateway, request, client)
+    if response is not None:
+        await gateway.compute(_complete, rules, response, access, refusals)
+    return response, bool(refusals)
+
+
+Refused = tuple[Each, Message | None, list[Message]]
+"""The elements of a response that refuse elements of the request: their rule, and the struct around them."""
+
+
+def _refused_whole(rules: Sequence[Rule], request: Message, access: Access) -> int | None:
+    """The error code with which the whole request is refused."""
     for rule in rules:
         if isinstance(rule, Whole):
             resource = rule.resource(request)
             if resource is None or access.allows(rule.operation, *resource):
                 continue
             if not (rule.or_any_topic and access.allows_any_topic(Operation.WRITE)):
-                return refusal(request, CODES[resource[0]]), True
+                return CODES[resource[0]]
         elif isinstance(rule, Every):
-            wanted = getattr(request, rule.field) or ()
-            if not all(access.allows(rule.operation, rule.resource_type, name) for name in wanted):
-                return refusal(request, CODES[rule.resource_type]), True
-    names: Mapping[uuid.UUID, str] = {}
-    ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
-    if ids:
-        names = await gateway.call(_names_of, gateway, ids)
-    refusals: list[tuple[Each, Message | None, list[Message]]] = []
-    empty = False
+            names = getattr(request, rule.field) or ()
+            if not all(access.allows(rule.operation, rule.resource_type, name) for name in names):
+                return CODES[rule.resource_type]
+    return None
+
+
+def _complete(rules: Sequence[Rule], response: Message, access: Access, refusals: Sequence[Refused]) -> None:
+    """Hide what the client may not see, and add the refusals."""
     for rule in rules:
-        if isinstance(rule, Each):
-            empty |= _take_refused(rule, request, access, names, refusals)
-    if refusals and hasattr(request, "max_wait_ms"):
-        request.max_wait_ms = 0  # a fetch with an error is answered at once
-    response = refusal(request, NONE) if empty else await api.handler(gateway, request, client)
-    if response is not None:
-        for rule in rules:
-            if isinstance(rule, Shown):
-                _hide(rule, response, access)
-        for each, parent, refused in refusals:
-            _array_of(each, response, parent).extend(refused)
-    return response, bool(refusals)
+        if isinstance(rule, Shown):
+            _hide(rule, response, access)
+    groups = {}
+    for rule, parent, refused in refusals:
+        if parent is None:
+            getattr(response, rule.answers).extend(refused)
+            continue
+        assert rule.within is not None
+        if not groups:
+            groups = {group.group_id: group for group in getattr(response, rule.within)}
+        getattr(groups[parent.group_id], rule.answers).extend(refused)
 
 
 def _with_ids(request: Message, field: str) -> Sequence[Message]:
@@ -144,7 +168,7 @@ def _take_refused(
     request: Message,
     access: Access,
     names: Mapping[uuid.UUID, str],
-    refusals: list[tuple[Each, Message | None, list[Message]]],
+    refusals: list[Refused],
 ) -> bool:
     """Move the elements that are refused from the request to `refusals`; whether nothing is left that may be asked."""
     nothing_left = False
@@ -177,15 +201,6 @@ def _take_refused(
         made = [refused_element(request, path, element, code) for element, code in refused]
         refusals.append((rule, None if rule.within is None else parent, made))
     return nothing_left
-
-
-def _array_of(rule: Each, response: Message, parent: Message | None) -> list[Message]:
-    """The array of the response that has the outcomes of the rule's elements in `parent`."""
-    if parent is None:
-        return getattr(response, rule.answers)  # type: ignore[no-any-return]
-    assert rule.within is not None
-    of_group = next(each for each in getattr(response, rule.within) if each.group_id == parent.group_id)
-    return getattr(of_group, rule.answers)  # type: ignore[no-any-return]
 
 
 def _hide(rule: Shown, response: Message, access: Access) -> None:

@@ -53,7 +53,7 @@ def _stream(data: memoryview, codec: str, budget: Budget) -> memoryview | bytes:
         while len(part := stream.read_buffer(_PART_BYTES)):
             budget.spend(len(part))
             parts.append(part)
-    return memoryview(parts[0]) if len(parts) == 1 else b"".join(parts)
+    return memoryview(parts[0]).cast("B") if len(parts) == 1 else b"".join(parts)
 
 
 def _snappy(data: memoryview, budget: Budget) -> bytes:
