@@ -96,6 +96,12 @@ class ClusterSettings:
     group_consumer_max_size: int = 2**31 - 1
     """Such a client cannot join a group that has so many members (Kafka's group.consumer.max.size)."""
 
+    store_answer_timeout_ms: int = 20_000
+    """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary
+    that answers then. Above the 15 s for which a statement waits for a lock. A client uses the default until it has
+    read this setting.
+    """
+
     replica_lag_time_max_ms: int = 30_000
     """A replica leaves the ISR if it has not reached the log end offset that its leader had this long ago (Kafka's
     replica.lag.time.max.ms)."""

@@ -151,7 +151,8 @@ class _Found(NamedTuple):
 
 
 def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
-    """None if the table is up to date. `left_at`: our transaction's version in the table, and the table's version."""
+    """To be read from the primary: files are removed from the table because of it. None if the table is up to date.
+    `left_at`: our transaction's version in the table, and the table's version."""
     check_identity(connection)
     in_table = left_at[0]
     recorded = publication_state.recorded(connection, topic, info)
@@ -187,7 +188,7 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
     if recorded is None or not is_newest(log_dir, topic, recorded[1]):
         return False
-    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, recorded))
+    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, recorded))
     if found is None:
         return True
     version = recorded[1] + 1
@@ -233,7 +234,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     application = _application(topic, info)
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
-    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, left_at))
+    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, left_at))
     if found is None:
         return True
     recorded, in_doubt, due, cursors, incremental, wanted, gone, columns = found

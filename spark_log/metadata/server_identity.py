@@ -46,8 +46,10 @@ class Identity:
         return f"system {self.system_identifier}, timeline {self.timeline}"
 
 
-def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> None:
-    """Keep the identity of a new connection's server in the connection's `info`; None if the server refuses."""
+def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> "Identity | None":
+    """The identity of a new connection's server, which is kept in the connection's `info`; None if the server refuses
+    to show it.
+    """
     import psycopg
 
     try:
@@ -61,6 +63,8 @@ def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -
     finally:
         if not driver_connection.broken:
             driver_connection.rollback()
+    identity: Identity | None = info[_INFO]
+    return identity
 
 
 @cache  # once a process

@@ -8,9 +8,9 @@ been deleted.
     .<name>-<random>.tmp    of a copy (followers, repair), which has no write id: is deleted a day after the last write
 
 The write id tells whether a process may still append a file, so the rule for it does not depend on time: expired ids
-are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read. The read finds every file
-that was named before it; after it, no file whose id is gone can be named. Files that are not named like
-spark-log's are kept.
+are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read, from the primary
+(`Store.read_as_primary`). The read finds every file that was named before it; after it, no file whose id is gone can be
+named. Files that are not named like spark-log's are kept.
 """
 
 import re
@@ -100,7 +100,7 @@ def _delete_in(
     published = False
     for found in _segment_files(log_dir, topic.folder):
         numbers = sorted({partition for partition, _ in found})
-        needed = cluster.store.read(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
+        needed = log_dirs.decide(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
         if needed is None:
             break
         orphans = _orphans(found, needed)
@@ -197,10 +197,19 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
             known = cluster.store.read(_known_folders)
             for folder in found:
                 if folder not in known:
-                    deleted += _delete_unknown(cluster, log_dirs, log_dir_id, log_dir, folder)
+                    deleted += _delete_unknown(log_dirs, log_dir_id, log_dir, folder)
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
+
+
+def _needed_of_unknown(
+    connection: sa.Connection, log_dirs: CleanableLogDirs, folder: str, files: Sequence[tuple[int, Entry]]
+) -> Needed | None:
+    """The metadata about the files of this folder; None if the metadata knows the folder."""
+    if folder in _known_folders(connection):
+        return None
+    return Needed(write_ids=_registered(connection, log_dirs, files))
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:
@@ -208,17 +217,17 @@ def _known_folders(connection: sa.Connection) -> set[str]:
     return {topic.folder for topic in find_topics(connection).values()} | set(connection.execute(retired).scalars())
 
 
-def _delete_unknown(
-    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str
-) -> Deleted:
+def _delete_unknown(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str) -> Deleted:
     try:
         content = _content(log_dir, folder)
     except UnsafePathError:
         return Deleted()
     if content is None:
         return Deleted()
+    needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, content.files))
+    if needed is None:
+        return Deleted()
     now_ms = clock.wall_ms()
-    needed = Needed(write_ids=cluster.store.read(lambda connection: _registered(connection, log_dirs, content.files)))
     young = any(now_ms - file.modified_ms <= GRACE_MS for _, file in content.files)
     paths = [file.path for _, file in content.files]
     if young or len(_orphans(content.files, needed)) < len(paths):
