@@ -180,12 +180,12 @@ def newer_version(tmp_path, monkeypatch):
     """From now on this process is a version of spark-log with one more migration: table broker has a column zone."""
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.FOLDER, folder)
-    (folder / "versions" / "v2_zone.py").write_text(
+    (folder / "versions" / "next_zone.py").write_text(
         f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "v2"
+revision = "next"
 down_revision = "{t.SCHEMA_REVISION}"
 
 
@@ -196,7 +196,7 @@ def upgrade():
 
     def become():
         monkeypatch.setattr(migrations, "FOLDER", folder)
-        monkeypatch.setattr(t, "SCHEMA_REVISION", "v2")
+        monkeypatch.setattr(t, "SCHEMA_REVISION", "next")
 
     return become
 
@@ -205,7 +205,7 @@ def test_opening_a_store_of_an_earlier_release_upgrades_it(cluster, cluster_addr
     topic = create_topic(cluster, "t")
     newer_version()
     with Cluster.open(cluster_address) as upgraded:
-        assert upgraded.store.read(revision_of) == "v2"
+        assert upgraded.store.read(revision_of) == "next"
         assert find(upgraded, "t") == topic
         with upgraded.store.snapshot() as connection:
             assert connection.exec_driver_sql("SELECT zone FROM broker").scalars().all() == ["none"]
@@ -241,7 +241,7 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     for thread in threads:
         thread.join(timeout=120)
     assert outcomes == [None] * 3
-    assert old.read(revision_of) == "v2"
+    assert old.read(revision_of) == "next"
     old.close()
 
 

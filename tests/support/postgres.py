@@ -154,9 +154,12 @@ class PostgresServer:
         self.require_standby(False)
 
     def require_standby(self, required: bool = True) -> None:
-        """Whether a commit needs the answer of a standby."""
-        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{'*' if required else ''}'")
+        """Let commits wait for a standby, or not, from now on."""
+        names = "*" if required else ""
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         self.execute("SELECT pg_reload_conf()")
+        while self.query("SHOW synchronous_standby_names") != names:
+            time.sleep(0.01)
 
     def freeze(self) -> None:
         """Stop every process of the server as a frozen machine does: its sockets stay open, and nothing answers."""

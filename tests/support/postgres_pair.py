@@ -1,5 +1,6 @@
 """A primary PostgreSQL and its synchronous standby."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ class PostgresPair:
         self.standby = PostgresServer(standby_of=self.primary)
         self.standby.start()
         self.primary.require_standby()
+        while not self.has_standby():
+            time.sleep(0.01)
 
     def address(self, database_url: str) -> str:
         """The URL of a database of the primary, with both hosts."""

@@ -3,7 +3,7 @@ whose append failed, log dirs that were offline when a file was retired, readers
 been deleted.
 
     a segment file          is deleted when no segment, retired file or open transaction names it and its write id is
-    gone
+    gone; for file.delete.delay.ms after an older store was accepted, only if it cannot be of a lost append
     .<name>.tmp             of a writer: is deleted when its write id is gone: nothing can be appended under it any more
     .<name>-<random>.tmp    of a copy (followers, repair), which has no write id: is deleted a day after the last write
 
@@ -21,9 +21,11 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.append.encoding import LOG_DIR_FAILURES
+from spark_log.cluster import acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import Entry, LogDir
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
@@ -53,6 +55,9 @@ class Needed:
 
     names: Collection[tuple[int, str]] = frozenset()
     write_ids: Collection[str] = frozenset()
+    kept_since_ms: int | None = None
+    """Segment files that were modified at this time or later are kept, since the store may lack their appends
+    (`cluster.acceptance`); None: no time."""
 
 
 def write_id_of(name: str) -> str | None:
@@ -69,7 +74,8 @@ def is_copy(name: str) -> bool:
 def is_orphan(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
     """Whether a file in the folder of this partition is an orphan."""
     if _SEGMENT.fullmatch(name):
-        return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids
+        kept = needed.kept_since_ms is not None and modified_ms >= needed.kept_since_ms
+        return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids and not kept
     if _WRITING.fullmatch(name):
         return write_id_of(name) not in needed.write_ids
     if _COPYING.fullmatch(name):
@@ -157,7 +163,8 @@ def _needed(
             RETIRED_FILE.topic_id == topic_id, RETIRED_FILE.partition.in_(here)
         )
         names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
-    return Needed(names, _registered(connection, log_dirs, found))
+    kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, topic.config.file_delete_delay_ms)
+    return Needed(names, _registered(connection, log_dirs, found), kept_since_ms)
 
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
@@ -209,7 +216,8 @@ def _needed_of_unknown(
     """The metadata about the files of this folder; None if the metadata knows the folder."""
     if folder in _known_folders(connection):
         return None
-    return Needed(write_ids=_registered(connection, log_dirs, files))
+    kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, TopicConfig().file_delete_delay_ms)
+    return Needed(write_ids=_registered(connection, log_dirs, files), kept_since_ms=kept_since_ms)
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self, TypeVar
 
 import sqlalchemy as sa
@@ -23,7 +24,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
-from spark_log.delta.publication import publish, try_publish
+from spark_log.delta.publication import check_publication, publish, try_publish
 from spark_log.delta.publication_resets import compare_whole_tables
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
@@ -178,7 +179,8 @@ class CountedLogDirs(CleanableLogDirs):
         pass
 
     def publish(self, topic: Topic) -> None:
-        pass
+        """Raise what `publish` would raise if the store is an older copy."""
+        check_publication(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:
         pass
@@ -254,7 +256,7 @@ def delete_retired_files(
     if store.read(count_listed):
         log_dirs.try_publish(topic)
     deleted, after = Deleted(), ""
-    while due_files := log_dirs.decide(lambda connection, after=after: next_files(connection, after)):  # type: ignore[misc]
+    while due_files := log_dirs.decide(partial(next_files, after=after)):
         paths, where = due_files
         for log_dir_id, here in where.items():
             deleted += log_dirs.delete(log_dir_id, here)
@@ -306,9 +308,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
     deleted = Deleted()
     for log_dir_id in back:
         after = ""
-        while paths := log_dirs.decide(
-            lambda connection, one=log_dir_id, after=after: next_files(connection, one, after)
-        ):  # type: ignore[misc]
+        while paths := log_dirs.decide(partial(next_files, log_dir_id=log_dir_id, after=after)):
             deleted += log_dirs.delete(log_dir_id, paths)
             if log_dir_id in log_dirs.failures:
                 break
