@@ -154,7 +154,7 @@ class Store:
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
         """The result of `body` in a snapshot; repeated while the store is unavailable, for `timeout_ms` at most.
 
-        It is repeated once in any case: a server that does not answer may have been replaced meanwhile.
+        It is repeated once in any case if its connection was lost: a server that did not answer may have been replaced.
         """
         deadline = clock.monotonic_s() + timeout_ms / 1000
         for number in range(10_000):
@@ -162,9 +162,10 @@ class Store:
                 with self.snapshot() as connection:
                     return body(connection)
             except MetadataStoreUnavailableError as error:
-                if _is_lost(error.__cause__):
+                lost = _is_lost(error.__cause__)
+                if lost:
                     self._reconnect()
-                _back_off(number, deadline if number else math.inf)
+                _back_off(number, math.inf if lost and number == 0 else deadline)
         raise AssertionError("unreachable: _back_off raises at the deadline")
 
     def read_as_primary(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> T:

@@ -609,8 +609,8 @@ def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
     unforced = []
 
-    def watch(connection, token, *, durable):
-        commit(connection, token, durable=durable)
+    def watch(connection, token, *, durable, always):
+        commit(connection, token, durable=durable, always=always)
         if not durable:
             unforced.append(token)
 
