@@ -101,7 +101,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     from spark_log.metadata.store_schema import revision_of
 
     now, before = server_identity.of_server(connection), server_identity.recorded(connection)
-    accepted_ms = server_identity.accepted_at_ms(connection)
+    accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
     problem = None
     try:
         server_identity.check_identity(connection)
@@ -115,6 +115,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
         "identity": str(now) if now else None,
         "recorded": str(before) if before else None,
         "accepted": datetime.fromtimestamp(accepted_ms / 1000, UTC).isoformat() if accepted_ms else None,
+        "promoted": datetime.fromtimestamp(promoted_ms / 1000, UTC).isoformat() if promoted_ms else None,
         "problem": problem,
     }
 

@@ -211,6 +211,21 @@ def test_opening_a_store_of_an_earlier_release_upgrades_it(cluster, cluster_addr
             assert connection.exec_driver_sql("SELECT zone FROM broker").scalars().all() == ["none"]
 
 
+def test_a_store_of_revision_v1_gets_the_columns_of_v2(cluster, cluster_address):
+    columns = ("beat", "beat_ms", "synchronous", "promoted_ms")
+
+    def be_of_v1(connection, _attempt):
+        for column in columns:
+            connection.exec_driver_sql(f"ALTER TABLE cluster DROP COLUMN {column}")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v1'")
+
+    cluster.store.transact(be_of_v1)
+    with Cluster.open(cluster_address) as upgraded:
+        assert upgraded.store.read(revision_of) == "v2"
+        found = upgraded.store.read(lambda c: c.execute(sa.select(*(t.cluster.c[name] for name in columns))).one())
+        assert tuple(found) == (0, None, None, None)
+
+
 def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_server, newer_version, monkeypatch):
     address = Address.parse(postgres_server.create_database())
     old = create_store(address, "c")
