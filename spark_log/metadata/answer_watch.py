@@ -52,9 +52,10 @@ def begin(connection: Waiting) -> None:
 
 
 def end(connection: Waiting) -> None:
-    """The answer is complete, or has failed. From now on the socket is not shut down."""
-    with _lock:
-        _waiting.pop(id(connection), None)
+    """The answer is complete, or has failed. If it came at the time limit, the socket may still be shut down: then the
+    next message finds a lost connection, and is repeated.
+    """
+    _waiting.pop(id(connection), None)  # without the lock: it would be taken for each message
 
 
 def _start() -> None:
@@ -67,16 +68,16 @@ def _start() -> None:
 def _watch() -> None:
     while True:
         clock.sleep_s(STEP_S)
-        with _lock:
-            for connection in list(_waiting.values()):
-                # steps are counted, not the time: after a pause of this process, answers may be there to be read
-                connection.waited_s += STEP_S
-                if connection.waited_s > connection.limit.seconds:
-                    _shut_if_silent(connection)
+        for connection in list(_waiting.values()):
+            # steps are counted, not the time: after a pause of this process, answers may be there to be read
+            connection.waited_s += STEP_S
+            if connection.waited_s > connection.limit.seconds:
+                _shut_if_silent(connection)
 
 
 def _shut_if_silent(connection: Waiting) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end_of_ours:
+    # any error: a connection that was lost meanwhile has no socket, and the driver says so with its own class
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as end_of_ours:
         silent_s = _silent_s(end_of_ours)
         if silent_s is not None and silent_s < connection.limit.seconds:
             connection.waited_s = silent_s
