@@ -11,8 +11,9 @@ app = typer.Typer(no_args_is_help=True, help="Show the metadata store, and accep
 
 _ACCEPT = """\
 A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
-After you accept it, files that it does not name are removed from the Delta tables, and clean-up deletes them from the
-log dirs. Records that exist only in these files are then lost: copy the files first if you need them."""
+After you accept it, files that it does not name are removed from the Delta tables. Clean-up deletes them from the log
+dirs when file.delete.delay.ms of their topic (7 days) has passed; until then `spark-log store unnamed-files` lists
+them. Records that exist only in these files are lost then: send them to the topic again if you need them."""
 
 
 @app.command()
@@ -64,7 +65,34 @@ def accept(
     if as_json:
         print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:
-        say(f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue.")
+        say(
+            f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue. Files that the store does not name"
+            " are kept for file.delete.delay.ms."
+        )
+
+
+@app.command("unnamed-files")
+def unnamed_files_(
+    cluster: Cluster_,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only files of the topic of this name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the segment files that the metadata does not name, one path or URI a line, the oldest first.
+
+    After a restore they may hold acknowledged records that the store lacks. They are Parquet files with the columns
+    key, value, headers and timestamp. Some hold records that the topic has in another file: of killed writers, and of
+    seals and merges that the restored store does not know.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+
+    with Cluster.open(cluster) as opened:
+        found = list_unnamed_files(opened, topic)
+    if as_json:
+        print_json([vars(each) for each in found])
+    else:
+        for each in found:
+            say(each.location)
 
 
 def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
@@ -75,7 +103,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     from spark_log.metadata.store_schema import revision_of
 
     now, before = server_identity.of_server(connection), server_identity.recorded(connection)
-    accepted_ms = server_identity.accepted_at_ms(connection)
+    accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
     problem = None
     try:
         server_identity.check_identity(connection)
@@ -89,6 +117,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
         "identity": str(now) if now else None,
         "recorded": str(before) if before else None,
         "accepted": datetime.fromtimestamp(accepted_ms / 1000, UTC).isoformat() if accepted_ms else None,
+        "promoted": datetime.fromtimestamp(promoted_ms / 1000, UTC).isoformat() if promoted_ms else None,
         "problem": problem,
     }
 

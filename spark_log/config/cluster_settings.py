@@ -11,11 +11,14 @@ from spark_log.errors import InvalidConfigurationError
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings that may be -1."""
 
+_CHOICES = {"store_promotion_accept": ("manual", "synchronous")}
+"""The values of settings that are words."""
+
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Limits and leases of the whole cluster, not of one topic. Values are positive whole numbers; -1 switches
-    metrics.interval.ms off.
+    """Limits and leases of the whole cluster, not of one topic. Most values are positive whole numbers; -1
+    switches metrics.interval.ms off.
 
     Values that differ from the defaults are stored with the cluster (`cluster/settings.py`). Clients and coordinators
     read them on first use, and again after some seconds (`Store.settings`).
@@ -95,6 +98,23 @@ class ClusterSettings:
 
     group_consumer_max_size: int = 2**31 - 1
     """Such a client cannot join a group that has so many members (Kafka's group.consumer.max.size)."""
+
+    store_answer_timeout_ms: int = 20_000
+    """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary
+    that answers then. Above the 15 s for which a statement waits for a lock. A client uses the default until it has
+    read this setting.
+    """
+
+    store_promotion_accept: str = "manual"
+    """Not in Kafka. synchronous: the coordinator accepts the promotion of a synchronous standby of PostgreSQL without a
+    person, so that clean-up and publication continue. manual: after each promotion they wait for `spark-log store
+    accept`.
+    """
+
+    store_promotion_max_age_ms: int = 300_000
+    """Not in Kafka. A promotion is accepted without a person only if the coordinator's last beat in the promoted store
+    is at most this old. The coordinator beats every 10 s.
+    """
 
     replica_lag_time_max_ms: int = 30_000
     """A replica leaves the ISR if it has not reached the log end offset that its leader had this long ago (Kafka's
@@ -190,6 +210,12 @@ class ClusterSettings:
                 if not isinstance(value, bool):
                     raise InvalidConfigurationError(
                         f"Invalid value {value!r} for cluster setting {entry.name!r}: expected true or false"
+                    )
+            elif entry.name in _CHOICES:
+                if value not in _CHOICES[entry.name]:
+                    raise InvalidConfigurationError(
+                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected"
+                        f" {' or '.join(_CHOICES[entry.name])}"
                     )
             elif entry.name in _MAY_BE_OFF and value == -1:
                 continue

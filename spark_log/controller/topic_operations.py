@@ -198,7 +198,7 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         delete_topic_rows(connection, topic.topic_id)
         retire_folder(connection, topic, cluster.store.clock(connection))
 
-    cluster.store.transact(delete, announce=True)
+    cluster.store.transact(delete, announce=True, unlimited=True)  # a million rows may take a minute
 
 
 def insert_topic(

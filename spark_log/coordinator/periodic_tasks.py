@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from spark_log import clock
 from spark_log.append.write_ids import Writer
+from spark_log.cluster import acceptance
 from spark_log.config import ClusterSettings
 from spark_log.controller import controller
 from spark_log.controller.balance import auto_rebalance
@@ -101,6 +102,10 @@ def _record_task_runs(context: PeriodicTaskContext) -> None:
     record_task_runs(context.cluster, context.run_buffer, context.fence)
 
 
+def _beat(context: PeriodicTaskContext) -> None:
+    acceptance.beat(context.cluster, context.settings, context.fence)
+
+
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     """The tasks of the holder of lease `coordinator`."""
     scheduled = [_maintenance_task(task, task.every_ms) for task in TASKS if task.every_ms is not None]
@@ -108,6 +113,7 @@ def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     return (
         *GROUP_TASKS,
         *scheduled,
+        PeriodicTask("beat, and accept a promotion of the store", acceptance.BEAT_MS, _beat),
         _recording_task("record metrics", lambda c: recorder.record(c.cluster, c.fence, c.term)),
         _recording_task("record runs of the coordinator's tasks", _record_task_runs),
     )

@@ -83,6 +83,22 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         raise failed
 
 
+def check_publication(cluster: Cluster, topic: Topic) -> None:
+    """Raise the StoreChangedError that `publish` would raise. Changes nothing."""
+    infos = cluster.log_dirs()
+    log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    for log_dir_id in log_dirs:
+        info, log_dir = infos[log_dir_id], cluster.log_dir(infos[log_dir_id])
+        table = open_table(log_dir, topic, create=False)
+        if table is None:
+            continue
+        in_table = table.transaction_version(_application(topic, info)) or 0
+        at = (in_table, table.version())
+        found = cluster.store.read(lambda connection, info=info, at=at: _find_changes(connection, topic, info, at))  # type: ignore[misc]
+        if found is not None and not found.in_doubt and not found.incremental:
+            _compare_all(cluster, topic, info, log_dir, table, found, in_table)
+
+
 def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
     """Publish after a completed append: a failure is logged, and the next publication corrects it. Returns whether all
     tables were published.
@@ -151,7 +167,8 @@ class _Found(NamedTuple):
 
 
 def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
-    """None if the table is up to date. `left_at`: our transaction's version in the table, and the table's version."""
+    """To be read from the primary: files are removed from the table because of it. None if the table is up to date.
+    `left_at`: our transaction's version in the table, and the table's version."""
     check_identity(connection)
     in_table = left_at[0]
     recorded = publication_state.recorded(connection, topic, info)
@@ -187,7 +204,7 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
     if recorded is None or not is_newest(log_dir, topic, recorded[1]):
         return False
-    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, recorded))
+    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, recorded))
     if found is None:
         return True
     version = recorded[1] + 1
@@ -233,7 +250,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     application = _application(topic, info)
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
-    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, left_at))
+    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, left_at))
     if found is None:
         return True
     recorded, in_doubt, due, cursors, incremental, wanted, gone, columns = found
@@ -246,9 +263,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
             [file for file in wanted if file.path not in active], [path for path in gone if path in active]
         )
     else:
-        what = difference({file.path: file for file in wanted}, active)
-        if in_table > (recorded or (0, 0))[0]:
-            _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
+        what = _compare_all(cluster, topic, info, log_dir, table, found, in_table)
     compared = (in_table, table.version())
     if not what:
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
@@ -271,6 +286,16 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         sync_checkpoint(log_dir, topic, delta_version)
     _settle(cluster, topic, info, version)
     return True
+
+
+def _compare_all(
+    cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", found: _Found, in_table: int
+) -> Difference:
+    """Compare every file. StoreChangedError if the metadata seems to be an older copy."""
+    what = difference({file.path: file for file in found.wanted}, active_files(table))
+    if in_table > (found.recorded or (0, 0))[0]:
+        _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
+    return what
 
 
 def _check_store_is_not_older(

@@ -119,7 +119,9 @@ def _delete_of_previous_topics(cluster: Cluster, log_dirs: CleanableLogDirs, top
     for log_dir_id, info in log_dirs.infos.items():
         try:
             folders = previous_folders(log_dirs, log_dir_id, topic)
-            live = {one.folder for one in cluster.store.read(find_topics).values()}  # after the listing
+            live = (
+                {one.folder for one in log_dirs.decide(find_topics).values()} if folders else set()
+            )  # after the listing
             for folder in folders:
                 log_dir = log_dirs.open(log_dir_id)
                 if log_dir is None or folder in live:

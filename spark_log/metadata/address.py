@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from spark_log.broker_addresses import broker_refusal
 from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, UnsupportedStoreError, redact
@@ -30,6 +30,9 @@ class Address:
     def parse(cls, text: str) -> "Address":
         """`/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`.
 
+        Several hosts, of which one is the primary: `postgresql+psycopg://user@host1:5432,host2:5432/database`, or
+        libpq's lists `?host=host1,host2&port=5432,5432`. `url` has these lists, and connects to the primary only.
+
         Or the path of a file whose first line is the address, so that a password in it is in no command line.
         `host:9092` is taken for a folder only if a folder of this name exists.
         """
@@ -47,7 +50,7 @@ class Address:
                     "cluster: the user name or password in the URL has an @ or a /; write them as %40 and %2F"
                 )
             place, allow_insecure = _without_flag(rest)
-            return cls("postgresql+psycopg://" + place, None, allow_insecure)
+            return cls("postgresql+psycopg://" + _with_lists_of_hosts(place), None, allow_insecure)
         if separator and scheme != "file":
             raise InvalidConfigurationError(
                 f"cluster: expected a folder or a postgresql+psycopg:// URL, got {redact(text)!r}"
@@ -61,6 +64,13 @@ class Address:
         """For a command that a user can repeat, who gives the password in PGPASSWORD or ~/.pgpass."""
         return str(self) if self.folder else str(self).replace(":***@", "@", 1)
 
+    @property
+    def connect_timeout_s(self) -> int:
+        """How long to wait for one host: the URL's connect_timeout, else less where others may answer."""
+        query = dict(parse_qsl(urlsplit(self.url).query))
+        text = query.get("connect_timeout", "")
+        return int(text) if text.isdecimal() else _CONNECT_S_OF_SEVERAL if _several(query) else _CONNECT_S
+
     def __str__(self) -> str:
         if self.folder:
             return str(self.folder)
@@ -72,6 +82,9 @@ class Address:
 
 
 _ALLOW_INSECURE = "allow_insecure"
+_CONNECT_S, _CONNECT_S_OF_SEVERAL = 10, 3
+_FOR_WRITING = ("read-write", "primary")
+"""Values of libpq's target_session_attrs that no standby satisfies."""
 _FILE_BYTES_MAX = 8192
 
 
@@ -98,6 +111,56 @@ def _without_flag(rest: str) -> tuple[str, bool]:
         raise InvalidConfigurationError(f"cluster: {_ALLOW_INSECURE} is true or false")
     others = [part for part in parts if part.partition("=")[0] != _ALLOW_INSECURE]
     return place + ("?" + "&".join(others) if others else ""), "true" in flags
+
+
+def _with_lists_of_hosts(place: str) -> str:
+    """The part of the URL after `://`, with several hosts as libpq's lists in its query. InvalidConfigurationError for
+    hosts in both places, a port that is no number, and a target_session_attrs that a standby satisfies.
+    """
+    before, _, query = place.partition("?")
+    authority, slash, database = before.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    pairs = [part for part in query.split("&") if part]
+    repeated = [pair.partition("=")[2] for pair in pairs if pair.startswith("host=")]
+    if len(repeated) > 1 and not hosts:  # SQLAlchemy's form of several hosts, which libpq does not know
+        hosts = unquote(",".join(repeated))
+        pairs = [pair for pair in pairs if not pair.startswith("host=")]
+    if "," in hosts:
+        if any(pair.partition("=")[0] in ("host", "hostaddr", "port") for pair in pairs):
+            raise InvalidConfigurationError("cluster: the hosts are either before the / of the URL, or host= and port=")
+        names, ports = zip(*map(_host_and_port, hosts.split(",")), strict=True)
+        pairs = [f"host={','.join(names)}", *([f"port={','.join(ports)}"] if any(ports) else []), *pairs]
+        authority = user + at
+    values = dict(parse_qsl("&".join(pairs)))
+    if _several(values):
+        attributes = values.get("target_session_attrs")
+        if attributes is None:
+            pairs.append("target_session_attrs=read-write")
+        elif attributes not in _FOR_WRITING:
+            raise InvalidConfigurationError(
+                f"cluster: target_session_attrs={attributes}: expected {' or '.join(_FOR_WRITING)}, since a standby"
+                " takes no writes"
+            )
+    return authority + slash + database + ("?" + "&".join(pairs) if pairs else "")
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """`db`, `5432` of `db:5432`; `::1`, `5432` of `[::1]:5432`; the port may be missing."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    else:
+        host, _, port = text.partition(":")
+    if not host or (port and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536)):
+        raise InvalidConfigurationError(
+            f"cluster: host {redact(text)!r} of the URL: expected HOST or HOST:PORT, several with commas between them"
+        )
+    return host, port
+
+
+def _several(query: Mapping[str, str]) -> bool:
+    """Whether the parameters of the URL name several hosts."""
+    return any("," in query.get(name, "") for name in ("host", "hostaddr"))
 
 
 def check_transport(address: Address, environ: Mapping[str, str] = os.environ) -> None:

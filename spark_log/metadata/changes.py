@@ -12,11 +12,14 @@ waits are short, which is polling with a bounded interval.
 
 import sqlite3
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from spark_log import clock
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address
+
+if TYPE_CHECKING:
+    from spark_log.metadata.postgresql_connection import Hosts
 
 _POLL_S_MIN, _POLL_S_MAX = 0.0005, 0.01
 
@@ -37,15 +40,19 @@ class Changes(Protocol):
         """Notify waiting processes of a commit."""
         ...
 
+    def reconnect(self) -> None:
+        """Use a new connection, since the server may have been replaced."""
+        ...
+
     def close(self) -> None: ...
 
 
-def changes_of(address: Address) -> Changes:
-    if address.folder:
+def changes_of(address: Address, hosts: "Hosts | None") -> Changes:
+    if hosts is None:
         return SqliteChanges(address)
     from spark_log.metadata.postgresql_changes import PostgresqlChanges  # importing psycopg is slow
 
-    return PostgresqlChanges(address)
+    return PostgresqlChanges(address, hosts)
 
 
 class SqliteChanges:
@@ -78,6 +85,9 @@ class SqliteChanges:
 
     def announce(self) -> None:
         """Nothing to do: other connections see the change in data_version."""
+
+    def reconnect(self) -> None:
+        """Nothing to do: there is no server."""
 
     def close(self) -> None:
         self.dispose()

@@ -6,6 +6,10 @@ insert wait while the server still runs the transaction, and its result is final
 was committed; if it is the one of `was_committed`, the transaction can never be committed, however late its COMMIT
 reaches the server.
 
+A COMMIT that is answered with a warning is in doubt too: an operator has cancelled the wait for the synchronous
+standby, so a failover may lose the transaction. The question is itself a synchronous commit, later in the write-ahead
+log: its answer, without a warning, proves that the standby has both.
+
 A transaction id would not do. PostgreSQL does not flush the assignment of an id, and assigns it again after a crash.
 
 Each connection deletes its earlier tokens, some at a time, so the table holds a few rows for each connection and one
@@ -14,14 +18,14 @@ for each lost answer, until `expire_tokens`.
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMMIT_TOKEN
-from spark_log.metadata.prepared import LastChanges, one_message
+from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, one_message
 
 if TYPE_CHECKING:
     from spark_log.metadata.store import Store
@@ -39,7 +43,8 @@ _NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _WROTE = "pg_current_xact_id_if_assigned() IS NOT NULL"
 
 _FORGET = f"DELETE FROM commit_token WHERE token = ANY(%s) AND {_WROTE}"
-_INSERT = f"INSERT INTO commit_token (token, committed, at_ms) SELECT %s, true, {_NOW_MS} WHERE {_WROTE}"
+_INSERT_ALWAYS = f"INSERT INTO commit_token (token, committed, at_ms) SELECT %s, true, {_NOW_MS}"
+_INSERT = f"{_INSERT_ALWAYS} WHERE {_WROTE}"
 _ASK = (
     f"INSERT INTO commit_token AS known (token, committed, at_ms) VALUES (:token, false, {_NOW_MS})"
     " ON CONFLICT (token) DO UPDATE SET committed = known.committed RETURNING committed"
@@ -50,15 +55,16 @@ def new_token() -> str:
     return os.urandom(16).hex()
 
 
-def commit(connection: sa.Connection, token: str, *, durable: bool) -> None:
+def commit(connection: sa.Connection, token: str, *, durable: bool, always: bool = False) -> None:
     """Commit the open transaction under a new token, in one round trip with its last changes (`sent_with_commit`). One
-    that wrote nothing leaves no token. With `durable=False` the server does not wait until the commit is on disk.
+    that wrote nothing leaves no token, except with `always`. With `durable=False` the server does not wait until the
+    commit is on disk. Raises OperationalError, as for a lost answer, if the server warns.
     """
-    driver = connection.connection.driver_connection
-    assert driver is not None
+    driver = _driver(connection)
     answered: list[str] = connection.info.setdefault(_ANSWERED, [])
     full = len(answered) >= _ANSWERED_MAX
     last = LastChanges.of(connection)
+    driver.warnings.clear()
     with one_message(connection):
         if last is not None:
             last.send(connection)
@@ -66,18 +72,38 @@ def commit(connection: sa.Connection, token: str, *, durable: bool) -> None:
             driver.execute(_FORGET, (answered,))
         if not durable:
             driver.execute("SET LOCAL synchronous_commit = off")
-        inserted = driver.execute(_INSERT, (token,))
+        inserted = driver.execute(_INSERT_ALWAYS if always else _INSERT, (token,))
         driver.execute("COMMIT")
+    _refuse_warnings(connection)
     if inserted.rowcount == 1:
         connection.info[_ANSWERED] = [token] if full else [*answered, token]
 
 
 def was_committed(engine: sa.Engine, token: str) -> bool:
-    """Whether the transaction with that token was committed. If not, it can never be."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # while the server still runs the transaction
-        committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
+    """Whether the transaction with that token was committed, and the synchronous standby has it. If not, it can never
+    be. Raises OperationalError if the server warns: to be asked again.
+    """
+    with engine.connect() as connection:
+        with connection.begin():
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # while the server still runs the transaction
+            _driver(connection).warnings.clear()
+            committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
+        _refuse_warnings(connection)
     return committed
+
+
+def _driver(connection: sa.Connection) -> Any:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    return driver
+
+
+def _refuse_warnings(connection: sa.Connection) -> None:
+    """Raise the error of a commit in doubt if the server has sent a warning."""
+    warnings = _driver(connection).warnings
+    if warnings:
+        error = connection.dialect.loaded_dbapi.OperationalError(f"the commit is in doubt: {'; '.join(warnings)}")
+        raise as_sqlalchemy(connection, "COMMIT", error) from error
 
 
 def may_ask(committed_at_boot_ms: int) -> bool:

@@ -5,8 +5,9 @@ import os
 import socket
 import sqlite3
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -26,14 +27,21 @@ from spark_log.metadata.prepared import LastChanges, Prepared
 from spark_log.metadata.server_identity import ask_server
 from spark_log.metadata.write_ahead_log import BYTES_MAX
 
+if TYPE_CHECKING:
+    from spark_log.metadata.postgresql_connection import Hosts
+
 BUSY_TIMEOUT_MS = 60_000
 _EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
 _WRITES = "spark_log_writes"
 _BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMEDIATE"))
 
 _APPLICATION = "spark-log"
-_POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000"
-"""A process that is stopped during a transaction holds its locks for 10 s at most. The server's clock for that does not
+_POSTGRESQL_OPTIONS = (
+    "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000 -c client_min_messages=warning"
+)
+"""Warnings put a commit in doubt (`commit_tokens`).
+
+A process that is stopped during a transaction holds its locks for 10 s at most. The server's clock for that does not
 run while it expects more statements of a message: then the first process that has waited for a lock for 15 s ends the
 session (`end_silent_sessions`).
 """
@@ -45,9 +53,12 @@ _END_SILENT = sa.text(
 )
 
 
-def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
-    """An engine for `address`; `create` allows to create the SQLite file."""
-    return _sqlite_engine(address, address.folder, create) if address.folder else _postgresql_engine(address)
+def create_engine(address: Address, *, create: bool = False, hosts: "Hosts | None" = None) -> sa.Engine:
+    """An engine for `address`; `create` allows to create the SQLite file. PostgreSQL needs `hosts`."""
+    if address.folder:
+        return _sqlite_engine(address, address.folder, create)
+    assert hosts is not None
+    return _postgresql_engine(address, hosts)
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
@@ -98,7 +109,7 @@ def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
     return engine
 
 
-def _postgresql_engine(address: Address) -> sa.Engine:
+def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
     import psycopg  # slow to import
 
     check_transport(address)
@@ -106,10 +117,18 @@ def _postgresql_engine(address: Address) -> sa.Engine:
         address.url,
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
         use_native_hstore=False,  # a type of PostgreSQL that no table has: saves a round trip when an engine connects
-        connect_args={"application_name": _APPLICATION, "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
+        connect_args={
+            "application_name": _APPLICATION,
+            "connect_timeout": address.connect_timeout_s,
+            "options": _POSTGRESQL_OPTIONS,
+        },
         execution_options=_EXECUTION_OPTIONS,
     )
     _postgresql_engines.add(engine)
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
+        return hosts.connect(*arguments, **parameters)
 
     @event.listens_for(engine, "connect")
     def check(connection: Any, record: Any) -> None:
@@ -135,9 +154,22 @@ def _postgresql_engine(address: Address) -> sa.Engine:
                 f"{address}: synchronous_commit is {synchronous_commit}; it must be on (or remote_apply),"
                 " or an acknowledged record may be lost"
             )
-        ask_server(connection, record.info, address)
+        identity = ask_server(connection, record.info, address)
+        if identity is not None:
+            hosts.refuse_old_primary(connection, identity.system_identifier, identity.timeline)
 
     return engine
+
+
+@contextlib.contextmanager
+def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
+    """Let the connection wait for an answer for any time (`answer_watch`)."""
+    driver: Any = connection.connection.driver_connection
+    driver.unlimited = True
+    try:
+        yield
+    finally:
+        driver.unlimited = False
 
 
 def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata.address import Address
+from spark_log.metadata.postgresql_connection import Hosts, WatchedConnection
+from spark_log.metadata.server_identity import ask_server
 from spark_log.threads import start_thread
 
 _CHANNEL = "spark_log"
@@ -17,12 +19,15 @@ _DISCONNECTED_WAIT_S_MAX = 0.05
 """The longest wait while the listener is not connected."""
 _ANNOUNCE_EVERY_S = 0.002
 _RECONNECT_S = 1.0
+_ASK_EVERY_S = 5.0
 
 
 class PostgresqlChanges:
     exact = False
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, hosts: Hosts) -> None:
+        self._address = address
+        self._hosts = hosts
         url = sa.make_url(address.url).set(drivername="postgresql")
         self._conninfo = url.render_as_string(hide_password=False)
         self._version = 0
@@ -35,6 +40,8 @@ class PostgresqlChanges:
         self._condition = threading.Condition()
         self._due = threading.Event()
         self._listening = False
+        self._connections = 0
+        """Grows when the listener must connect again."""
         self._listener: threading.Thread | None = None
         self._announcer: threading.Thread | None = None
 
@@ -82,14 +89,26 @@ class PostgresqlChanges:
         if self._announcer is not None:
             self._announcer.join(timeout=5)  # a pending announcement is still sent; the listener ends by itself
 
+    def reconnect(self) -> None:
+        """Let the listener connect again, since the server may have been replaced."""
+        with self._condition:
+            self._connections += 1
+            self._listening = False
+            self._condition.notify_all()
+
     def _listen(self) -> None:
         while not self._closed.is_set():
+            number = self._connections
             with contextlib.suppress(psycopg.Error, OSError), self._connect() as connection:
                 connection.execute(f"LISTEN {_CHANNEL}")
                 self._advance(listening=True)  # earlier notifications were missed
-                while not self._closed.is_set():
+                asked_s = clock.monotonic_s()
+                while not self._closed.is_set() and number == self._connections:
                     for _ in connection.notifies(timeout=1.0, stop_after=1):
                         self._advance(listening=True)
+                    if clock.monotonic_s() - asked_s > _ASK_EVERY_S:
+                        connection.execute("SELECT 1")  # fails if the server does not answer
+                        asked_s = clock.monotonic_s()
             self._advance(listening=False)
             self._closed.wait(_RECONNECT_S)
 
@@ -111,10 +130,21 @@ class PostgresqlChanges:
             if self._closed.wait(_RECONNECT_S):
                 return
 
-    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
-        return psycopg.connect(
-            self._conninfo, autocommit=True, application_name="spark-log changes", connect_timeout=10
+    def _connect(self) -> WatchedConnection:
+        connection = self._hosts.connect(
+            self._conninfo,
+            autocommit=True,
+            application_name="spark-log changes",
+            connect_timeout=self._address.connect_timeout_s,
         )
+        try:
+            identity = ask_server(connection, {}, self._address)
+            if identity is not None:
+                self._hosts.refuse_old_primary(connection, identity.system_identifier, identity.timeline)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 _living: "weakref.WeakSet[PostgresqlChanges]" = weakref.WeakSet()

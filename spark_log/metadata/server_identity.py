@@ -46,8 +46,21 @@ class Identity:
         return f"system {self.system_identifier}, timeline {self.timeline}"
 
 
-def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> None:
-    """Keep the identity of a new connection's server in the connection's `info`; None if the server refuses."""
+@dataclass(frozen=True)
+class Beat:
+    """The last beat of the coordinator (`cluster.acceptance`)."""
+
+    number: int
+    at_ms: int | None
+    """None: there has been none."""
+    synchronous: bool
+    """Whether synchronous_standby_names was set then."""
+
+
+def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> "Identity | None":
+    """The identity of a new connection's server, which is kept in the connection's `info`; None if the server refuses
+    to show it.
+    """
     import psycopg
 
     try:
@@ -61,6 +74,8 @@ def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -
     finally:
         if not driver_connection.broken:
             driver_connection.rollback()
+    identity: Identity | None = info[_INFO]
+    return identity
 
 
 @cache  # once a process
@@ -124,3 +139,27 @@ def accept(connection: sa.Connection, now_ms: int) -> Identity | None:
     identity = of_server(connection)
     connection.execute(t.cluster.update().values(**values(identity), accepted_ms=now_ms))
     return identity
+
+
+def promoted_at_ms(connection: sa.Connection) -> int | None:
+    """When the coordinator last accepted a promotion, by the store's clock; None if never."""
+    at: int | None = connection.execute(sa.select(CLUSTER.promoted_ms)).scalar_one()
+    return at
+
+
+def accept_promotion(connection: sa.Connection, now_ms: int) -> None:
+    """Record the current server, which was accepted without a person."""
+    connection.execute(t.cluster.update().values(**values(of_server(connection)), promoted_ms=now_ms))
+
+
+def last_beat(connection: sa.Connection) -> Beat:
+    row = connection.execute(sa.select(CLUSTER.beat, CLUSTER.beat_ms, CLUSTER.synchronous)).one()
+    return Beat(row.beat, row.beat_ms, bool(row.synchronous))
+
+
+def beat(connection: sa.Connection, now_ms: int) -> int:
+    """Count a beat on PostgreSQL; returns its number."""
+    synchronous = sa.text("current_setting('synchronous_standby_names') <> ''")
+    statement = t.cluster.update().values(beat=CLUSTER.beat + 1, beat_ms=now_ms, synchronous=synchronous)
+    number: int = connection.execute(statement.returning(CLUSTER.beat)).scalar_one()
+    return number

@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +25,7 @@ from spark_log.errors import (
 from spark_log.metadata import commit_tokens, server_identity, store_schema, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
+from spark_log.metadata.answer_watch import AnswerLimit
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.columns import CLUSTER
@@ -34,15 +35,19 @@ from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.write_ahead_log import WriteAheadLog
 from spark_log.metadata.writer_queue import WriterQueue
 
+if TYPE_CHECKING:
+    from spark_log.metadata.postgresql_connection import Hosts
+
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
 
 READ_TIMEOUT_MS = 10_000
+"""How long a read is retried while the store is away."""
+
 SILENT_MS = 10_000
 """The session of a process that has stopped while it sent statements is ended after this time, if others wait."""
-"""How long a read is retried while the store is away."""
 
 _CLOCK_INTERVAL_MS = 5_000
 
@@ -92,9 +97,11 @@ class Store:
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
         self.address = address
-        self.engine = engines.create_engine(address, create=create)
         self.sqlite = address.folder is not None
-        self.changes = changes_of(address)
+        self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
+        hosts = None if self.sqlite else _hosts(self._answer_limit)
+        self.engine = engines.create_engine(address, create=create, hosts=hosts)
+        self.changes = changes_of(address, hosts)
         self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
@@ -109,14 +116,21 @@ class Store:
         now_s, known = clock.monotonic_s(), self._settings
         if known is None or now_s - known[0] >= SETTINGS_AGE_S_MAX:
             try:
-                overrides = self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if known is None else 1_000)
-                known = (now_s, ClusterSettings.from_stored(overrides))
+                return self.keep_settings(
+                    self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if known is None else 1_000)
+                )
             except SparkLogError:
                 if known is None:
                     raise
-                known = (now_s, known[1])
-            self._settings = known
+                self._settings = known = (now_s, known[1])
         return known[1]
+
+    def keep_settings(self, overrides: Mapping[str, str]) -> ClusterSettings:
+        """Use these settings, which were just read."""
+        settings = ClusterSettings.from_stored(overrides)
+        self._settings = (clock.monotonic_s(), settings)
+        self._answer_limit.seconds = settings.store_answer_timeout_ms / 1000
+        return settings
 
     def forget_settings(self) -> None:
         """Let the next access of `settings` read them; if that fails, the known ones still apply."""
@@ -138,15 +152,35 @@ class Store:
             raise translate(error, self.address) from error
 
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
-        """The result of `body` in a snapshot; repeated while the store is unavailable, for `timeout_ms` at most."""
+        """The result of `body` in a snapshot; repeated while the store is unavailable, for `timeout_ms` at most.
+
+        It is repeated once in any case if its connection was lost: a server that did not answer may have been replaced.
+        """
         deadline = clock.monotonic_s() + timeout_ms / 1000
         for number in range(10_000):
             try:
                 with self.snapshot() as connection:
                     return body(connection)
-            except MetadataStoreUnavailableError:
-                _back_off(number, deadline)
+            except MetadataStoreUnavailableError as error:
+                lost = _is_lost(error.__cause__)
+                if lost:
+                    self._reconnect()
+                _back_off(number, math.inf if lost and number == 0 else deadline)
         raise AssertionError("unreachable: _back_off raises at the deadline")
+
+    def read_as_primary(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> T:
+        """The result of `body` in a snapshot of a server that was still the primary after it.
+
+        Files are deleted, and removed from Delta tables, only because of what such a read returned. After a failover
+        the old primary may still answer, and does not know the files of the new one. So the transaction that reads also
+        writes: its commit needs the synchronous standby, which the old primary has lost. If `body` returns None, there
+        is nothing to delete, and nothing is written. On SQLite this is `read`.
+        """
+        if self.sqlite:
+            return self.read(body, timeout_ms=timeout_ms)
+        return self._transact(
+            lambda connection, _attempt: body(connection), timeout_ms, token_unless_none=True, repeatable_read=True
+        )
 
     def transact(
         self,
@@ -155,6 +189,7 @@ class Store:
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         durable: bool = True,
         announce: bool = False,
+        unlimited: bool = False,
     ) -> T:
         """Run `body` in one write transaction and return what it returned, once the commit is done.
 
@@ -162,8 +197,21 @@ class Store:
         MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: if the
         answer to a COMMIT was lost, the server is asked for the outcome of that transaction before the next attempt.
         With `durable=False` the commit is not forced to disk (flush.messages). With `announce`, waiters on `changes`
-        are notified in all processes.
+        are notified in all processes. With `unlimited`, a statement may take longer than store.answer.timeout.ms.
         """
+        return self._transact(body, timeout_ms, durable=durable, announce=announce, unlimited=unlimited)
+
+    def _transact(
+        self,
+        body: Callable[[sa.Connection, Attempt], T],
+        timeout_ms: int,
+        *,
+        durable: bool = True,
+        announce: bool = False,
+        unlimited: bool = False,
+        token_unless_none: bool = False,
+        repeatable_read: bool = False,
+    ) -> T:
         attempt = Attempt()
         deadline = clock.monotonic_s() + timeout_ms / 1000
         in_doubt: _InDoubt[T] | None = None
@@ -176,13 +224,16 @@ class Store:
                             self.changes.announce()
                         return in_doubt.result
                     in_doubt = None
-                with self._writer_turn(deadline), self._writing_connection(durable) as connection:
+                with self._writer_turn(deadline), self._writing_connection(durable, unlimited) as connection:
+                    if repeatable_read:
+                        connection = connection.execution_options(isolation_level="REPEATABLE READ")
                     transaction = connection.begin()
                     try:
                         result = body(connection, attempt)
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
-                            commit_tokens.commit(connection, committing.token, durable=durable)
+                            always = token_unless_none and result is not None
+                            commit_tokens.commit(connection, committing.token, durable=durable, always=always)
                         transaction.commit()
                     except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
@@ -199,18 +250,24 @@ class Store:
                 translated = translate(error, self.address)
                 if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
-                if isinstance(error, sa.exc.DBAPIError):
-                    self._mend(state_of(error))
+                self._mend(error)
                 _back_off(attempt.number, deadline, translated)
                 attempt.number += 1
 
-    def _mend(self, state: str) -> None:
-        """Do what may let the next attempt succeed. `state`: SQLSTATE of the error."""
-        if state == READ_ONLY:
-            self.engine.dispose()  # new connections may reach the new primary
+    def _mend(self, error: Exception) -> None:
+        """Do what may let the next attempt succeed."""
+        state = state_of(error) if isinstance(error, sa.exc.DBAPIError) else ""
+        if _is_lost(error) or state == READ_ONLY:
+            self._reconnect()
         elif state == LOCK_NOT_AVAILABLE:
             with contextlib.suppress(*_DATABASE_ERRORS):
                 engines.end_silent_sessions(self.engine, SILENT_MS)
+
+    def _reconnect(self) -> None:
+        """Use new connections from now on: they may reach the new primary."""
+        if not self.sqlite:
+            self.engine.dispose()
+            self.changes.reconnect()
 
     def _was_committed(self, in_doubt: _InDoubt[T]) -> bool:
         committed = commit_tokens.was_committed(self.engine, in_doubt.token)
@@ -230,9 +287,13 @@ class Store:
                 yield
 
     @contextlib.contextmanager
-    def _writing_connection(self, durable: bool) -> Iterator[sa.Connection]:
+    def _writing_connection(self, durable: bool, unlimited: bool) -> Iterator[sa.Connection]:
         with self.engine.connect() as connection:
             connection = engines.begin_write(connection)
+            if unlimited and not self.sqlite:
+                with engines.without_answer_limit(connection):
+                    yield connection
+                return
             if durable or not self.sqlite:
                 yield connection
                 return
@@ -310,6 +371,17 @@ class Store:
             self._queue.close()
 
 
+def _hosts(limit: AnswerLimit) -> "Hosts":
+    from spark_log.metadata.postgresql_connection import Hosts  # importing psycopg is slow
+
+    return Hosts(limit)
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether the error ended its connection."""
+    return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+
+
 def _driver_connection(connection: sa.Connection) -> Any:
     driver = connection.connection.driver_connection
     assert driver is not None
@@ -344,7 +416,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
         fill(connection)
 
     try:
-        store.transact(create, timeout_ms=10_000)
+        store.transact(create, timeout_ms=10_000, unlimited=True)
     except BaseException as error:
         store.close()
         if isinstance(error, MetadataConflictError):
@@ -375,22 +447,28 @@ def open_store(address: Address) -> Store:
     """
     store = Store(address)
     try:
-        revision = store.read(_revision_of_cluster)
+        revision, overrides = store.read(_revision_and_settings)
         if revision is None:
             raise cluster_not_found(address)
-        if revision != tables.SCHEMA_REVISION:
+        if revision == tables.SCHEMA_REVISION:
+            store.keep_settings(overrides)
+        else:
             store_schema.check_known(revision, address)
-            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address))
+            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _revision_of_cluster(connection: sa.Connection) -> str | None:
-    """The revision of a store that has a cluster; None if there is no store, or only its tables."""
+def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str]]:
+    """The revision of a store that has a cluster, None if there is no store, or only its tables. And the stored
+    settings, if the store needs no upgrade.
+    """
     revision = store_schema.revision_of(connection)
-    return None if store_schema.is_empty(connection, revision) else revision
+    if store_schema.is_empty(connection, revision):
+        return None, {}
+    return revision, read_overrides(connection) if revision == tables.SCHEMA_REVISION else {}
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

@@ -136,14 +136,15 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
     log_dir.verify(info.uuid)  # an unmounted log dir would look empty, as if all files were deleted
     this = _parameters(info.log_dir_id, key)
 
-    def still_ours(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def still_ours(connection: sa.Connection) -> bool | None:
         fence(connection)
-        return connection.execute(sa.select(RETIRED_REPLICA.deleting).where(_THIS), this).scalar() is not None
+        return connection.execute(sa.select(RETIRED_REPLICA.deleting).where(_THIS), this).scalar()
 
     for path in sorted(log_dir.list_files(folder)):
         # Checked for each file. If this process pauses while another one finishes, and the partition gets a replica
-        # here again, at most one of its files is deleted, and readers repair it.
-        if not cluster.store.transact(still_ours):
+        # here again, at most one of its files is deleted, and readers repair it. A claim that only a server that is no
+        # longer the primary knows deletes nothing.
+        if not cluster.store.read_as_primary(still_ours):
             return
         log_dir.delete(path)
     log_dir.delete_empty_folder(folder)

@@ -89,12 +89,11 @@ def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postg
         append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
         [note] = purge(cluster).notes
         assert "VACUUM FULL blob" in note and "write-ahead log" in note and "backups" in note
-        with cluster.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(sa.text("VACUUM FULL blob"))
-            connection.execute(sa.text("CHECKPOINT"))
-            database = sa.text("SELECT oid FROM pg_database WHERE datname = current_database()")
-            oid = connection.execute(database).scalar_one()
-        folder = postgres_server.data / "base" / str(oid)  # other tests' databases may hold the same keys
+        database = postgres_url.rpartition("/")[2]
+        for statement in ("VACUUM FULL blob", "CHECKPOINT"):  # by the operator: they may take long
+            postgres_server.execute(statement, database)
+        oid = postgres_server.query("SELECT oid FROM pg_database WHERE datname = current_database()", database)
+        folder = postgres_server.data / "base" / oid  # other tests' databases may hold the same keys
         assert folder.is_dir()
         assert not [
             path

@@ -5,6 +5,9 @@ table until an operator has accepted the restored store.
 import json
 import logging
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -22,10 +25,12 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata import server_identity
 from spark_log.metadata import tables as t
 from spark_log.partitions.retired_replicas import delete_retired_replicas
+from tests.support.markdown_blocks import blocks
 from tests.support.records import read_all, table
 
 pytestmark = pytest.mark.delta
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operations.md"
 FILES = {"inline.max.bytes": "0"}
 
 
@@ -151,4 +156,46 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
         append(cluster, topic, "more")
         assert in_delta(cluster, topic) == ["before the backup", "more", "new"]
         list(run_tasks(cluster, ["files"], topics=["t"]))
+        assert store_command("status", str(address))[1]["unnamed"], "kept for file.delete.delay.ms"
+        accept_long_ago(cluster, topic)
+        list(run_tasks(cluster, ["files"], topics=["t"]))
         assert store_command("status", str(address))[1]["unnamed"] == []
+
+
+def accept_long_ago(cluster, topic):
+    """As if the store had been accepted file.delete.delay.ms ago."""
+    earlier = t.cluster.c.accepted_ms - topic.config.file_delete_delay_ms
+    cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(accepted_ms=earlier)))
+
+
+def test_lost_records_are_sent_again_from_unnamed_files(tmp_path):
+    """As the guide says: list the files, and run its script. The dry run of clean-up refuses as the run does."""
+    address, backup = str(tmp_path / "cluster"), tmp_path / "backup.sqlite"
+    with Cluster.init(address) as cluster:
+        topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
+        append(cluster, topic, "a")
+        append(cluster, topic, "b")
+    shutil.copy(tmp_path / "cluster" / "metadata.sqlite", backup)
+    with Cluster.open(address) as cluster:
+        append(cluster, topic, "lost")
+        append(cluster, topic, "lost too")
+        list(run_tasks(cluster, ["merge"]))
+    shutil.copy(backup, tmp_path / "cluster" / "metadata.sqlite")
+    with Cluster.open(address) as cluster:
+        [planned], [run] = (list(run_tasks(cluster, ["files"], topics=["t"], dry_run=dry)) for dry in (True, False))
+        assert planned.before == run.before and planned.notes == run.notes
+        assert "orphans stay" in run.notes[0]
+        assert store_command("accept", address, "--yes")[0] == 0
+        list(run_tasks(cluster, ["delta", "files"], topics=["t"]))
+
+    listed = CliRunner().invoke(app, ["store", "unnamed-files", "--topic", "t", "--cluster", address])
+    assert len(listed.stdout.splitlines()) >= 2
+    script = next(block for block in blocks(GUIDE.read_text()) if block.title == "send_again.py")
+    again = [sys.executable, "-c", script.code, address, "t"]
+    for sent in (2, 0):
+        done = subprocess.run(again, input=listed.stdout, capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout == f"{sent} records sent again\n"
+    with Cluster.open(address) as cluster:
+        log = Log(cluster)
+        assert sorted(value for *_, value in read_all(log, topic)) == ["a", "b", "lost", "lost too"]
+        log.close()

@@ -180,6 +180,10 @@ FIRST_RELEASE_LACKS = [
     ("producer", "owner"),
     ("group_member", "rebalance_timeout_ms"),
     ("group_member", "rejoin_by_ms"),
+    ("cluster", "beat"),
+    ("cluster", "beat_ms"),
+    ("cluster", "synchronous"),
+    ("cluster", "promoted_ms"),
 ]
 
 
@@ -635,8 +639,8 @@ def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
     unforced = []
 
-    def watch(connection, token, *, durable):
-        commit(connection, token, durable=durable)
+    def watch(connection, token, *, durable, always):
+        commit(connection, token, durable=durable, always=always)
         if not durable:
             unforced.append(token)
 

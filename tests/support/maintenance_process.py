@@ -1,6 +1,6 @@
-"""A process that repeats all maintenance until its standard input ends or a failpoint kills it.
+"""A process that repeats maintenance, or only these tasks, until its standard input ends or a failpoint kills it.
 
-python -m tests.support.maintenance_process CLUSTER
+python -m tests.support.maintenance_process CLUSTER [TASK ...]
 """
 
 import sys
@@ -10,7 +10,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import run_tasks
 
 
-def main(address: str) -> None:
+def main(address: str, *tasks: str) -> None:
     ended = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -20,7 +20,7 @@ def main(address: str) -> None:
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     with Cluster.open(address) as cluster:
         while True:
-            for report in run_tasks(cluster):
+            for report in run_tasks(cluster, tasks or None):
                 print(report, flush=True)
             print("round", flush=True)
             if ended.wait(0.05):
@@ -28,4 +28,4 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,5 +1,6 @@
 """A real PostgreSQL for the tests: its own data folder, a free loopback port, durable as in production."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -35,10 +36,11 @@ def find_programs() -> Path:
 class PostgresServer:
     """One server process. PostgreSQL refuses root, so under root it runs as an unprivileged user.
 
-    `kill` and `start` on the same data folder are a crash and a recovery.
+    `kill` and `start` on the same data folder are a crash and a recovery. `standby_of`: the data folder is a copy of
+    this running server's, and `start` makes it a standby of that server, until `promote`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, standby_of: "PostgresServer | None" = None) -> None:
         self._programs = find_programs()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-pg-"))
         self._data = self._root / "data"
@@ -51,6 +53,18 @@ class PostgresServer:
         self.port = free_port()
         if self._uid is not None and self._gid is not None:
             os.chown(self._root, self._uid, self._gid)
+        if standby_of is not None:
+            self._run(
+                str(self._programs / "pg_basebackup"),
+                "-D",
+                str(self._data),
+                "-d",
+                standby_of.address,
+                "-R",
+                "-c",
+                "fast",
+            )
+            return
         initdb = [self._programs / "initdb", "-D", self._data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C"]
         self._run(*map(str, initdb), "--no-instructions")
 
@@ -58,6 +72,11 @@ class PostgresServer:
     def pid(self) -> int:
         assert self._process is not None, "the server is not running"
         return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """libpq's address of the server."""
+        return f"host=127.0.0.1 port={self.port} user={USER}"
 
     @property
     def data(self) -> Path:
@@ -129,6 +148,33 @@ class PostgresServer:
         self._run("touch", f"{self._data}/standby.signal")
         self.start()
 
+    def promote(self) -> None:
+        """Make a standby a primary, as a failover does; its writes need no standby any more."""
+        self.execute("SELECT pg_promote()")
+        self.require_standby(False)
+
+    def require_standby(self, required: bool = True) -> None:
+        """Let commits wait for a standby, or not, from now on."""
+        names = "*" if required else ""
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.execute("SELECT pg_reload_conf()")
+        while self.query("SHOW synchronous_standby_names") != names:
+            time.sleep(0.01)
+
+    def freeze(self) -> None:
+        """Stop every process of the server as a frozen machine does: its sockets stay open, and nothing answers."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server continue."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)  # first: then it starts no more processes
+        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), number)
+
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
 
@@ -149,8 +195,7 @@ class PostgresServer:
 
     def _create_database(self, template: str) -> str:
         name = f"db{next(self._numbers)}"
-        address = f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres"
-        with psycopg.connect(address, autocommit=True) as session:
+        with psycopg.connect(f"{self.address} dbname=postgres", autocommit=True) as session:
             # in memory, where fsync costs nothing, copying files is faster than logging them (from version 15)
             copies = self._root.is_relative_to("/dev/shm") and session.info.server_version >= 150_000
             strategy = "STRATEGY FILE_COPY" if copies else ""

@@ -3,14 +3,14 @@ whose append failed, log dirs that were offline when a file was retired, readers
 been deleted.
 
     a segment file          is deleted when no segment, retired file or open transaction names it and its write id is
-    gone
+    gone; for file.delete.delay.ms after an older store was accepted, only if it cannot be of a lost append
     .<name>.tmp             of a writer: is deleted when its write id is gone: nothing can be appended under it any more
     .<name>-<random>.tmp    of a copy (followers, repair), which has no write id: is deleted a day after the last write
 
 The write id tells whether a process may still append a file, so the rule for it does not depend on time: expired ids
-are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read. The read finds every file
-that was named before it; after it, no file whose id is gone can be named. Files that are not named like
-spark-log's are kept.
+are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read, from the primary
+(`Store.read_as_primary`). The read finds every file that was named before it; after it, no file whose id is gone can be
+named. Files that are not named like spark-log's are kept.
 """
 
 import re
@@ -21,9 +21,11 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.append.encoding import LOG_DIR_FAILURES
+from spark_log.cluster import acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import Entry, LogDir
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
@@ -53,6 +55,9 @@ class Needed:
 
     names: Collection[tuple[int, str]] = frozenset()
     write_ids: Collection[str] = frozenset()
+    kept_since_ms: int | None = None
+    """Segment files that were modified at this time or later are kept, since the store may lack their appends
+    (`cluster.acceptance`); None: no time."""
 
 
 def write_id_of(name: str) -> str | None:
@@ -69,7 +74,8 @@ def is_copy(name: str) -> bool:
 def is_orphan(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
     """Whether a file in the folder of this partition is an orphan."""
     if _SEGMENT.fullmatch(name):
-        return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids
+        kept = needed.kept_since_ms is not None and modified_ms >= needed.kept_since_ms
+        return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids and not kept
     if _WRITING.fullmatch(name):
         return write_id_of(name) not in needed.write_ids
     if _COPYING.fullmatch(name):
@@ -100,7 +106,7 @@ def _delete_in(
     published = False
     for found in _segment_files(log_dir, topic.folder):
         numbers = sorted({partition for partition, _ in found})
-        needed = cluster.store.read(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
+        needed = log_dirs.decide(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
         if needed is None:
             break
         orphans = _orphans(found, needed)
@@ -157,7 +163,8 @@ def _needed(
             RETIRED_FILE.topic_id == topic_id, RETIRED_FILE.partition.in_(here)
         )
         names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
-    return Needed(names, _registered(connection, log_dirs, found))
+    kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, topic.config.file_delete_delay_ms)
+    return Needed(names, _registered(connection, log_dirs, found), kept_since_ms)
 
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
@@ -197,10 +204,20 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
             known = cluster.store.read(_known_folders)
             for folder in found:
                 if folder not in known:
-                    deleted += _delete_unknown(cluster, log_dirs, log_dir_id, log_dir, folder)
+                    deleted += _delete_unknown(log_dirs, log_dir_id, log_dir, folder)
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
+
+
+def _needed_of_unknown(
+    connection: sa.Connection, log_dirs: CleanableLogDirs, folder: str, files: Sequence[tuple[int, Entry]]
+) -> Needed | None:
+    """The metadata about the files of this folder; None if the metadata knows the folder."""
+    if folder in _known_folders(connection):
+        return None
+    kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, TopicConfig().file_delete_delay_ms)
+    return Needed(write_ids=_registered(connection, log_dirs, files), kept_since_ms=kept_since_ms)
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:
@@ -208,17 +225,17 @@ def _known_folders(connection: sa.Connection) -> set[str]:
     return {topic.folder for topic in find_topics(connection).values()} | set(connection.execute(retired).scalars())
 
 
-def _delete_unknown(
-    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str
-) -> Deleted:
+def _delete_unknown(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str) -> Deleted:
     try:
         content = _content(log_dir, folder)
     except UnsafePathError:
         return Deleted()
     if content is None:
         return Deleted()
+    needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, content.files))
+    if needed is None:
+        return Deleted()
     now_ms = clock.wall_ms()
-    needed = Needed(write_ids=cluster.store.read(lambda connection: _registered(connection, log_dirs, content.files)))
     young = any(now_ms - file.modified_ms <= GRACE_MS for _, file in content.files)
     paths = [file.path for _, file in content.files]
     if young or len(_orphans(content.files, needed)) < len(paths):

@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -23,7 +24,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
-from spark_log.delta.publication import publish, try_publish
+from spark_log.delta.publication import check_publication, publish, try_publish
 from spark_log.delta.publication_resets import compare_whole_tables
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
@@ -32,6 +33,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
 from spark_log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.quantities import count_of
+
+D = TypeVar("D")
 
 TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
 
@@ -73,6 +76,10 @@ class CleanableLogDirs:
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
             found.failures[LogDirId(log_dir_id)] = "it is offline"
         return found
+
+    def decide(self, body: Callable[[sa.Connection], D]) -> D:
+        """Read the metadata that decides which files are deleted; None decides that none is."""
+        return self.cluster.store.read_as_primary(body)
 
     def open(self, log_dir_id: LogDirId) -> LogDir | None:
         """The log dir; None if it is skipped in this run."""
@@ -152,6 +159,10 @@ class CountedLogDirs(CleanableLogDirs):
 
     counted: set[tuple[LogDirId, str]] = field(default_factory=set)
 
+    def decide(self, body: Callable[[sa.Connection], D]) -> D:
+        """Read the metadata; nothing is deleted, so the answer of a server that is no longer the primary will do."""
+        return self.cluster.store.read(body)
+
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
         """Count those of these files that exist."""
         new = [path for path in paths if (log_dir_id, path) not in self.counted]
@@ -168,7 +179,8 @@ class CountedLogDirs(CleanableLogDirs):
         pass
 
     def publish(self, topic: Topic) -> None:
-        pass
+        """Raise what `publish` would raise if the store is an older copy."""
+        check_publication(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:
         pass
@@ -209,10 +221,12 @@ def delete_retired_files(
     def count_listed(connection: sa.Connection) -> int:
         return connection.execute(sa.select(sa.func.count()).where(*due(connection), _LISTED)).scalar_one()
 
-    def next_files(connection: sa.Connection, after: str) -> tuple[list[str], dict[LogDirId, list[str]]]:
+    def next_files(connection: sa.Connection, after: str) -> tuple[list[str], dict[LogDirId, list[str]]] | None:
         query = sa.select(RETIRED_FILE.path).where(*due(connection), ~_LISTED, RETIRED_FILE.path > after)
         query = query.order_by(RETIRED_FILE.path).limit(_FILES_MAX)
         paths = list(connection.execute(query).scalars())
+        if not paths:
+            return None
         replicas = (
             sa.select(REPLICA.log_dir_id, RETIRED_FILE.path)
             .join(
@@ -242,10 +256,8 @@ def delete_retired_files(
     if store.read(count_listed):
         log_dirs.try_publish(topic)
     deleted, after = Deleted(), ""
-    while True:
-        paths, where = store.read(lambda connection, after=after: next_files(connection, after))  # type: ignore[misc]
-        if not paths:
-            break
+    while due_files := log_dirs.decide(partial(next_files, after=after)):
+        paths, where = due_files
         for log_dir_id, here in where.items():
             deleted += log_dirs.delete(log_dir_id, here)
         failpoint("clean_up.retired-deleted")
@@ -273,14 +285,14 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
         )
         return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
-    def next_files(connection: sa.Connection, log_dir_id: LogDirId, after: str) -> list[str]:
+    def next_files(connection: sa.Connection, log_dir_id: LogDirId, after: str) -> list[str] | None:
         here = (
             (RETIRED_COPY.topic_id == topic.topic_id)
             & (RETIRED_COPY.log_dir_id == log_dir_id)
             & (RETIRED_COPY.path > after)
         )
         query = sa.select(RETIRED_COPY.path).where(here).order_by(RETIRED_COPY.path).limit(_FILES_MAX)
-        return list(connection.execute(query).scalars())
+        return list(connection.execute(query).scalars()) or None
 
     def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
         fence(connection)
@@ -296,7 +308,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
     deleted = Deleted()
     for log_dir_id in back:
         after = ""
-        while paths := store.read(lambda connection, one=log_dir_id, after=after: next_files(connection, one, after)):  # type: ignore[misc]
+        while paths := log_dirs.decide(partial(next_files, log_dir_id=log_dir_id, after=after)):
             deleted += log_dirs.delete(log_dir_id, paths)
             if log_dir_id in log_dirs.failures:
                 break
@@ -312,21 +324,22 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
     """Delete the folders of topics that were deleted longer ago than the default of file.delete.delay.ms."""
     store = cluster.store
 
-    def due(connection: sa.Connection) -> tuple[list[str], set[str]]:
+    def due(connection: sa.Connection) -> tuple[list[str], set[str]] | None:
         before_ms = store.clock(connection).wall_ms - TopicConfig().file_delete_delay_ms
         query = (
             sa.select(RETIRED_FILE.path)
             .where(RETIRED_FILE.partition.is_(None), RETIRED_FILE.retired_ms <= before_ms)
             .order_by(RETIRED_FILE.path)
         )
-        return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
+        folders = list(connection.execute(query).scalars())
+        return (folders, {t.folder for t in find_topics(connection).values()}) if folders else None
 
     def forget(connection: sa.Connection, folder: str) -> None:
         fence(connection)
         forget_folder(connection, folder)
 
     deleted = Deleted()
-    folders, live = store.read(due)
+    folders, live = log_dirs.decide(due) or ([], set())
     for folder in folders:
         if folder in live or not TOPIC_FOLDER.fullmatch(folder):
             deleted += Deleted(notes=(f"{folder!r} is no deleted topic's folder",))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 import sqlalchemy as sa
 
@@ -11,7 +12,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
-from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, SEGMENT
+from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
 
 @dataclass(frozen=True)
@@ -26,41 +27,74 @@ class Unnamed:
     """Time at which the last of them was written, by the file system's clock, in ISO 8601."""
 
 
+@dataclass(frozen=True)
+class UnnamedFile:
+    """A segment file that the metadata does not name."""
+
+    log_dir: str
+    folder: str
+    location: str
+    """Path or URI, without passwords."""
+    bytes: int
+    modified_ms: int
+    """When it was written, by the file system's clock; 0 if that is not known."""
+
+
 def unnamed_files(cluster: Cluster) -> list[Unnamed]:
-    """The unnamed files of all log dirs that answer, by log dir and topic folder. Lists every file: minutes for
-    millions.
+    """The unnamed files of all log dirs that answer, by log dir and topic folder."""
+    found: list[Unnamed] = []
+    for (log_dir, folder), files in groupby(list_unnamed_files(cluster), lambda file: (file.log_dir, file.folder)):
+        rest = list(files)
+        newest_ms = max(file.modified_ms for file in rest)
+        newest = datetime.fromtimestamp(newest_ms / 1000, UTC).isoformat() if newest_ms else None
+        found.append(Unnamed(log_dir, folder, len(rest), sum(file.bytes for file in rest), newest))
+    return found
+
+
+def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
+    """Each unnamed file of all log dirs that answer, by log dir, topic folder and time; of one topic, or of all.
+
+    Lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. Of a topic that
+    was deleted, or that the store does not know, the folders of this name are searched too.
     """
     log_dirs = CleanableLogDirs.of(cluster)
-    found: list[Unnamed] = []
+    found: list[UnnamedFile] = []
     for log_dir_id, log_dir in log_dirs.opened():
         try:
             listed = {
                 entry.name: _segment_files(log_dir, entry.name)
                 for entry in log_dir.entries()
-                if entry.folder and not entry.name.startswith(".")
+                if entry.folder and not entry.name.startswith(".") and topic in (None, entry.name[:-_SUFFIX_LENGTH])
             }
         except (SparkLogError, OSError) as error:
             log_dirs.leave_alone(LogDirId(log_dir_id), error)
             continue
         named = cluster.store.read(_named)  # after the listing: files that were appended meanwhile are named by now
         for folder, files in sorted(listed.items()):
-            rest = [file for file in files if file.path not in named]
-            if rest:
-                newest_ms = max(file.modified_ms for file in rest)
-                newest = datetime.fromtimestamp(newest_ms / 1000, UTC).isoformat() if newest_ms else None
-                size = sum(file.bytes for file in rest)
-                found.append(Unnamed(redact(log_dir.uri), folder, len(rest), size, newest))
+            found += [
+                UnnamedFile(
+                    redact(log_dir.uri), folder, redact(log_dir.location(file.path)), file.bytes, file.modified_ms
+                )
+                for file in sorted(files, key=lambda file: (file.modified_ms, file.path))
+                if file.path not in named
+            ]
     return found
+
+
+_SUFFIX_LENGTH = len("-00000000")
+"""Of a topic's folder: the first digits of the topic's id."""
 
 
 def _segment_files(log_dir: LogDir, folder: str) -> list[Entry]:
     partitions = [entry for entry in log_dir.entries(f"{folder}/_segments") if entry.folder]
-    return [file for each in partitions for file in log_dir.entries(each.path) if not file.folder]
+    return [file for each in partitions for file in log_dir.entries(each.path) if file.name.endswith(".parquet")]
 
 
 def _named(connection: sa.Connection) -> set[str]:
     folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
-    live = connection.execute(sa.select(SEGMENT.topic_id, SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline))
-    named = {f"{folders[topic_id]}/_segments/{partition}/{name}" for topic_id, partition, name in live}
+    named: set[str] = set()
+    for c in (SEGMENT, TRANSACTION_SEGMENT):
+        rows = connection.execute(sa.select(c.topic_id, c.partition, c.name).where(~c.inline))
+        named |= {f"{folders[i]}/_segments/{partition}/{name}" for i, partition, name in rows if i in folders}
     named |= set(connection.execute(sa.select(RETIRED_FILE.path).where(RETIRED_FILE.partition.is_not(None))).scalars())
     return named | set(connection.execute(sa.select(RETIRED_COPY.path)).scalars())

@@ -41,6 +41,20 @@ cluster = _table(
         "cluster settings that differ from the defaults: JSON, dotted name to text",
         server_default="{}",
     ),
+    column("beat", BigInteger, "number of the coordinator's last beat (PostgreSQL)", server_default="0"),
+    column("beat_ms", BigInteger, "store clock; time of that beat; NULL: there has been none", nullable=True),
+    column(
+        "synchronous",
+        Boolean,
+        "whether the server waited for a synchronous standby at that beat; NULL: there has been none",
+        nullable=True,
+    ),
+    column(
+        "promoted_ms",
+        BigInteger,
+        "store clock; when the coordinator accepted the promotion of a standby",
+        nullable=True,
+    ),
     column("secret", LargeBinary, "random; from it come the salts that users who do not exist are shown"),
     comment="The cluster that this store describes.",
 )

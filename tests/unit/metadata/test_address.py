@@ -68,6 +68,41 @@ def test_consent_is_kept_in_the_text_and_not_sent_to_the_server(url):
         Address.parse("postgresql://db/log?allow_insecure=yes")
 
 
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("me:pw@a:1,b:2/log", "me:***@/log?host=a,b&port=1,2"),
+        ("me@a,b/log?sslmode=verify-full", "me@/log?host=a,b&sslmode=verify-full"),
+        ("me@[::1]:5,[::2]/log", "me@/log?host=::1,::2&port=5,"),
+        ("me@/log?host=a,b&port=1,2", "me@/log?host=a,b&port=1,2"),
+        ("/log?host=a:1&host=b:2", "/log?host=a,b&port=1,2"),
+        ("me@/log?host=a,b&target_session_attrs=primary", None),
+    ],
+)
+def test_several_hosts_are_libpqs_lists_and_only_the_primary_is_used(given, place):
+    address = Address.parse(f"postgresql://{given}")
+    text = f"postgresql+psycopg://{given}" if place is None else f"postgresql+psycopg://{place}"
+    assert str(address) == text + ("" if place is None else "&target_session_attrs=read-write")
+    assert address.connect_timeout_s == 3
+    assert Address.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("a:x,b:2", "HOST:PORT"),
+        ("a:99999,b", "HOST:PORT"),
+        ("a,", "HOST:PORT"),
+        ("a,b/log?port=5", "either"),
+        ("/log?host=a,b&target_session_attrs=any", "read-write or primary"),
+    ],
+)
+def test_lists_of_hosts_that_are_refused(given, problem):
+    with pytest.raises(InvalidConfigurationError, match=problem) as refused:
+        Address.parse(f"postgresql://me:{PASSWORD}@{given}")
+    assert PASSWORD not in str(refused.value)
+
+
 def test_a_file_holds_the_address(tmp_path):
     file = tmp_path / "cluster"
     file.write_text(f"postgresql://me:{PASSWORD}@127.0.0.1/log\n")

@@ -1,15 +1,21 @@
-"""Rewritings of a partition are counted, so that readers forget the records that they have kept of old segments; classic
-members of groups have a rebalance timeout; producer ids have an owner.
+"""Beats of the coordinator and the time of an accepted promotion, in table cluster. Rewritings of a partition are
+counted, so that readers forget the records that they have kept of old segments; classic members of groups have a
+rebalance timeout; producer ids have an owner.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "v2_rewrites"
+revision = "v2"
 down_revision = "v1"
 
 
 def upgrade() -> None:
+    """Add the columns."""
+    op.add_column("cluster", sa.Column("beat", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column("cluster", sa.Column("beat_ms", sa.BigInteger(), nullable=True))
+    op.add_column("cluster", sa.Column("synchronous", sa.Boolean(), nullable=True))
+    op.add_column("cluster", sa.Column("promoted_ms", sa.BigInteger(), nullable=True))
     comment = (
         "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased"
     )

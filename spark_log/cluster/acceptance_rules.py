@@ -1,0 +1,68 @@
+"""Rules of a metadata store that was promoted or restored: when a promotion is accepted without a person, and which
+files that such a store does not name are kept.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+BEFORE_PROMOTION_MS = 600_000
+"""Unnamed files of this time before an accepted promotion are kept for file.delete.delay.ms."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A PostgreSQL server that is not the recorded one, as the coordinator sees it."""
+
+    same_system: bool
+    """Whether the system identifiers are equal."""
+    recorded_timeline: int
+    timeline: int
+    beat: int
+    """The number of the last beat that this server has."""
+    beat_ms: int | None
+    """None: there has been none."""
+    synchronous: bool
+    """Whether the server waited for a synchronous standby at that beat."""
+    beats_of_log_dirs: Collection[int | None]
+    """The beat that each log dir shows which answers; None if it has none."""
+    now_ms: int
+    """By the server's clock."""
+
+
+def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
+    """Why the promotion needs a person; None if it is accepted. `setting` is store.promotion.accept.
+
+    It is accepted if the server is the promoted standby of the recorded one, replication was synchronous, and the
+    server has every beat that a log dir has: then it cannot lack an acknowledged transaction.
+    """
+    if setting != "synchronous":
+        return "store.promotion.accept is manual"
+    if not promotion.same_system:
+        return "it is another system"
+    if promotion.timeline <= promotion.recorded_timeline:
+        return f"its timeline {promotion.timeline} does not follow timeline {promotion.recorded_timeline}"
+    if not promotion.synchronous:
+        return "replication was not synchronous at its last beat"
+    if promotion.beat_ms is None or promotion.now_ms - promotion.beat_ms > age_ms_max:
+        return f"its last beat is older than store.promotion.max.age.ms={age_ms_max}"
+    if not promotion.beats_of_log_dirs:
+        return "no log dir answers"
+    newest = max((number for number in promotion.beats_of_log_dirs if number is not None), default=None)
+    if newest is None:
+        return "no log dir has a beat"
+    if newest > promotion.beat:
+        return f"a log dir has beat {newest}, and the server only beat {promotion.beat}: it lacks transactions"
+    return None
+
+
+def kept_since_ms(accepted_ms: int | None, promoted_ms: int | None, now_ms: int, delay_ms: int) -> int | None:
+    """Unnamed segment files that were modified at this time or later are kept now; None: none is kept.
+
+    A store that a person accepted may lack any append: all files are kept, for `delay_ms` (file.delete.delay.ms).
+    After a promotion that was accepted without a person, those of the last minutes before it are kept, as long.
+    """
+    if accepted_ms is not None and now_ms - accepted_ms < delay_ms:
+        return 0
+    if promoted_ms is not None and now_ms - promoted_ms < delay_ms:
+        return promoted_ms - BEFORE_PROMOTION_MS
+    return None

@@ -1,0 +1,78 @@
+"""Addresses with several hosts: clients use the primary, whichever host that is, also while another one is frozen."""
+
+import subprocess
+import time
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.controller.topic_operations import create_topic
+from spark_log.log.log import Log, Records
+from tests.support.postgres import USER
+from tests.support.records import read_all, table
+
+OPEN_S_MAX = 10.0
+
+
+@pytest.fixture(scope="module")
+def database(pair, tmp_path_factory):
+    url = pair.primary.create_database()
+    with Cluster.init(url, log_dir=str(tmp_path_factory.mktemp("log-dir"))) as cluster:
+        create_topic(cluster, "t")
+    return url.rpartition("/")[2]
+
+
+def addresses(servers, database):
+    """The address of these servers, in both forms."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    ports = ",".join(str(server.port) for server in servers)
+    user = f"postgresql+psycopg://{USER}"
+    return [f"{user}@{hosts}/{database}", f"{user}@/{database}?host=127.0.0.1,127.0.0.1&port={ports}"]
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize("first", ["primary", "standby"])
+def test_clients_and_listeners_use_the_primary(pair, database, form, first):
+    servers = [pair.primary, pair.standby] if first == "primary" else [pair.standby, pair.primary]
+    with Cluster.open(addresses(servers, database)[form]) as cluster:
+        log = Log(cluster)
+        log.append(log.find_topic("t"), [Records(0, table("a"))])
+        assert read_all(log, log.find_topic("t"))[-1][2] == "a"
+        cluster.store.changes.current()  # starts the listener
+        listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'spark-log changes'"
+        deadline = time.monotonic() + 30
+        while pair.primary.query(f"{listening} AND query ~ 'LISTEN|SELECT 1'") == "0":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert pair.standby.query(listening) == "0"
+        log.close()
+
+
+@pytest.mark.parametrize("form", [0, 1])
+def test_a_frozen_host_delays_opening_by_a_few_seconds(pair, database, form):
+    pair.primary.require_standby(False)
+    pair.standby.freeze()
+    try:
+        began_s = time.monotonic()
+        with Cluster.open(addresses([pair.standby, pair.primary], database)[form]) as cluster:
+            assert cluster.cluster_id
+            opened_s = time.monotonic() - began_s
+            again_s = time.monotonic()
+            cluster.store.engine.dispose()
+            assert cluster.log_dirs()
+            again_s = time.monotonic() - again_s
+    finally:
+        pair.standby.resume()
+        pair.primary.require_standby()
+    assert opened_s < OPEN_S_MAX
+    assert again_s < 3.0, "the host that served last is tried first"
+
+
+def test_the_command_line_takes_several_hosts_and_shows_no_password(pair, database):
+    address = addresses([pair.standby, pair.primary], database)[0].replace(f"{USER}@", f"{USER}:s3cret@")
+    done = subprocess.run(
+        ["spark-log", "store", "status", "--cluster", address], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"port={pair.standby.port},{pair.primary.port}" in done.stdout
+    assert "s3cret" not in done.stdout + done.stderr

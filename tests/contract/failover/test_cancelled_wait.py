@@ -1,0 +1,80 @@
+"""An operator cancels the wait of a commit for the synchronous standby: the commit then succeeds with a warning, and a
+failover would lose it. It is not acknowledged before the standby has it.
+"""
+
+import threading
+import time
+
+import pytest
+
+from spark_log.append.rules import Appended
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.controller.topic_operations import create_topic
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.log.log import Log, Records
+from tests.support.records import read_all, table
+
+WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def standby_away(pair):
+    """The pair without its standby, which is back at the end of the test."""
+    pair.standby.freeze()
+    yield pair
+    pair.standby.resume()
+    wait_until(pair.has_standby)
+
+
+@pytest.fixture
+def cluster(pair, tmp_path):
+    with Cluster.init(pair.primary.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        create_topic(cluster, "t")
+        alter_settings(cluster, {"store.answer.timeout.ms": "2000"})
+        assert cluster.store.settings.store_answer_timeout_ms == 2000
+        yield cluster
+
+
+def cancel_waits(pair, count):
+    """Cancel the waits of this many commits, one after the other."""
+    for _ in range(count):
+        wait_until(lambda: pair.primary.query(f"SELECT count(*) {WAITING}") == "1")
+        waiting = pair.primary.query(f"SELECT pid, query_start {WAITING}")
+        pair.primary.execute(f"SELECT pg_cancel_backend(pid) {WAITING}")
+        wait_until(lambda waiting=waiting: pair.primary.query(f"SELECT pid, query_start {WAITING}") != waiting)
+
+
+def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
+    log = Log(cluster)
+    topic = log.find_topic("t")
+    outcomes = []
+    appending = threading.Thread(target=lambda: outcomes.extend(log.append(topic, [Records(0, table("a"))])))
+    appending.start()
+    cancel_waits(standby_away, 3)  # of the append, and twice of the question whether it was committed
+    assert appending.is_alive() and not outcomes
+    standby_away.standby.resume()
+    appending.join(timeout=60)
+    assert outcomes == [Appended(0, 1)]
+    database = cluster.store.address.url.rpartition("/")[2]
+    assert standby_away.standby.query("SELECT count(*) FROM segment", database) == "1"
+    assert read_all(log, topic) == [(0, 0, "a")]
+    log.close()
+
+
+def test_an_append_that_no_standby_confirms_fails(cluster, standby_away):
+    log = Log(cluster)
+    topic = log.find_topic("t")
+    cancelling = threading.Thread(target=cancel_waits, args=(standby_away, 1))
+    cancelling.start()
+    with pytest.raises(MetadataStoreUnavailableError):
+        log.append(topic, [Records(0, table("a"))], timeout_ms=1_000)
+    cancelling.join(timeout=60)
+    log.close()

@@ -1,0 +1,123 @@
+"""The primary freezes, its standby is promoted, and the old primary resumes: no acknowledged record is lost or stored
+twice, clients continue, and the old primary neither acknowledges an append nor lets clean-up delete a file.
+"""
+
+import subprocess
+import threading
+import time
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.controller.topic_operations import create_topic
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.log.log import Log, Records
+from tests.support.numbered_producer import value
+from tests.support.python_process import PythonProcess
+from tests.support.records import read_all, table
+
+LIMIT_MS = 2_000
+GAP_S_MAX = 25.0
+"""Time limit, 3 s to connect to the frozen host, the question for the outcome, a busy machine."""
+
+
+class Acknowledgements:
+    """What a producer process prints, read in a thread."""
+
+    def __init__(self, process):
+        self.places = {}
+        self.failed = []
+        self._lines = process.stdout
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        for line in self._lines:
+            kind, number, *rest = line.split()
+            if kind == "acked":
+                self.places[int(number)] = tuple(map(int, rest))
+            elif kind == "failed":
+                self.failed.append(line)
+
+    def wait_for_more(self, timeout_s):
+        """Wait until another record is acknowledged than those so far."""
+        count, deadline = len(self.places), time.monotonic() + timeout_s
+        while len(self.places) == count:
+            assert time.monotonic() < deadline, "no acknowledgement"
+            time.sleep(0.01)
+
+    def join(self):
+        self._thread.join(timeout=60)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*.parquet") if "_segments" in path.parts}
+
+
+def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(pair, tmp_path):
+    url = pair.primary.create_database()
+    address, log_dir = pair.address(url), tmp_path / "log-dir"
+    with Cluster.init(address, log_dir=str(log_dir)) as cluster:
+        alter_settings(cluster, {"store.answer.timeout.ms": str(LIMIT_MS)})
+        create_topic(cluster, "t", 2)
+        files = create_topic(cluster, "files", configs={"inline.max.bytes": "0"})
+        log = Log(cluster)
+        log.append(files, [Records(0, table("before"))])
+        producing = PythonProcess(
+            "-m", "tests.support.steady_producer", address, "t", "p", "all",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        acknowledged = Acknowledgements(producing)
+        acknowledged.wait_for_more(60)
+        at_the_old_one = Cluster.open(url)
+        old_log = Log(at_the_old_one)
+        old_topic = old_log.find_topic("t")
+        maintaining = PythonProcess("-m", "tests.support.maintenance_process", url, "files", stdin=subprocess.PIPE,
+                                    stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert maintaining.stdout.readline()  # it has connected
+
+        frozen_s = time.monotonic()
+        pair.primary.freeze()
+        pair.standby.promote()
+        acknowledged.wait_for_more(GAP_S_MAX)
+        gap_s = time.monotonic() - frozen_s
+        log.append(files, [Records(0, table("after"))])
+        log.close()  # gives the write id back: the old primary knows neither it nor the file
+        new_files = files_in(log_dir)
+        assert len(new_files) >= 2
+
+        pair.primary.resume()
+        maintenance_waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query ~ 'COMMIT'"
+        wait_until(lambda: pair.primary.query(maintenance_waits) != "0")
+        with pytest.raises(MetadataStoreUnavailableError):
+            old_log.append(old_topic, [Records(0, table("old"))], timeout_ms=1_000)
+        assert files_in(log_dir) >= new_files, "no file that the new primary names is deleted"
+        acknowledged.wait_for_more(GAP_S_MAX)
+        pair.primary.kill()
+        producing.stdin.close()
+        acknowledged.join()
+        maintaining.kill()
+        producing.wait(timeout=60)
+        maintaining.wait(timeout=60)
+        old_log.close()
+        at_the_old_one.close()
+
+        with Cluster.open(pair.standby.url(url.rpartition("/")[2])) as promoted:
+            log = Log(promoted)
+            stored = {}
+            for partition, offset, text in read_all(log, log.find_topic("t")):
+                stored.setdefault(text.encode(), []).append((partition, offset))
+            lost = [n for n, place in acknowledged.places.items() if stored.get(value("p", n)) != [place]]
+            assert not lost and not acknowledged.failed
+            assert all(len(places) == 1 for places in stored.values()), "none is stored twice"
+            assert [text for *_, text in read_all(log, log.find_topic("files"))] == ["before", "after"]
+            log.close()
+        assert gap_s < GAP_S_MAX

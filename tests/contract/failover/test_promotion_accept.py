@@ -1,0 +1,121 @@
+"""After the promotion of a synchronous standby the coordinator accepts the store without a person, if the cluster
+setting says so. It refuses every store that may lack acknowledged transactions.
+"""
+
+import os
+import time
+from contextlib import ExitStack
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster import acceptance
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import unfenced
+from spark_log.cluster.settings import alter_settings
+from spark_log.controller.topic_operations import create_topic
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.errors import StoreChangedError
+from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
+from spark_log.metadata import server_identity
+from spark_log.metadata import tables as t
+from tests.support.records import read_all, table
+
+SYNCHRONOUS = {"store.promotion.accept": "synchronous"}
+ACCEPTED_S_MAX = 20.0
+UNNAMED = "0" * 32 + "-1.parquet"
+
+
+def wait_until(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def beat(cluster):
+    acceptance.beat(cluster, cluster.store.settings, unfenced)
+
+
+def beat_while_asynchronous(pair, cluster):
+    pair.primary.require_standby(False)
+    wait_until(lambda: (beat(cluster), not cluster.store.read(server_identity.last_beat).synchronous)[1])
+    pair.primary.require_standby()
+
+
+def show_a_later_beat(folder):
+    """As after the loss of a beat that the old primary had committed."""
+    [file] = folder.glob("store-0.beat")
+    file.write_text("99")
+
+
+def be_another_system(cluster):
+    cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+
+
+@pytest.fixture
+def clusters(pair, tmp_path):
+    """A cluster of each kind, with the primary's last beat."""
+    kinds = ("failover", "manual", "older copy", "old beat", "another system", "asynchronous")
+    with ExitStack() as stack:
+        opened = {}
+        for kind in kinds:
+            address = pair.address(pair.primary.create_prepared_database())
+            opened[kind] = stack.enter_context(Cluster.init(address, log_dir=str(tmp_path / kind)))
+            alter_settings(opened[kind], {} if kind == "manual" else SYNCHRONOUS)
+            if kind not in ("failover", "asynchronous"):
+                beat(opened[kind])
+        beat_while_asynchronous(pair, opened["asynchronous"])
+        show_a_later_beat(tmp_path / "older copy")
+        alter_settings(opened["old beat"], {"store.promotion.max.age.ms": "1"})
+        be_another_system(opened["another system"])
+        yield opened
+
+
+def unnamed_file(folder, topic, age_s):
+    path = folder / topic.folder / "_segments" / "0" / UNNAMED.replace("-1", f"-{age_s}")
+    path.write_bytes(b"a segment")
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+REFUSALS = {
+    "older copy": "beat 99",
+    "old beat": "older than store.promotion.max.age.ms=1",
+    "another system": "another system",
+    "asynchronous": "not synchronous",
+}
+
+
+@pytest.mark.delta
+def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
+    cluster, folder = clusters["failover"], tmp_path / "failover"
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0", "retention.ms": "-1"})
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("before"))])
+    with Coordinator(cluster):
+        wait_until(lambda: (folder / "store-0.beat").exists())
+        pair.primary.kill()
+        pair.standby.promote()
+        promoted_s = time.monotonic()
+        wait_until(lambda: cluster.store.read(server_identity.promoted_at_ms) is not None, ACCEPTED_S_MAX)
+        assert time.monotonic() - promoted_s < ACCEPTED_S_MAX
+    now = cluster.store.read(server_identity.recorded)
+    assert now is not None and now.timeline == 2
+    log.append(topic, [Records(0, table("after"))])
+    recent, old = (unnamed_file(folder, topic, age_s) for age_s in (60, 3_600))
+    list(run_tasks(cluster, ["delta", "files"]))
+    assert recent.exists() and not old.exists(), "files of the last minutes before the promotion are kept"
+    assert [value for *_, value in read_all(log, topic)] == ["before", "after"]
+    log.close()
+
+    for kind, reason in REFUSALS.items():
+        with pytest.raises(StoreChangedError, match=reason):
+            beat(clusters[kind])
+    beat(clusters["manual"])
+    for kind in (*REFUSALS, "manual"):
+        with pytest.raises(StoreChangedError, match="spark-log store accept"):
+            list(run_tasks(clusters[kind], ["files"]))
+        columns = sa.select(t.cluster.c.promoted_ms)
+        assert clusters[kind].store.read(lambda c, columns=columns: c.execute(columns).scalar_one()) is None
