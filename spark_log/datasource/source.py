@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from spark_log.columns.parts import PARTS, RECORDS
+from spark_log.datasource.options.misspelt_options import warn_of_misspelt_options
 from spark_log.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.read.batch_reader import BatchReader
 from spark_log.datasource.read.read_task import ReadColumns
@@ -74,6 +75,7 @@ class SparkLogDataSource(DataSource):
         options.
         """
         if _TABLE_PROPERTY not in self.options:
+            warn_of_misspelt_options(self.options)
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)
         return self._schema()
 
@@ -114,6 +116,7 @@ class SparkLogDataSource(DataSource):
             raise InvalidOptionError(
                 'Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'
             )
+        warn_of_misspelt_options(self.options)
         options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
         check_write_schema(schema, options)
         return BatchWriter(options)
@@ -126,7 +129,7 @@ class SparkLogDataSource(DataSource):
         # allow mode update for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
-        return StreamWriter(options)
+        return StreamWriter(options, tuple(self.options))
 
     def _stream_options(self, schema: StructType) -> ReadOptions:
         self._refuse_schema(schema)
