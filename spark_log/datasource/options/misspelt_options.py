@@ -33,6 +33,11 @@ _WITH_EFFECT = {
 }
 
 
+def is_option(name: str) -> bool:
+    """Whether a read or a write has this option, apart from those that have no effect."""
+    return name.lower() in _WITH_EFFECT
+
+
 def warn_of_misspelt_options(names: Iterable[str]) -> None:
     """Log a warning for each name that resembles the name of an option."""
     for name in names:
