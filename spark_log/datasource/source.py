@@ -54,8 +54,9 @@ _TABLE_PROPERTY = "provider"
 _OPTIONS_OF_TABLES = ("columns", "includeheaders")
 """CREATE TABLE takes the columns of the table from them; queries name them again."""
 _LOST_OPTIONS = (
-    "Spark keeps the options of CREATE TABLE from data sources in Python. Use CREATE TEMPORARY VIEW … USING spark_log"
-    " OPTIONS (…), or name the options in each query: … FROM table WITH ('cluster' = '…', 'subscribe' = '…')"
+    "Spark does not pass the options of a table to data sources in Python. Use CREATE TEMPORARY VIEW … USING spark_log"
+    " OPTIONS (…), or, without Delta's catalog, name the options in each query of the table: … FROM table WITH"
+    " ('cluster' = '…', 'subscribe' = '…')"
 )
 
 
@@ -85,7 +86,7 @@ class SparkLogDataSource(DataSource):
         if _TABLE_PROPERTY in self.options:
             lost = [name for name in self.options if is_option(name) and name.lower() not in _OPTIONS_OF_TABLES]
             if lost:
-                raise InvalidOptionError(f"CREATE TABLE: option {lost[0]!r} would be lost. {_LOST_OPTIONS}")
+                raise InvalidOptionError(f"CREATE TABLE would lose options: {', '.join(sorted(lost))}. {_LOST_OPTIONS}")
         else:
             warn_of_misspelt_options(self.options)
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)

@@ -32,7 +32,7 @@ def test_a_table_whose_options_would_be_lost_is_refused(spark: SparkSession, opt
         lambda: spark.sql(f"CREATE TABLE lost USING spark_log OPTIONS ({options}, subscribe 't')"),
         lambda: spark.catalog.createTable("lost", source="spark_log", subscribe="t"),
     ):
-        with fails("would be lost", "Use CREATE TEMPORARY VIEW"):
+        with fails("would lose options: ", "Use CREATE TEMPORARY VIEW"):
             create()
     assert not spark.catalog.tableExists("lost")
 
