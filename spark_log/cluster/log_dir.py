@@ -35,6 +35,7 @@ from spark_log.errors import (
     StorageUnavailableError,
     UnsafePathError,
     redact,
+    storage_error,
 )
 from spark_log.ids import BrokerId, LogDirId
 
@@ -353,8 +354,8 @@ class LogDir:
         try:
             yield
         except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}")
+            raise storage_error(
+                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
             ) from error
 
 
