@@ -1,13 +1,17 @@
-"""Mirror a topic to a second cluster whose log dir is in S3: every record has the offset that it has in the source.
+r"""Mirror a topic to a second cluster whose log dir is in S3: every record has the offset that it has in the source.
 
 The program makes two clusters and produces measurements into topic `measurements` of the first. Then it mirrors the
 topic twice: the first call copies everything, the second one only the records that were produced in between. A consumer
 of the second cluster reads the copy from S3.
 
-    export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
-    python examples/mirror_to_s3.py --cluster /tmp/main --to-cluster /tmp/copy --log-dir 's3://bucket/log?region=eu-west-1'
+It needs a bucket of yours: put its name and region in the place of `my-bucket` and `eu-west-1`.
 
-An S3 server of your own is named in the URI: s3://bucket/log?endpoint_override=localhost:9000&scheme=http. It prints:
+    export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
+    python examples/mirror_to_s3.py --cluster /tmp/main --to-cluster /tmp/copy \
+        --log-dir 's3://my-bucket/log?region=eu-west-1'
+
+An S3 server of your own is named in the URI: s3://my-bucket/log?endpoint_override=localhost:9000&scheme=http. Without
+S3, try it with a folder: --log-dir /tmp/copy-files. It prints:
 
     mirrored 3000 records
     mirrored 10 records

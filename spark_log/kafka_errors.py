@@ -16,6 +16,7 @@ from spark_log.errors import SparkLogError
 _NEAREST = {
     "MetadataStoreUnavailableError": "KafkaConnectionError",
     "StorageUnavailableError": "KafkaStorageError",
+    "DiskFullError": "KafkaStorageError",
     "ClusterNotFoundError": "KafkaConfigurationError",
     "UnsupportedStoreError": "KafkaConfigurationError",
     "InvalidOptionError": "KafkaConfigurationError",

@@ -42,9 +42,9 @@ def bytes_of(size: int) -> str:
     return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
-def rate_of(count: int, seconds: float, what: str = "record") -> str:
-    """`, 2,000 records/s`; empty below one a second."""
-    return f", {count / seconds:,.0f} {what}s/s" if 0 < seconds <= count else ""
+def rate_of(count: int, seconds: float) -> str:
+    """`, 2,000 records/s`; empty for less than 1,000 records or a second, which measure the start of a program."""
+    return f", {count / seconds:,.0f} records/s" if seconds >= 1 and count >= 1_000 else ""
 
 
 def duration_of(milliseconds: int) -> str:

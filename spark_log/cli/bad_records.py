@@ -2,7 +2,7 @@
 
 import base64
 import json
-from itertools import islice
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +12,11 @@ from spark_log.cli.output import count_of, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from spark_log.cluster.topics import Topic
+    from spark_log.log.reader import LogReader
 
 _SHOWN_BYTES = 60
+_SHOWN_REASONS = 20
 
 
 def bad_records(
@@ -32,7 +34,8 @@ def bad_records(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most so many; 0: all.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show the records of a typed topic whose keys or values cannot be decoded: offset, reason and bytes.
+    """Show the records of a typed topic whose keys or values cannot be decoded: offset, reason and bytes, and how many
+    records there are for each reason.
 
     **Examples**
 
@@ -40,19 +43,26 @@ def bad_records(
     - `spark-log topic bad-records orders --to dlq.orders`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.bad_records import bad_records as find
-    from spark_log.log.bad_records import reasons
+    from spark_log.log.bad_records import bad_rows, read_bad_record, reasons
     from spark_log.log.reader import LogReader
 
+    counts: Counter[tuple[str, str]] = Counter()
+    shown: list[dict[str, Any]] = []
+    records = 0
     with Cluster.open(cluster) as opened:
         log = LogReader(opened)
         try:
-            found = find(log, log.find_topic(name))
+            topic = log.find_topic(name)
             if to is not None:
-                say(f"Copied {count_of(_copy(cluster, name, found, to), 'record')} to {to}.")
+                say(f"Copied {count_of(_copy(cluster, log, topic, to), 'record')} to {to}.")
                 return
-            shown = [row for table in islice(found, limit or None) for row in table.to_pylist()]
-            more = limit and next(found, None) is not None
+            for row in bad_rows(log, topic):
+                records += 1
+                counts.update(reasons(row).items())
+                if not limit or records <= limit:
+                    shown += read_bad_record(log, topic, row).to_pylist()
+                elif as_json:
+                    break
         finally:
             log.close()
     if as_json:
@@ -66,22 +76,25 @@ def bad_records(
             for source, reason in reasons(row).items()
         ]
         print_table(None, ("partition", "offset", "part", "reason", "bytes"), rows)
-        if more:
-            say(f"There are more than {limit}: --limit 0 shows all.")
+        if records > len(shown):
+            say(f"These are {len(shown):,} of {count_of(records, 'record')}: --limit 0 shows all.")
+        most = counts.most_common(_SHOWN_REASONS)
+        print_table(None, ("part", "reason", "records"), [(*reason, count) for reason, count in most])
+        if len(counts) > len(most):
+            say(f"There are {count_of(len(counts) - len(most), 'other reason')}.")
     else:
         say(f"Every record of {name} can be decoded.")
 
 
-def _copy(cluster: str, name: str, found: Any, to: str) -> int:
-    from spark_log.log.bad_records import dead_letters
+def _copy(cluster: str, log: "LogReader", topic: "Topic", to: str) -> int:
+    from spark_log.log.bad_records import bad_rows, dead_letters, read_bad_record
     from spark_log.produce.producer import Producer
 
     count = 0
     with Producer(cluster=cluster) as producer:
-        for bad in found:
-            letters: pa.Table = dead_letters(name, bad)
-            producer.send_table(to, letters)
-            count += letters.num_rows
+        for row in bad_rows(log, topic):
+            producer.send_table(to, dead_letters(topic.name, read_bad_record(log, topic, row)))
+            count += 1
         producer.flush()
     return count
 

@@ -53,13 +53,14 @@ def console(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
+    from spark_log.extras import install_extra
 
     try:
         from spark_log.console.access.access_file import read_access_file
         from spark_log.console.server import serving
     except ModuleNotFoundError as error:
         raise InvalidConfigurationError(
-            f"the console needs a package that is not installed ({error.name}): pip install 'spark-log[console]'"
+            f"the console needs a package that is not installed ({error.name}): {install_extra('console')}"
         ) from error
     from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
     from spark_log.stopping import Stop

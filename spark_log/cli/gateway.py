@@ -99,12 +99,13 @@ def gateway(
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidConfigurationError
+    from spark_log.extras import install_extra
 
     try:
         from spark_log.gateway.gateway import Gateway
     except ModuleNotFoundError as error:
         raise InvalidConfigurationError(
-            f"the gateway needs a package that is not installed ({error.name}): pip install 'spark-log[gateway]'"
+            f"the gateway needs a package that is not installed ({error.name}): {install_extra('gateway')}"
         ) from error
     from spark_log.gateway.gateway_settings import GatewaySettings, limits_of, parse_address
     from spark_log.gateway.workers import Workers, end_with_the_parent

@@ -8,6 +8,7 @@ import typer
 
 from spark_log.cli.output import say
 from spark_log.errors import InvalidConfigurationError, SparkLogError
+from spark_log.extras import install_extra
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -100,5 +101,5 @@ def _installed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise InvalidConfigurationError(
-            f"--metrics-port needs a package that is not installed ({error.name}): pip install 'spark-log[metrics]'"
+            f"--metrics-port needs a package that is not installed ({error.name}): {install_extra('metrics')}"
         ) from error

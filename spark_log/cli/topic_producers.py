@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.output import print_json, print_table, say, time_of
+from spark_log.cli.output import note, print_json, print_table, say, time_of
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
 
@@ -18,6 +18,9 @@ def producers(
     as_json: Json = False,
 ) -> None:
     """Show the idempotent producers of a topic, with their last sequences, and those with an open transaction.
+
+    A partition knows idempotent producers, and transactional Kafka clients, for a day after their last append. It knows
+    a transactional producer of spark-log during the transaction only: `spark-log transaction list` has all of them.
 
     The start of an open transaction is the offset that a commit would give it now: its records have no offsets yet.
     """
@@ -34,7 +37,7 @@ def producers(
     if as_json:
         print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
     elif not rows:
-        say("No producer is known: idempotent ones are known for a day, transactional ones during a transaction.")
+        say(f"No producer of {name} is known.")
     else:
         print_table(
             None,
@@ -47,3 +50,8 @@ def producers(
                 for tp, each in rows
             ],
         )  # fmt: skip
+    if not as_json:
+        note(
+            "spark-log's transactional producers are here during a transaction only:"
+            " `spark-log transaction list` has all."
+        )

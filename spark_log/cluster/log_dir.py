@@ -35,6 +35,7 @@ from spark_log.errors import (
     StorageUnavailableError,
     UnsafePathError,
     redact,
+    storage_error,
 )
 from spark_log.ids import BrokerId, LogDirId
 
@@ -100,16 +101,23 @@ def segment_path(folder: str, partition: int, name: str) -> str:
 
 
 class LogDir:
-    """A log dir by its URI, as the operator gave it; `file:///…` for a local folder."""
+    """A log dir by its URI, as the operator gave it; `file:///…` for a local folder.
+
+    InvalidConfigurationError for a URI of no file system; StorageUnavailableError for one that cannot be opened now: a
+    bucket of S3 is asked for its region over the network if the URI does not name it.
+    """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         try:
             self._opened, self._root = fs.FileSystem.from_uri(uri)
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
+        except (pa.ArrowInvalid, ValueError) as error:
             raise InvalidConfigurationError(
                 f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
             ) from error
+        except OSError as error:
+            hint = " (name the bucket's region in the URI: ?region=eu-west-1)" if asks_for_region(uri) else ""
+            raise StorageUnavailableError(redact(f"log dir {uri!r} cannot be opened{hint}: {error}")) from error
         self._process = os.getpid()
         self.local = isinstance(self._opened, fs.LocalFileSystem)
         self._verified: tuple[str, tuple[int, int] | None] | None = None
@@ -346,8 +354,8 @@ class LogDir:
         try:
             yield
         except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}")
+            raise storage_error(
+                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
             ) from error
 
 
@@ -356,6 +364,12 @@ def open_log_dir(info: LogDirInfo) -> LogDir:
     directory = LogDir(info.uri)
     directory.verify(info.uuid)
     return directory
+
+
+def asks_for_region(uri: str) -> bool:
+    """Whether a file system can only be opened after a request to Amazon for the region of its bucket."""
+    parts = urlsplit(uri)
+    return parts.scheme == "s3" and not parse_qs(parts.query).keys() & {"region", "endpoint_override"}
 
 
 def local_uri(folder: Path) -> str:

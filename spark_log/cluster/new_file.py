@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from spark_log.errors import StorageUnavailableError, WriteIdExpiredError, redact
+from spark_log.errors import WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
 
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
@@ -48,7 +48,7 @@ class LocalFile:
         try:
             return self._file.write(data)
         except OSError as error:
-            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
+            raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
 
     def commit(self) -> None:
         try:
@@ -65,10 +65,10 @@ class LocalFile:
                     f"{self._path} was deleted while it was written, because its write id has expired; "
                     "nothing was appended"
                 ) from error
-            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
+            raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
         except OSError as error:
             self.abort()
-            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
+            raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
         failpoint("file.renamed")
 
     def abort(self) -> None:
@@ -119,16 +119,16 @@ class RemoteFile:
         try:
             return int(self._stream.write(data))
         except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended")
+            raise storage_error(
+                redact(f"{self._path} cannot be written: {error}; nothing was appended"), error
             ) from error
 
     def commit(self) -> None:
         try:
             self._stream.close()
         except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended")
+            raise storage_error(
+                redact(f"{self._path} cannot be written: {error}; nothing was appended"), error
             ) from error
         failpoint("file.renamed")
 
@@ -154,7 +154,7 @@ class RemoteCopy:
         try:
             return self._gathered.write(data)
         except OSError as error:
-            raise StorageUnavailableError(f"the copy of {self._path} cannot be stored on this host: {error}") from error
+            raise storage_error(f"the copy of {self._path} cannot be stored on this host: {error}", error) from error
 
     def commit(self) -> None:
         with self._gathered as gathered:

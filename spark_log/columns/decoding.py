@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from spark_log.columns.types import parse_ddl
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
+from spark_log.extras import install_extra
 
 if TYPE_CHECKING:
     from spark_log.columns.schema_id_decoder import Read
@@ -100,7 +101,7 @@ def needing_protobuf() -> Iterator[None]:
         yield
     except ImportError as error:
         raise InvalidConfigurationError(
-            "format protobuf needs a package that is not installed: pip install 'spark-log[protobuf]'"
+            f"format protobuf needs a package that is not installed: {install_extra('protobuf')}"
         ) from error
 
 

@@ -6,6 +6,8 @@ write, and each executor that unpickles these classes for its tasks, would impor
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
@@ -22,6 +24,7 @@ from pyspark.sql.types import (
 )
 
 from spark_log.columns.parts import PARTS, RECORDS
+from spark_log.datasource.options.misspelt_options import is_option, warn_of_misspelt_options
 from spark_log.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.read.batch_reader import BatchReader
 from spark_log.datasource.read.read_task import ReadColumns
@@ -48,6 +51,13 @@ _TYPES: dict[str, DataType] = {
 }
 
 _TABLE_PROPERTY = "provider"
+_OPTIONS_OF_TABLES = ("columns", "includeheaders")
+"""CREATE TABLE takes the columns of the table from them; queries name them again."""
+_LOST_OPTIONS = (
+    "Spark does not pass the options of a table to data sources in Python. Use CREATE TEMPORARY VIEW … USING spark_log"
+    " OPTIONS (…), or, without Delta's catalog, name the options in each query of the table: … FROM table WITH"
+    " ('cluster' = '…', 'subscribe' = '…')"
+)
 
 
 @message_only
@@ -71,9 +81,14 @@ class SparkLogDataSource(DataSource):
 
         `load()` calls it without the information whether it is for a batch or a stream: InvalidOptionError for options
         that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the table its own
-        options.
+        options: options of ours that queries would miss are refused.
         """
-        if _TABLE_PROPERTY not in self.options:
+        if _TABLE_PROPERTY in self.options:
+            lost = [name for name in self.options if is_option(name) and name.lower() not in _OPTIONS_OF_TABLES]
+            if lost:
+                raise InvalidOptionError(f"CREATE TABLE would lose options: {', '.join(sorted(lost))}. {_LOST_OPTIONS}")
+        else:
+            warn_of_misspelt_options(self.options)
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)
         return self._schema()
 
@@ -96,7 +111,8 @@ class SparkLogDataSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         self._refuse_schema(schema)
         self._options_may_travel = False
-        options = ReadOptions.parse(self.options, streaming=False, environ=os.environ)
+        with self._naming_lost_options():
+            options = ReadOptions.parse(self.options, streaming=False, environ=os.environ)
         return BatchReader(options, ReadColumns.of(schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:
@@ -114,7 +130,9 @@ class SparkLogDataSource(DataSource):
             raise InvalidOptionError(
                 'Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'
             )
-        options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
+        warn_of_misspelt_options(self.options)
+        with self._naming_lost_options():
+            options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
         check_write_schema(schema, options)
         return BatchWriter(options)
 
@@ -126,7 +144,7 @@ class SparkLogDataSource(DataSource):
         # allow mode update for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
-        return StreamWriter(options)
+        return StreamWriter(options, tuple(self.options))
 
     def _stream_options(self, schema: StructType) -> ReadOptions:
         self._refuse_schema(schema)
@@ -134,6 +152,16 @@ class SparkLogDataSource(DataSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self.options) if self._options_may_travel else {},)
+
+    @contextmanager
+    def _naming_lost_options(self) -> Iterator[None]:
+        """Explains an error of a query without any option, which is typically the query of a table."""
+        try:
+            yield
+        except InvalidOptionError as error:
+            if self.options:
+                raise
+            raise InvalidOptionError(f"{error}. {_LOST_OPTIONS}") from None
 
     def _refuse_schema(self, schema: StructType) -> None:
         records = {field.name: field.dataType for field in schema if field.name in RECORDS}

@@ -26,6 +26,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     # the store or its disk is away: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
+    "DiskFullError": kafka.NotEnoughReplicasError,
     "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
     "KafkaTimeoutError": kafka.RequestTimedOutError,
     "WriteIdExpiredError": kafka.NotEnoughReplicasError,

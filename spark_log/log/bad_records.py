@@ -1,9 +1,11 @@
 """The records of a typed topic whose keys or values cannot be decoded: list them, or copy them to another topic."""
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_log.cluster.topics import Topic
 from spark_log.columns.parts import PARTS
@@ -17,12 +19,11 @@ HEADER_PREFIX = "__spark_log.errors."
 with another prefix, a record that went through both has both sets of headers."""
 
 
-def bad_records(log: LogReader, topic: Topic) -> Iterator[pa.Table]:
-    """The bad records of the topic up to the high watermarks: partition, offset, the reasons (key_record_error,
-    record_error, or both) and the columns of RECORD_SCHEMA, by partition and offset, in tables of a few records.
+def bad_rows(log: LogReader, topic: Topic) -> Iterator[dict[str, Any]]:
+    """The places of the bad records of the topic up to the high watermarks, by partition and offset: partition, offset
+    and the reasons (key_record_error, record_error, or both).
 
-    Reads the reasons alone where a file has them, and then only the bad records. InvalidConfigurationError if the topic
-    has no typed columns.
+    Reads the reasons alone where a file has them. InvalidConfigurationError if the topic has no typed columns.
     """
     if topic.columns is None:
         raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
@@ -30,18 +31,17 @@ def bad_records(log: LogReader, topic: Topic) -> Iterator[pa.Table]:
     schema = read_schema(columns=["partition", "offset", *errors], typed=topic.columns.fields)
     whole = {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
     for batch in log.read(whole, schema, topics={topic.name: topic}):
-        if all(batch.column(name).null_count == batch.num_rows for name in errors):
-            continue
-        for row in batch.to_pylist():
-            if any(row[name] is not None for name in errors):
-                yield _record(log, topic, row, errors)
+        bad = reduce(pc.or_, (pc.is_valid(batch.column(name)) for name in errors))
+        yield from batch.filter(bad).to_pylist()
 
 
-def _record(log: LogReader, topic: Topic, row: Mapping[str, Any], errors: list[str]) -> pa.Table:
+def read_bad_record(log: LogReader, topic: Topic, row: Mapping[str, Any]) -> pa.Table:
+    """The record of a row of `bad_rows`: the row's columns, then those of RECORD_SCHEMA."""
     here = {TopicPartition(topic.name, row["partition"]): OffsetRange(row["offset"], row["offset"] + 1)}
     [batch] = log.read(here, topics={topic.name: topic})
     records = pa.Table.from_batches([batch])
     columns = [records.column("partition"), records.column("offset")]
+    errors = [name for name in row if name not in ("partition", "offset")]
     columns += [pa.array([row[name]], pa.string()) for name in errors]
     names = ["partition", "offset", *errors]
     return pa.table(
@@ -50,7 +50,7 @@ def _record(log: LogReader, topic: Topic, row: Mapping[str, Any], errors: list[s
 
 
 def reasons(row: Mapping[str, Any]) -> dict[str, str]:
-    """The reasons of a row of `bad_records`, by the part of the record that is bad: key or value."""
+    """The reasons of a row of `bad_rows`, by the part of the record that is bad: key or value."""
     return {part.source: row[part.error] for part in PARTS if row.get(part.error) is not None}
 
 

@@ -26,7 +26,7 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
 from spark_log.maintenance.report import Amount, Report
 from spark_log.metadata.server_identity import check_identity
 from spark_log.partitions.partition_rows import Key
-from spark_log.quantities import time_of
+from spark_log.quantities import bytes_of, exact_duration_of, time_of
 
 # --- flush: force acknowledged data to disk after flush.ms ----------------------------------------------------------
 
@@ -75,10 +75,19 @@ def _retention_report(topic: Topic, dropped: Dropped) -> Iterator[Report]:
     why = tuple(
         f"{reason}: newest record of the segments {time_of(newest_ms)}" for reason, newest_ms in dropped.why.items()
     )
+    if dropped.segments:
+        why += (_freed(topic, dropped),)
     notes = why + tuple(f"partition {number}: {error}" for number, error in sorted(dropped.failed.items()))
     if dropped.partitions or notes:
         before = Amount(dropped.segments, dropped.bytes, dropped.records)
         yield Report("retention", topic.name, len(dropped.partitions), before=before, notes=notes)
+
+
+def _freed(topic: Topic, dropped: Dropped) -> str:
+    """The bytes that the disk gets back now (inline segments, in the metadata store), and later, with the files."""
+    delay_ms = topic.config.file_delete_delay_ms
+    later = f"in {exact_duration_of(delay_ms)} (file.delete.delay.ms)" if delay_ms else "with the task files"
+    return f"frees {bytes_of(dropped.bytes - dropped.file_bytes)} now, {bytes_of(dropped.file_bytes)} {later}"
 
 
 # --- delta: publish, write checkpoints, remove expired log files of Delta tables -----------------------------------

@@ -5,6 +5,7 @@ import re
 import sqlalchemy as sa
 
 from spark_log.errors import (
+    DiskFullError,
     InvalidConfigurationError,
     MetadataConflictError,
     MetadataStoreError,
@@ -33,6 +34,7 @@ _UNAVAILABLE = (
 )
 _STORAGE = ("53100", "58", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 """Disk full, I/O error."""
+_FULL = ("53100", "SQLITE_FULL")
 _CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
 """Integrity constraint violation; duplicate table or object, when two clients create it at once."""
 
@@ -50,7 +52,8 @@ def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -
     message = redact(f"metadata store at {address}: {error.orig}")
     state = state_of(error)
     if state.startswith(_STORAGE):
-        return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
+        kind = DiskFullError if state in _FULL else StorageUnavailableError
+        return kind(f"{message}; nothing was appended, and writing works again when there is room")
     if error.connection_invalidated or state.startswith(_UNAVAILABLE):
         return MetadataStoreUnavailableError(message)
     if state.startswith(_CONFLICT):

@@ -45,6 +45,7 @@ class ProducerBatch:
         "bytes",
         "count",
         "deadline_s",
+        "disk_full",
         "done",
         "error",
         "in_doubt",
@@ -79,6 +80,8 @@ class ProducerBatch:
         self.count, self.bytes, self.deadline_s = table.num_rows, size, deadline_s
         self.attempts, self.retry_at_s, self.alone, self.in_doubt = 0, 0.0, False, False
         self.last_error: Exception | None = None
+        self.disk_full: Exception | None = None
+        """The last error of a full disk."""
         self.error: Exception | None = None
         self.done, self.base_offset = False, -1
         self.owned = False

@@ -19,6 +19,7 @@ from spark_log.append.rules import Appended, ProducerSequence, Rejected
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
+    DiskFullError,
     KafkaTimeoutError,
     MetadataStoreUnavailableError,
     OutOfOrderSequenceNumberError,
@@ -68,6 +69,8 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
                 batch.own_table()
 
 
+FULL_DISK_RETRY_S = 5.0
+"""Shorter than delivery_timeout_ms: only a user can free a disk, typically one who waits for the error."""
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -90,6 +93,8 @@ class Sender(threading.Thread):
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
+        self._full_since_s: dict[tuple[str, int], float] = {}
+        """Partitions whose last append failed because a disk is full, with the time of the first such failure."""
         accumulator.sender = self
         stop_at_exit(self)
 
@@ -317,6 +322,8 @@ class Sender(threading.Thread):
                 batch.attempts -= 1
                 self._retry_later(batch, error)
             elif retriable:
+                if isinstance(error, DiskFullError):
+                    self._note_full_disk(batch, error)
                 self._retry_later(batch, error)
             else:
                 self._finish(batch, -1, error)
@@ -325,11 +332,22 @@ class Sender(threading.Thread):
         logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
         _drop_traceback(error)
         batch.last_error = error
-        if batch.attempts > self._settings.retries:
-            self._finish(batch, -1, error)
+        full = batch.disk_full is not None and clock.monotonic_s() - self._full_since_s[batch.key] >= FULL_DISK_RETRY_S
+        if full or batch.attempts > self._settings.retries:
+            self._finish(batch, -1, batch.disk_full if full else error)
             return
         self.metrics.retried += batch.count
         batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
+
+    def _note_full_disk(self, batch: ProducerBatch, error: DiskFullError) -> None:
+        """A batch that has met a full disk fails after FULL_DISK_RETRY_S without any append to its partition, also if
+        the log dir has been taken offline meanwhile, so that the error is another one.
+        """
+        batch.disk_full = error
+        if batch.key not in self._full_since_s:
+            self._full_since_s[batch.key] = clock.monotonic_s()
+            place = f"{batch.topic.name}-{batch.partition}"
+            logger.warning("%s: %s; trying again for %.0f s", place, error, FULL_DISK_RETRY_S)
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
         """Set the outcome of a batch: of the first one of its partition, or of any one in a transaction."""
@@ -345,6 +363,7 @@ class Sender(threading.Thread):
         if not queue:
             del self._queues[batch.key]
         if error is None:
+            self._full_since_s.pop(batch.key, None)
             self.metrics.sent += batch.count
             self.metrics.sent_bytes += batch.bytes
         else:

@@ -1,7 +1,7 @@
 """Avro and Protobuf for keys and values: serializers and deserializers by kafka-python's interface.
 
-Extras: `pip install 'spark-log[avro]'`, `'spark-log[protobuf]'`. A record holds the bare encoding, without a schema or
-its id in front: writer and reader are given the schema. None stays None, a tombstone.
+They need the extras `avro` and `protobuf` of spark-log. A record holds the bare encoding, without a schema or its id in
+front: writer and reader are given the schema. None stays None, a tombstone.
 """
 
 import importlib
@@ -12,6 +12,7 @@ from typing import Any
 from kafka.serializer import Deserializer, Serializer
 
 from spark_log.errors import InvalidRecordError
+from spark_log.extras import install_extra
 
 Headers = list[tuple[str, bytes]]
 
@@ -98,7 +99,7 @@ def _library(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name} is not installed: pip install 'spark-log[{extra}]'") from error
+        raise ImportError(f"{name} is not installed: {install_extra(extra)}") from error
 
 
 def _avro_schema(avro: Any, schema: Any) -> Any:

@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
+from spark_log.extras import install_extra
 from spark_log.registry.schemas import SchemaText
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def parse(schema: SchemaText) -> "avro.schema.Schema":
         import avro.schema
     except ImportError as error:
         raise InvalidConfigurationError(
-            "Avro schemas in the registry need a package that is not installed: pip install 'spark-log[registry]'"
+            f"Avro schemas in the registry need a package that is not installed: {install_extra('registry')}"
         ) from error
     names = avro.name.Names()
     try:

@@ -19,6 +19,7 @@ from typing import Any
 from spark_log.columns.decoding import schema_fields
 from spark_log.columns.evolution import evolve
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.extras import install_extra
 from spark_log.registry.schemas import SchemaText
 
 _FILE = "schema.proto"
@@ -212,5 +213,5 @@ def _copy(file: Any) -> Any:
 
 def _missing(package: str) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Protobuf schemas in the registry need the package {package}: pip install 'spark-log[registry]'"
+        f"Protobuf schemas in the registry need the package {package}: {install_extra('registry')}"
     )

@@ -7,6 +7,7 @@ from spark_log.asgi_server import AsgiServer
 from spark_log.asgi_server import serving as serving_application
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError
+from spark_log.extras import install_extra
 from spark_log.registry.registry import Registry
 
 
@@ -19,7 +20,7 @@ def serving(cluster: Cluster, host: str, port: int) -> Iterator[AsgiServer]:
         from spark_log.registry.rest import application
     except ImportError as error:
         raise InvalidConfigurationError(
-            "the registry's server needs packages that are not installed: pip install 'spark-log[registry]'"
+            f"the registry's server needs packages that are not installed: {install_extra('registry')}"
         ) from error
     with serving_application(application(Registry(cluster)), host, port, "schema-registry") as server:
         yield server

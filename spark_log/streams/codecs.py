@@ -1,5 +1,5 @@
 """Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams. JSON and Avro use
-Spark's functions (Avro's are in a JAR), Protobuf runs in Spark's Python workers (`pip install 'spark-log[protobuf]'`).
+Spark's functions (Avro's are in a JAR), Protobuf runs in Spark's Python workers (extra `protobuf` of spark-log).
 
 >>> flights = decode(records, Json("carrier STRING, delay INT"))                        # doctest: +SKIP
 >>> valid(flights).select("value.carrier", "offset")                                    # doctest: +SKIP

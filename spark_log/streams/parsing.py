@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.extras import install_extra
 
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"
@@ -186,5 +187,5 @@ def needing_protobuf() -> Iterator[None]:
         if not str(error.name).startswith("google"):
             raise
         raise InvalidConfigurationError(
-            "Protobuf needs a package that is not installed: pip install 'spark-log[protobuf]'"
+            f"Protobuf needs a package that is not installed: {install_extra('protobuf')}"
         ) from error

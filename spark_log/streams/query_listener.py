@@ -29,6 +29,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.datasource.checkpoint.stream_offsets import StreamOffset
 from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
 from spark_log.exit_hooks import stop_at_exit
+from spark_log.extras import install_extra
 from spark_log.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.metrics.recorded_topics import METRICS, append_records
 from spark_log.segments import plan as planner
@@ -74,8 +75,8 @@ class SparkLogListener(StreamingQueryListener):
 
     The lag is that of the query's sources of format spark_log on this cluster; rates, duration and state are of the
     whole query. It works in Spark Connect too: there it sees the queries of its own session. `metrics_port` needs
-    `spark-log[metrics]`; 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1, nothing is
-    written to `__metrics`.
+    the extra `metrics` of spark-log; 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
+    nothing is written to `__metrics`.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class SparkLogListener(StreamingQueryListener):
             from spark_log.metrics.query_metrics import QueryCollector
         except ModuleNotFoundError as error:
             raise InvalidConfigurationError(
-                f"metrics_port needs a package that is not installed ({error.name}): pip install 'spark-log[metrics]'"
+                f"metrics_port needs a package that is not installed ({error.name}): {install_extra('metrics')}"
             ) from error
         registry = registry_of(QueryCollector(self.queries))
         return self._closing.enter_context(serving_metrics(host, port, registry, lambda: None, lambda: None))

@@ -52,6 +52,10 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
             "rack: expected 1 to 249 characters without NUL and lone surrogates, got ''",
         ),
         (["add", "--id", "2", "--log-dir", "nosuch://x/y"], "is not a URI that pyarrow.fs opens"),
+        (
+            ["add", "--id", "2", "--log-dir", "hdfs://127.0.0.1:1/x"],
+            "log dir 'hdfs://127.0.0.1:1/x' cannot be opened: ",
+        ),
         (["remove", "--id", "1"], "broker 1 is the only one of the cluster"),
         (["remove", "--id", "7"], "there is no broker 7 in this cluster; there are 1"),
         (["embed", "--id", "7"], "there is no broker 7"),

@@ -139,3 +139,19 @@ def test_old_records_cause_a_warning_appear_in_a_dry_run_and_stay_without_retent
     done = ok("maintenance", "retention", cluster=events)
     assert "retention.ms=43200000 (12 hours): newest record of the segments 2013-01-05T10:00:00.000Z" in done
     assert ok("consume", "events", "--json", "--from", "earliest", cluster=events) == ""
+
+
+def test_retention_reports_what_it_frees_now_and_what_later(events: Path) -> None:
+    """As a user does whose disk is full: a lower retention alone keeps the files for 7 days."""
+    ok("topic", "create", "files", "-c", "inline.max.bytes=0", "-c", "retention.ms=1", cluster=events)
+    ok("topic", "create", "blobs", "-c", "delta.max.lag.ms=-1", "-c", "retention.ms=1", cluster=events)
+    for topic in ("files", "blobs"):
+        run("produce", topic, stdin="a\nb\n", cluster=events)
+    files = [*events.rglob("files-*/_segments/**/*.parquet")]
+    done = ok("maintenance", "retention", "files", cluster=events)
+    assert re.search(r"frees 0 B now, [\d.]+ K?i?B in 7 days \(file.delete.delay.ms\)", done)
+    assert re.search(r"frees [1-9][\d.]* K?i?B now, 0 B in 7 days", done)
+    assert files and all(file.exists() for file in files)
+    ok("topic", "alter", "files", "-c", "file.delete.delay.ms=0", cluster=events)
+    assert "files" in ok("maintenance", "retention", "files", cluster=events)
+    assert not any(file.exists() for file in files)

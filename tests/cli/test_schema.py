@@ -90,8 +90,17 @@ def test_bad_records_are_listed_and_copied(run) -> None:
         (3, "key", "not a JSON object, but a number"),
         (3, "value", "not a JSON object, but an array"),
     ]
-    assert "more than 1" in run("topic", "bad-records", "orders", "--limit", "1")
-    assert run("topic", "bad-records", "orders", "--to", "dead") == "Copied 2 records to dead.\n"
+    run("produce", "orders", lines='{"price": true}\n{"price": "y"}\n')
+    shown = run("topic", "bad-records", "orders", "--limit", "1")
+    assert "These are 1 of 4 records: --limit 0 shows all." in shown
+    counts = [line.strip("│ ").split("│") for line in shown.partition("shows all.")[2].splitlines() if "│" in line]
+    assert [[cell.strip() for cell in row] for row in counts] == [
+        ["value", "price: expected DOUBLE, got a string", "2"],
+        ["key", "not a JSON object, but a number", "1"],
+        ["value", "not a JSON object, but an array", "1"],
+        ["value", "price: expected DOUBLE, got a boolean", "1"],
+    ]
+    assert run("topic", "bad-records", "orders", "--to", "dead") == "Copied 4 records to dead.\n"
     letters = run("consume", "dead", "--from", "earliest", "--json")
     assert "__spark_log.errors.exception.message" in letters
     assert "key: not a JSON object, but a number; value: not a JSON object" in letters

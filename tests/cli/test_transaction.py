@@ -102,7 +102,12 @@ def test_producers_of_a_topic(events: Path, transfer: Any) -> None:
     [one] = json.loads(ok("topic", "producers", "events", "-p", "1", "--json", cluster=events))
     assert (one["topic"], one["partition"], one["transactional_id"]) == ("events", 1, "transfer")
     ok("topic", "create", "quiet", cluster=events)
-    assert ok("topic", "producers", "quiet", cluster=events).startswith("No producer is known: ")
+    sent = ok("produce", "quiet", "--transactional-id", "load", stdin="1\n2\n", cluster=events)
+    assert sent.startswith("Sent 2 records (2 B) in ") and "/s" not in sent
+    ended = run("topic", "producers", "quiet", cluster=events)
+    assert ended.stdout == "No producer of quiet is known.\n"
+    assert "`spark-log transaction list` has all" in ended.stderr
+    assert "load" in ok("transaction", "list", cluster=events)
 
 
 def test_transaction_of_a_killed_process_is_aborted(events: Path) -> None:

@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kafka.errors import KafkaStorageError
 
+from spark_log import Producer
 from spark_log.append.rules import Appended
 from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
@@ -20,6 +22,7 @@ from spark_log.delta.delta_table import storage_options
 from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import (
     CorruptRecordError,
+    DiskFullError,
     InvalidConfigurationError,
     LogDirMismatchError,
     StorageUnavailableError,
@@ -27,6 +30,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.produce import sender
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
 
@@ -459,6 +463,29 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
 
 
 @needs_root
+def test_a_producer_reports_a_full_disk_with_its_remedy_before_the_delivery_timeout(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sender, "FULL_DISK_RETRY_S", 0.5)
+    (tmp_path / "small").mkdir()
+    with mounted(tmp_path / "small", "3m"):
+        Cluster.init(str(tmp_path / "c"), log_dir=str(tmp_path / "small")).close()
+        with Cluster.open(str(tmp_path / "c")) as cluster:
+            create_topic(cluster, "t", configs=FILES)
+        with Producer(cluster=str(tmp_path / "c")) as producer:
+            filler = fill(tmp_path / "small")
+            for _ in range(2):
+                future = producer.send("t", big(0, 100_000).encode())
+                with pytest.raises(KafkaStorageError) as raised:
+                    future.get(timeout=60)
+                assert isinstance(raised.value, DiskFullError)
+                assert "No space left" in str(raised.value)
+                assert "and shorten their file.delete.delay.ms" in str(raised.value)
+            [warning] = [text for text in caplog.messages if "trying again for" in text]
+            assert "No space left" in warning
+            filler.unlink()
+            assert producer.send("t", big(0, 100_000).encode()).get(timeout=60).offset == 0
+
+
+@needs_root
 def test_the_disk_of_the_metadata_store_is_full(tmp_path):
     (tmp_path / "small").mkdir()
     with mounted(tmp_path / "small", "4m"):
@@ -473,7 +500,7 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
                 try:
                     (outcome,) = log.append(topic, [Records(0, table(big(number, 30_000)))])
                 except StorageUnavailableError as error:
-                    assert "full" in str(error) or "I/O" in str(error)
+                    assert isinstance(error, DiskFullError) or "I/O" in str(error)
                     break
                 acked.append((0, outcome.base_offset, big(number, 30_000)))
             assert 10 <= len(acked) < 40

@@ -101,6 +101,12 @@ def test_mirror_to_s3_copies_every_record_to_its_offset(
     assert any(each["Key"].endswith(".parquet") for each in stored)
 
 
+def test_mirror_to_s3_runs_with_a_folder_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = ["--cluster", str(tmp_path / "source"), "--to-cluster", str(tmp_path / "target")]
+    load("mirror_to_s3").main([*folders, "--log-dir", str(tmp_path / "files")])
+    assert capsys.readouterr().out.startswith("mirrored 3000 records\n")
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_is_listed_and_uses_public_names_only(path: Path) -> None:
     assert f"[{path.name}]({path.name})" in (EXAMPLES / "README.md").read_text()

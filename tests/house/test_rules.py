@@ -28,6 +28,8 @@ REGISTRIES = re.compile(
     )
 )
 
+INDEX_NAME = re.compile(r"\b(?:pip3? install|uv add)\b[^\n]*[\s'\"`]" r"spark[-_]log(?![-_]\S*\.whl|'s )")
+
 
 def tracked() -> Iterator[Path]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
@@ -58,6 +60,13 @@ def test_no_path_of_one_machine() -> None:
 
 def test_no_address_of_a_package_registry() -> None:
     assert found(REGISTRIES) == []
+
+
+def test_no_suggestion_to_install_spark_log_from_a_package_index() -> None:
+    """No package index has spark-log: another project could take the name there, and its code would run on workers."""
+    assert INDEX_NAME.search("pip install 'spark" + "-log[gateway]'")
+    assert not INDEX_NAME.search("pip install spark_log-0.1.0-py3-none-any.whl")
+    assert found(INDEX_NAME) == []
 
 
 def test_no_large_file() -> None:

@@ -234,5 +234,5 @@ def test_without_the_package_the_error_says_how_to_install_it(spark, monkeypatch
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)
     frame = spark.createDataFrame([(b"",)], "value BINARY")
     for use in (decode, encode):
-        with pytest.raises(InvalidConfigurationError, match=r"pip install 'spark-log\[protobuf\]'"):
+        with pytest.raises(InvalidConfigurationError, match=r"pip install '\.\[protobuf\]'"):
             use(frame, FLIGHT)

@@ -183,9 +183,6 @@ def test_queries_are_recorded_unless_the_history_is_off(cluster, interval, recor
 
 
 def test_it_works_in_spark_connect(cluster, tmp_path):
-    pytest.importorskip("grpc")
-    pytest.importorskip("grpc_status")
-    pytest.importorskip("zstandard")
     program = f"""
 from pyspark.sql import SparkSession
 from spark_log import create_topic, Cluster, Producer

@@ -4,7 +4,7 @@ from spark_log.erase.erase_report import Erased
 from spark_log.erase.purge import Purged
 from spark_log.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
 from spark_log.maintenance import Amount, Report
-from spark_log.quantities import count_of, exact_duration_of
+from spark_log.quantities import count_of, exact_duration_of, rate_of
 from spark_log.streams.transactional_loop import Totals
 
 
@@ -30,6 +30,11 @@ def test_one_is_singular_in_every_summary() -> None:
         "  1 value is not of --value-schema: it went to --dead-letter-topic",
         "  1 row was later than the watermark, and dropped",
     ]
+
+
+def test_a_rate_is_shown_of_runs_that_are_long_enough() -> None:
+    assert [rate_of(5_000_000, 2.5), rate_of(1_000, 1.0)] == [", 2,000,000 records/s", ", 1,000 records/s"]
+    assert [rate_of(2, 0.3), rate_of(300, 100.0), rate_of(50_000, 0.9)] == ["", "", ""]
 
 
 def test_the_rate_of_a_summary_is_that_of_the_writing() -> None:

@@ -11,6 +11,10 @@ from spark_log.errors import InvalidOptionError
 from spark_log.ids import TopicPartition
 
 _STRATEGY_OPTIONS = ("subscribe", "subscribepattern", "assign")
+_WRITTEN_TOPIC = (
+    " Option 'topic' is for writes. A view for INSERT names its columns: CREATE TEMPORARY VIEW … (key STRING, value"
+    " STRING) USING spark_log OPTIONS (…)"
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,10 @@ def parse_subscription(given: OptionText) -> Subscription:
     texts = {name: text for name in _STRATEGY_OPTIONS if (text := given.text(name)) is not None}
     if len(texts) != 1:
         which = "Only one of the following options can" if texts else "One of the following options must"
+        hint = "" if texts or given.text("topic") is None else _WRITTEN_TOPIC
         raise InvalidOptionError(
             f"{which} be specified for spark_log source: {', '.join(_STRATEGY_OPTIONS)}. See the docs for more details."
+            + hint
         )
     [(name, text)] = texts.items()
     if name == "subscribe":

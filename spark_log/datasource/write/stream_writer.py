@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_log.datasource.options.misspelt_options import warn_of_misspelt_options
 from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.datasource.worker_errors import hide_traceback, message_only
 from spark_log.datasource.write.batch_writer import write_task
@@ -23,8 +24,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Spark creates a new writer for each commit; the tasks' messages identify the query.
     """
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
+    def __init__(self, options: WriteOptions, option_names: tuple[str, ...] = ()) -> None:
+        """`option_names` are all names that the user wrote."""
+        self._options, self._option_names = options, option_names
         self._plan: WritePlan | None = None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -38,6 +40,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from spark_log.datasource.checkpoint.batch_ends import read_ends
         from spark_log.datasource.write.write_commit import commit_write
 
+        if batchId == 0:  # only once: Spark creates a source and a writer for each batch
+            warn_of_misspelt_options(self._option_names)
         outputs = [message for message in messages if isinstance(message, TaskOutput)]
         if not outputs:
             return

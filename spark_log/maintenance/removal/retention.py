@@ -53,7 +53,7 @@ _PARTITIONS_MAX = 100
 @dataclass(frozen=True)
 class Dropped:
     """Segments that were dropped from the log. `segments`: files (of one replica) and blobs. `failed`: partitions that
-    failed.
+    failed. `file_bytes`: the part of `bytes` in files, which stay on disk for file.delete.delay.ms.
 
     `why`: for each reason, the time of the newest dropped record, in ms.
     """
@@ -64,6 +64,7 @@ class Dropped:
     records: int = 0
     failed: Mapping[int, Exception] = field(default_factory=dict)
     why: Mapping[str, int] = field(default_factory=dict)
+    file_bytes: int = 0
 
     def __add__(self, other: "Dropped") -> "Dropped":
         return Dropped(
@@ -73,6 +74,7 @@ class Dropped:
             self.records + other.records,
             {**self.failed, **other.failed},
             _newest([*self.why.items(), *other.why.items()]),
+            self.file_bytes + other.file_bytes,
         )
 
 
@@ -276,6 +278,7 @@ def _of(number: int, segments: Sequence[Segment]) -> Dropped:
         len(segments),
         sum(segment.bytes for segment in segments),
         sum(segment.record_count for segment in segments),
+        file_bytes=sum(segment.bytes for segment in segments if not segment.inline),
     )
 
 

@@ -276,7 +276,7 @@ def test_without_the_package_of_protobuf_the_error_says_how_to_install_it(monkey
         lambda: decoder(ColumnsDefinition("protobuf", "none", text, fields)),
         lambda: schema_fields("protobuf", text),
     ):
-        with pytest.raises(InvalidConfigurationError, match=r"pip install 'spark-log\[protobuf\]'"):
+        with pytest.raises(InvalidConfigurationError, match=r"pip install '\.\[protobuf\]'"):
             use()
 
 

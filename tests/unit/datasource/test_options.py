@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_log.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
+from spark_log.datasource.options.misspelt_options import OPTIONS, resembled_option
 from spark_log.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,
@@ -508,3 +509,33 @@ def test_start_at_committed_offsets_needs_a_group() -> None:
         read(startingOffsets="committed")
     with pytest.raises(InvalidOptionError, match="endingOffsets"):
         read(endingOffsets="committed", **{"group.id": "g"})
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("starting_offsets", "startingOffsets"),
+        ("subscibe", "subscribe"),
+        ("groupId", "group.id"),
+        ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
+        ("bootstrap.servers", "kafka.bootstrap.servers"),
+        ("kafka.compresion.type", "kafka.compression.type"),
+        ("STARTINGOFFSETS", None),
+        ("kafka.ssl.truststore.location", None),
+        ("kafka.client.id", None),
+        ("kafka.retry.backoff.max.ms", None),
+        ("path", None),
+        ("queryName", None),
+        ("mergeSchema", None),
+    ],
+)
+def test_a_name_without_effect_that_resembles_an_option_is_recognized(name: str, option: str | None) -> None:
+    assert resembled_option(name) == option
+
+
+def test_misspelt_names_are_compared_with_every_documented_option() -> None:
+    tables = (Path(__file__).parents[3] / "docs" / "reference" / "options.md").read_text().partition("## Options of")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|[^|]*\|.*\|$", tables, re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell) if not name.startswith("kafka.")}
+    assert {*OPTIONS} - documented == {"checkpointLocation", "transaction"} and documented <= {*OPTIONS}

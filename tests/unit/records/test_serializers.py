@@ -112,4 +112,4 @@ def test_a_missing_library_names_its_extra(missing, extra, make):
         f"from spark_log.records.serializers import *\ntry:\n    {make}\nexcept ImportError as e:\n    print(e)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert f"pip install 'spark-log[{extra}]'" in done.stdout
+    assert f"pip install '.[{extra}]'" in done.stdout

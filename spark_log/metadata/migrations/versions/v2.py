@@ -1,6 +1,5 @@
-"""Beats of the coordinator and the time of an accepted promotion, in table cluster. Rewritings of a partition are
-counted, so that readers forget the records that they have kept of old segments; classic members of groups have a
-rebalance timeout; producer ids have an owner.
+"""Beats of the coordinator and the time of an accepted promotion. Rewritings of a partition are counted, so that readers
+forget the records that they have kept of old segments; classic members have a rebalance timeout; producer ids an owner.
 """
 
 import sqlalchemy as sa
@@ -12,21 +11,21 @@ down_revision = "v1"
 
 def upgrade() -> None:
     """Add the columns."""
-    op.add_column("cluster", sa.Column("beat", sa.BigInteger(), nullable=False, server_default="0"))
-    op.add_column("cluster", sa.Column("beat_ms", sa.BigInteger(), nullable=True))
-    op.add_column("cluster", sa.Column("synchronous", sa.Boolean(), nullable=True))
-    op.add_column("cluster", sa.Column("promoted_ms", sa.BigInteger(), nullable=True))
-    comment = (
-        "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased"
-    )
-    rewrites = sa.Column("rewrites", sa.BigInteger(), nullable=False, server_default=sa.text("0"), comment=comment)
-    op.add_column("partition", rewrites)
-    comment = "principal that got the id from a gateway with ACLs; NULL: another producer"
-    op.add_column("producer", sa.Column("owner", sa.Text(), nullable=True, comment=comment))
+    add("cluster", "beat", sa.BigInteger(), "number of the coordinator's last beat (PostgreSQL)", default="0")
+    add("cluster", "beat_ms", sa.BigInteger(), "store clock; time of that beat; NULL: there has been none")
+    comment = "whether the server waited for a synchronous standby at that beat; NULL: there has been none"
+    add("cluster", "synchronous", sa.Boolean(), comment)
+    add("cluster", "promoted_ms", sa.BigInteger(), "store clock; when the coordinator accepted the promotion of a standby")
+    comment = "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased"
+    add("partition", "rewrites", sa.BigInteger(), comment, default="0")
+    add("producer", "owner", sa.Text(), "principal that got the id from a gateway with ACLs; NULL: another producer")
     comment = "of a classic member: it must join again this time after a new assignment; 0: no limit"
-    timeout = sa.Column(
-        "rebalance_timeout_ms", sa.Integer(), nullable=False, server_default=sa.text("0"), comment=comment
-    )
-    op.add_column("group_member", timeout)
-    comment = "store clock; NULL: it need not join again"
-    op.add_column("group_member", sa.Column("rejoin_by_ms", sa.BigInteger(), nullable=True, comment=comment))
+    add("group_member", "rebalance_timeout_ms", sa.Integer(), comment, default="0")
+    add("group_member", "rejoin_by_ms", sa.BigInteger(), "store clock; NULL: it need not join again")
+
+
+def add(table: str, name: str, kind: sa.types.TypeEngine, comment: str, default: str | None = None) -> None:
+    """A column, which is NULL where it has no default."""
+    server_default = None if default is None else sa.text(default)
+    column = sa.Column(name, kind, nullable=default is None, server_default=server_default, comment=comment)
+    op.add_column(table, column)
