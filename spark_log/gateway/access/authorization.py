@@ -143,7 +143,7 @@ def _complete(rules: Sequence[Rule], response: Message, access: Access, refusals
     for rule in rules:
         if isinstance(rule, Shown):
             _hide(rule, response, access)
-    groups = {}
+    groups: dict[str, Message] = {}
     for rule, parent, refused in refusals:
         if parent is None:
             getattr(response, rule.answers).extend(refused)
