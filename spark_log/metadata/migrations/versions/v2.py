@@ -2,6 +2,8 @@
 forget the records that they have kept of old segments; classic members have a rebalance timeout; producer ids an owner.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -24,7 +26,7 @@ def upgrade() -> None:
     add("group_member", "rejoin_by_ms", sa.BigInteger(), "store clock; NULL: it need not join again")
 
 
-def add(table: str, name: str, kind: "sa.types.TypeEngine[object]", comment: str, default: str | None = None) -> None:
+def add(table: str, name: str, kind: "sa.types.TypeEngine[Any]", comment: str, default: str | None = None) -> None:
     """A column, which is NULL where it has no default."""
     server_default = None if default is None else sa.text(default)
     column = sa.Column(name, kind, nullable=default is None, server_default=server_default, comment=comment)
