@@ -17,8 +17,15 @@ def upgrade() -> None:
     add("cluster", "beat_ms", sa.BigInteger(), "store clock; time of that beat; NULL: there has been none")
     comment = "whether the server waited for a synchronous standby at that beat; NULL: there has been none"
     add("cluster", "synchronous", sa.Boolean(), comment)
-    add("cluster", "promoted_ms", sa.BigInteger(), "store clock; when the coordinator accepted the promotion of a standby")
-    comment = "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased"
+    add(
+        "cluster",
+        "promoted_ms",
+        sa.BigInteger(),
+        "store clock; when the coordinator accepted the promotion of a standby",
+    )
+    comment = (
+        "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased"
+    )
     add("partition", "rewrites", sa.BigInteger(), comment, default="0")
     add("producer", "owner", sa.Text(), "principal that got the id from a gateway with ACLs; NULL: another producer")
     comment = "of a classic member: it must join again this time after a new assignment; 0: no limit"
