@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
-_HEADER_START = 10
-"""Bytes of API key, version, correlation id, and the length of the client id."""
+_HEADER_START, _ID_START = 8, 10
+"""Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -89,11 +89,14 @@ class Connection:
             api_key = int.from_bytes(start[:2], "big", signed=True)
             if api_key != 0 and size > self._gateway.settings.small_frame_bytes_max:
                 raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-            id_size = max(0, int.from_bytes(start[8:], "big", signed=True))
-            if _HEADER_START + id_size > size:
+            if size < _ID_START:
+                raise MalformedRequestError("a request header is cut off")
+            start += await self._reader.readexactly(_ID_START - _HEADER_START)
+            id_size = max(0, int.from_bytes(start[_HEADER_START:], "big", signed=True))
+            if _ID_START + id_size > size:
                 raise MalformedRequestError("a request header is cut off")
             start += await self._reader.readexactly(id_size)
-            client_id = start[_HEADER_START:].decode(errors="replace")
+            client_id = start[_ID_START:].decode(errors="replace")
             await self._admit(api_key, client_id, size)
             try:
                 return memoryview(start + await self._reader.readexactly(size - len(start)))
