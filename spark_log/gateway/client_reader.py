@@ -9,8 +9,8 @@ from spark_log.gateway.wire import MalformedRequestError
 
 STREAM_BYTES = 64 * 1024
 """asyncio reads ahead up to twice as much, of each connection."""
-FRAME_START_BYTES = 10
-"""API key, version, correlation id, and the length of the client id."""
+_HEADER_BYTES, _ID_START = 8, 10
+"""Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _STEP_BYTES = 256 * 1024
 """A large frame holds memory only for what has arrived, in such steps."""
 
@@ -60,17 +60,18 @@ class FrameStart(NamedTuple):
 async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], int]) -> FrameStart:
     """The start of the next frame. `bytes_max`: of a frame, by its API key. MalformedRequestError."""
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-    if size < FRAME_START_BYTES:
+    if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    data = await reader.readexactly(FRAME_START_BYTES)
+    data = await reader.readexactly(_HEADER_BYTES)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-    id_size = max(0, int.from_bytes(data[8:], "big", signed=True))
-    if FRAME_START_BYTES + id_size > size:
+    data += await reader.readexactly(_ID_START - _HEADER_BYTES)
+    id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
+    if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
     data += await reader.readexactly(id_size)
-    return FrameStart(size, api_key, data[FRAME_START_BYTES:].decode(errors="replace"), data)
+    return FrameStart(size, api_key, data[_ID_START:].decode(errors="replace"), data)
 
 
 async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
