@@ -197,6 +197,26 @@ def test_names_and_passwords_are_checked(cluster, access):
         assert console.client.get("/", auth=("bob", "b")).status_code == 403, "a group without a role"
 
 
+def test_metrics_are_for_users_who_see_all_topics(cluster, access):
+    password = hash_password("p")
+    users = "".join(
+        f'[users.{name}]\npassword = "{password}"\ngroups = ["{name}"]\n' for name in ("operators", "viewers")
+    )
+    create_topic(cluster, "hidden", 1)
+    with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
+        scraper = httpx2.Client(base_url=console.url)  # Prometheus names no site
+        assert scraper.get("/metrics").status_code == 401
+        answer = scraper.get("/metrics", auth=("operators", "p"))
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'topic="hidden"' in answer.text
+        assert scraper.get("/metrics", auth=("viewers", "p")).status_code == 403
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        assert scraper.get("/metrics", auth=("operators", "p"), headers=foreign).status_code == 403
+    with running_console(cluster) as console, console.stranger() as stranger:
+        assert stranger.get("/metrics").status_code == 401
+        assert "kafka_brokers" in console.page("/metrics")
+
+
 def test_a_trusted_proxy_names_the_user(cluster, access):
     headers = {"X-Forwarded-User": "ann", "X-Forwarded-Groups": "staff, operators"}
     trusted = access('[header]\nproxies = ["127.0.0.0/8"]\n')

@@ -64,13 +64,21 @@ def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
     return Sender.CONSOLE if own else Sender.OTHER_SITE
 
 
+METRICS = "/metrics"
+
+_FOR_UNKNOWN_SENDERS = ("/", METRICS)
+"""Cheap pages. Prometheus sends none of the headers that name a sender."""
+
+
 def may_send(method: str, path: str, sender: Sender, has_session: bool) -> bool:
     """Whether a request is answered. Every one costs something, and a search or a download costs much.
 
     `has_session`: a strict cookie proves the user, which browsers do not send for other sites. Without it the browser
     itself proves the user (passwords, proxies), whoever makes it send the request; then one without the headers reads
-    the first page only.
+    the first page and the metrics only.
     """
     if method == "POST":
         return sender is Sender.CONSOLE
-    return sender is not Sender.OTHER_SITE and (sender is not Sender.UNKNOWN or has_session or path == "/")
+    if sender is Sender.UNKNOWN:
+        return has_session or path in _FOR_UNKNOWN_SENDERS
+    return sender is not Sender.OTHER_SITE

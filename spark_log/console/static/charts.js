@@ -3,6 +3,7 @@
 "use strict";
 
 const COLOURS = ["#2f7fb8", "#c2651a", "#3f8f4f", "#9b4f96", "#a4262c", "#6b7280", "#8a6d00", "#00808a"];
+const RETRY_MS = 5000; // a new cluster has its first figures some seconds after the console's start
 
 async function draw(element) {
   const answer = await fetch(element.dataset.src, { credentials: "same-origin" });
@@ -13,6 +14,7 @@ async function draw(element) {
   const facts = await answer.json();
   if (!facts.times.length) {
     element.textContent = "No data yet.";
+    setTimeout(() => drawSafely(element), RETRY_MS);
     return;
   }
   const colour = getComputedStyle(element).color;
@@ -45,10 +47,12 @@ async function draw(element) {
   new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height: 200 })).observe(element);
 }
 
+function drawSafely(element) {
+  draw(element).catch((error) => { element.textContent = "The chart cannot be drawn: " + error.message; });
+}
+
 function drawAll(root) {
-  for (const element of root.querySelectorAll(".chart[data-src]")) {
-    draw(element).catch((error) => { element.textContent = "The chart cannot be drawn: " + error.message; });
-  }
+  root.querySelectorAll(".chart[data-src]").forEach(drawSafely);
 }
 
 document.addEventListener("DOMContentLoaded", () => drawAll(document));
