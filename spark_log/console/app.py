@@ -15,7 +15,7 @@ from prometheus_client.registry import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -24,7 +24,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.console import pages
 from spark_log.console.access.authentication import Authentication
 from spark_log.console.access.guard import HEALTH, Guard
-from spark_log.console.access.request_rules import BODY_BYTES_MAX, METRICS
+from spark_log.console.access.request_rules import METRICS
 from spark_log.console.access.roles import User
 from spark_log.console.audit import audited
 from spark_log.console.downloads import DownloadResponse, RunningDownloads
@@ -32,9 +32,10 @@ from spark_log.console.errors import error_text, status_of
 from spark_log.console.paths import decode_segment
 from spark_log.console.rendering import environment, to_json
 from spark_log.console.routes import Call, Change, Done, Forbidden, Preference, Preview, Stream, View
-from spark_log.console.settings import LOOPBACK, ConsoleSettings
+from spark_log.console.settings import ConsoleSettings
 from spark_log.console.snapshots import Snapshots
 from spark_log.errors import InvalidConfigurationError
+from spark_log.http_requests import BODY_BYTES_MAX, LOOPBACK
 from spark_log.metrics.exposition import CONTENT_TYPE, exposition
 
 API = "/api/v1"
@@ -123,6 +124,8 @@ class _Console:
             try:
                 call = self._call(request, user, await _form(request) if method == "POST" else {})
                 response = await answer(request, call)  # type: ignore[misc]
+            except ClientDisconnect:
+                return Response()
             except Exception as error:
                 status = status_of(error)
                 if status is None:  # a bug: its text may hold anything
@@ -261,7 +264,7 @@ async def _form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").split(";")[0].strip() == "application/json":
         try:
             found = json.loads(await request.body())
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise InvalidConfigurationError(f"the body is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise InvalidConfigurationError("the body must be a JSON object")

@@ -7,6 +7,7 @@ from spark_log.asgi_server import AsgiServer
 from spark_log.asgi_server import serving as serving_application
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError
+from spark_log.http_requests import LOOPBACK
 from spark_log.registry.registry import Registry
 
 
@@ -21,5 +22,6 @@ def serving(cluster: Cluster, host: str, port: int) -> Iterator[AsgiServer]:
         raise InvalidConfigurationError(
             "the registry's server needs packages that are not installed: pip install 'spark-log[registry]'"
         ) from error
-    with serving_application(application(Registry(cluster)), host, port, "schema-registry") as server:
+    hosts = LOOPBACK if host in LOOPBACK else None
+    with serving_application(application(Registry(cluster), hosts), host, port, "schema-registry") as server:
         yield server

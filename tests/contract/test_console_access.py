@@ -11,13 +11,13 @@ import pytest
 from spark_log.admin.audit import read_changes
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.passwords import hash_password
-from spark_log.console.access.request_rules import BODY_BYTES_MAX
 from spark_log.console.app import table
 from spark_log.console.pages import overview
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Change, Done
 from spark_log.console.settings import AuthMethod
 from spark_log.controller.topic_operations import create_topic
+from spark_log.http_requests import BODY_BYTES_MAX
 from tests.support.console import running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
