@@ -52,9 +52,12 @@ class AsgiServer:
         """Begin to answer. The socket listens already, so a client that connects at once waits for its answer."""
         import uvicorn
 
+        from spark_log.http_protocol import LimitedProtocol
+
         config = uvicorn.Config(
             application,
-            http="h11",
+            http=LimitedProtocol,
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",

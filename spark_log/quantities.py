@@ -55,6 +55,11 @@ def duration_of(milliseconds: int) -> str:
     return f"{milliseconds // 86_400_000:,} d"
 
 
+def is_unlimited(config: str) -> bool:
+    """Whether this value of a topic config stands for no limit: -1, or the largest number of 64 bits."""
+    return config in ("-1", "9223372036854775807")
+
+
 def exact_duration_of(milliseconds: int) -> str:
     """`7 days`, `36 hours`, `1 second`, `1,500 ms`: the largest unit that divides it."""
     for unit, size in _DURATIONS:

@@ -64,9 +64,8 @@ def config(
     if as_json:
         print_json({name: {"value": value, "default": default} for name, (value, default) in rows.items()})
         return
-    print_table(
-        None, ("setting", "value", "default"), [(name, value, default) for name, (value, default) in rows.items()]
-    )
+    shown = [(name, f"{value} (off)" if value == "-1" else value, default) for name, (value, default) in rows.items()]
+    print_table(None, ("setting", "value", "default"), shown)
 
 
 def init(

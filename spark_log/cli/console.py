@@ -37,13 +37,21 @@ def console(
         str | None,
         typer.Option("--public-url", metavar="URL", help="The console's address in browsers, if a proxy is between."),
     ] = None,
+    periodic_tasks: Annotated[
+        bool,
+        typer.Option(
+            "--periodic-tasks/--no-periodic-tasks",
+            help="Run the periodic tasks of the cluster as `spark-log coordinator` does, while no other process has"
+            " their leases: maintenance, and the history that the charts show.",
+        ),
+    ] = True,
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
 ) -> None:
     """Serve pages that show the cluster: topics, messages, groups, lag, brokers, maintenance.
 
-    It only reads, unless --allow says otherwise. It prints an address with a token; the token starts a session in one
-    browser, and the next address is printed. SIGTERM or Ctrl-C ends it.
+    The pages only read, unless --allow says otherwise. It prints an address with a token; the token starts a session
+    in one browser, and the next address is printed. SIGTERM or Ctrl-C ends it.
 
     **Examples**
 
@@ -51,7 +59,10 @@ def console(
     - `spark-log console --port 0 --allow produce,offsets`
     - `spark-log console --host 0.0.0.0 --auth basic --access access.toml --public-url https://log.example.org`
     """
+    from contextlib import ExitStack
+
     from spark_log.cluster.cluster import Cluster
+    from spark_log.coordinator.coordinator import Coordinator
     from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
     from spark_log.extras import install_extra
 
@@ -70,17 +81,19 @@ def console(
     file = None if access is None else read_access_file(access)
     given = ConsoleSettings(host, port, allow=parse_allow(allow), public_url=public_url, access=file)
     settings = checked(given, None if auth is None else AuthMethod(auth))
-    with Cluster.open(cluster) as opened:
+    with Cluster.open(cluster) as opened, ExitStack() as stack:
         stop = Stop().on_signals()
-        with serving(opened, settings, lambda address: say(f"Open {address}")) as server:
-            say(f"Console of {opened.store.address} at {server.url}. Ctrl-C stops it.")
+        tasks = stack.enter_context(Coordinator(opened)) if periodic_tasks else None
+        server = stack.enter_context(serving(opened, settings, lambda address: say(f"Open {address}"), tasks))
+        say(f"Console of {opened.store.address} at {server.url}. Ctrl-C stops it.")
 
-            def health() -> str | None:
-                return None if server.is_running else "the console's server has ended"
+        def health() -> str | None:
+            failure = None if tasks is None else tasks.health()
+            return failure if server.is_running else "the console's server has ended"
 
-            with metrics_of_console(metrics_host, metrics_port, opened, health):
-                while server.is_running and not stop.wait(0.2):
-                    pass
-            if not stop.is_set():
-                raise StorageUnavailableError("the console's server has ended")
-        say("Stopped.")
+        stack.enter_context(metrics_of_console(metrics_host, metrics_port, opened, tasks, health))
+        while server.is_running and not stop.wait(0.2):
+            pass
+        if not stop.is_set():
+            raise StorageUnavailableError("the console's server has ended")
+    say("Stopped.")

@@ -61,14 +61,16 @@ def metrics_of_gateway(host: str, port: int | None, cluster: "Cluster", gateway:
 
 
 @contextmanager
-def metrics_of_console(host: str, port: int | None, cluster: "Cluster", health: "Probe") -> Iterator[None]:
-    """Serve the metrics of the cluster."""
+def metrics_of_console(
+    host: str, port: int | None, cluster: "Cluster", tasks: "Coordinator | None", health: "Probe"
+) -> Iterator[None]:
+    """Serve the metrics of the cluster, and of the console's periodic tasks."""
     if port is None:
         yield
         return
-    with _installed():
-        from spark_log.metrics.exporter import ClusterCollector
-    with _metrics(host, port, cluster, (ClusterCollector(cluster, lambda: True),), health):
+    from spark_log.console.server import collectors
+
+    with _metrics(host, port, cluster, tuple(collectors(cluster, tasks)), health):
         yield
 
 

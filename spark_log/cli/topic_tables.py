@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
+from spark_log.quantities import is_unlimited
 
 _SHOWN_CHARACTERS = 100
 """Of the value of a config in a line."""
@@ -150,6 +151,7 @@ def config_definitions(names: Sequence[str], as_json: bool) -> None:
         return
     for definition in chosen:
         unit = f" {definition.unit}" if definition.unit else ""
+        unit = " (unlimited)" if is_unlimited(definition.default) else unit
         say(f"{definition.name} = {definition.default}{unit}  ({definition.kind}: {definition.valid})")
         say(f"    {definition.doc}")
         if definition.kafka_default is not None:
@@ -162,6 +164,8 @@ def configs_of(overrides: Mapping[str, str]) -> str:
 
 
 def _short(value: str) -> str:
+    if is_unlimited(value):
+        return f"{value} (unlimited)"
     return value if len(value) <= _SHOWN_CHARACTERS else f"{value[: _SHOWN_CHARACTERS - 1]}…"
 
 

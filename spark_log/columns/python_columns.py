@@ -5,7 +5,7 @@ converted as if it were null.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, Protocol
 
@@ -79,10 +79,15 @@ class Columns:
                 may_fit = plausible(values) if plausible else [True] * len(values)
                 unfit = {position for position, may in enumerate(may_fit) if not may}
             left = [value if may else None for value, may in zip(values, may_fit, strict=True)]
-            unfit.update(_unfit(convert, left, 0, len(left)))
             for position in unfit:
                 bad.add(row_of(position), reason)
-            return convert([None if position in unfit else value for position, value in enumerate(values)])
+            for position in _unfit(convert, left, 0, len(left)):
+                row = row_of(position)
+                bad.add(row, reason)
+                while position < len(left) and row_of(position) == row:  # one is enough: the row has no others then
+                    left[position] = None
+                    position += 1
+            return convert(left)
 
         return leaf
 
@@ -138,8 +143,10 @@ def _outer(offsets: Sequence[int], row_of: _RowOf) -> _RowOf:
     return lambda position: row_of(bisect_right(offsets, position) - 1)
 
 
-def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterable[int]:
-    """The positions of the values that do not fit, found by halving."""
+def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterator[int]:
+    """The positions of the values that do not fit, in order, found by halving. The caller may replace values after a
+    position by None.
+    """
     try:
         convert(values[start:end])
     except (ValueError, OverflowError):

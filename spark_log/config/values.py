@@ -54,6 +54,8 @@ class Integer(ValueType):
 
     @property
     def expected(self) -> str:
+        if self.most == INT64_MAX:
+            return f"a whole number of 64 bits, at least {self.least}"
         return f"a whole number from {self.least} to {self.most}"
 
     def parse(self, text: str) -> int:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
+from prometheus_client.registry import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -23,17 +24,19 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.console import pages
 from spark_log.console.access.authentication import Authentication
 from spark_log.console.access.guard import HEALTH, Guard
-from spark_log.console.access.request_rules import BODY_BYTES_MAX
+from spark_log.console.access.request_rules import METRICS
 from spark_log.console.access.roles import User
 from spark_log.console.audit import audited
 from spark_log.console.downloads import DownloadResponse, RunningDownloads
 from spark_log.console.errors import error_text, status_of
 from spark_log.console.paths import decode_segment
 from spark_log.console.rendering import environment, to_json
-from spark_log.console.routes import Call, Change, Done, Preference, Preview, Stream, View
-from spark_log.console.settings import LOOPBACK, ConsoleSettings
+from spark_log.console.routes import Call, Change, Done, Forbidden, Preference, Preview, Stream, View
+from spark_log.console.settings import ConsoleSettings
 from spark_log.console.snapshots import Snapshots
 from spark_log.errors import InvalidConfigurationError
+from spark_log.http_requests import BODY_BYTES_MAX, LOOPBACK
+from spark_log.metrics.exposition import CONTENT_TYPE, exposition
 
 API = "/api/v1"
 _MESSAGE_COOKIE = "spark-log-message"
@@ -73,9 +76,11 @@ def table() -> Table:
     return Table(*(tuple(of(kind)) for kind in kinds))  # type: ignore[arg-type]
 
 
-def application(cluster: Cluster, settings: ConsoleSettings, authentication: Authentication) -> Guard:
-    """The console of `cluster`, behind its checks."""
-    console = _Console(cluster, settings, authentication, table())
+def application(
+    cluster: Cluster, settings: ConsoleSettings, authentication: Authentication, registry: CollectorRegistry
+) -> Guard:
+    """The console of `cluster`, behind its checks. `registry`: of the metrics that it serves."""
+    console = _Console(cluster, settings, authentication, table(), registry)
     hosts = {*LOOPBACK, settings.host} - {"0.0.0.0", "::"}
     return Guard(console.starlette(), authentication, hosts, settings.public_url, console.error)
 
@@ -86,6 +91,7 @@ class _Console:
     settings: ConsoleSettings
     authentication: Authentication
     table: Table
+    registry: CollectorRegistry
     snapshots: Snapshots = field(init=False)
     downloads: RunningDownloads = field(init=False)
 
@@ -107,6 +113,7 @@ class _Console:
                 routes.append(self._route(base + preview.path, "POST", self._preview(preview)))
             for preference in self.table.preferences:
                 routes.append(self._route(base + preference.path, "POST", self._preference(preference)))
+        routes.append(self._route(METRICS, "GET", self._metrics))
         routes.append(Route(HEALTH, _health, methods=["GET"]))
         routes.append(Route("/logout", self._log_out, methods=["POST"]))
         return Starlette(routes=routes, exception_handlers={HTTPException: self._http_error})
@@ -117,6 +124,8 @@ class _Console:
             try:
                 call = self._call(request, user, await _form(request) if method == "POST" else {})
                 response = await answer(request, call)  # type: ignore[misc]
+            except ClientDisconnect:
+                return Response()
             except Exception as error:
                 status = status_of(error)
                 if status is None:  # a bug: its text may hold anything
@@ -160,6 +169,12 @@ class _Console:
             return DownloadResponse(download, self.downloads, f"{stream.path} of {call.user.name}", call.left)
 
         return answer
+
+    async def _metrics(self, request: Request, call: Call) -> Response:
+        """For Prometheus. The labels of metrics name all topics."""
+        if not call.role.sees_all:
+            raise Forbidden("Only users who see all topics see the metrics.")
+        return Response(await run_in_threadpool(exposition, self.registry), headers={"Content-Type": CONTENT_TYPE})
 
     def _change(self, change: Change) -> Callable[[Request, Call], object]:
         async def answer(request: Request, call: Call) -> Response:
@@ -249,7 +264,7 @@ async def _form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").split(";")[0].strip() == "application/json":
         try:
             found = json.loads(await request.body())
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise InvalidConfigurationError(f"the body is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise InvalidConfigurationError("the body must be a JSON object")

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from spark_log import __version__
 from spark_log.console.paths import url
-from spark_log.quantities import bytes_of, count_of, duration_of, time_of
+from spark_log.quantities import bytes_of, count_of, duration_of, is_unlimited, time_of
 
 
 def environment() -> jinja2.Environment:
@@ -25,9 +25,16 @@ def environment() -> jinja2.Environment:
     made.globals["url"] = url
     made.globals["version"] = __version__
     made.filters.update(
-        number=number, bytes=bytes_of, counted=count_of, duration=duration_of, seconds=seconds, time=time
+        number=number, config=config, bytes=bytes_of, counted=count_of, duration=duration_of, seconds=seconds, time=time
     )
     return made
+
+
+def config(value: str, unit: str = "") -> str:
+    """The value of a topic config with its unit: `3600000 ms`, `unlimited`; `(empty)` for empty text."""
+    if is_unlimited(value):
+        return "unlimited"
+    return f"{value} {unit}".strip() if value else "(empty)"
 
 
 def number(value: float | None, digits: int = 0) -> str:

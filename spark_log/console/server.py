@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from prometheus_client.registry import Collector
+
 from spark_log.asgi_server import AsgiServer
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.access.authentication import Authentication, TokenAuthentication
@@ -12,21 +14,38 @@ from spark_log.console.access.roles import EVERY_CHANGE, Role, role_of
 from spark_log.console.access.sessions import Sessions
 from spark_log.console.app import application
 from spark_log.console.settings import AuthMethod, ConsoleSettings
+from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import InvalidConfigurationError
+from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 
 
 @contextmanager
-def serving(cluster: Cluster, settings: ConsoleSettings, announce: Callable[[str], None]) -> Iterator[AsgiServer]:
-    """Serve the console in a thread. `announce` gets the address to open, anew after each use of a one-time token."""
+def serving(
+    cluster: Cluster,
+    settings: ConsoleSettings,
+    announce: Callable[[str], None],
+    tasks: Coordinator | None = None,
+) -> Iterator[AsgiServer]:
+    """Serve the console in a thread. `announce` gets the address to open, anew after each use of a one-time token.
+
+    `tasks`: the coordinator of this process, whose runs are metrics.
+    """
     server = AsgiServer(settings.host, settings.port)
     try:
         address = (settings.public_url or server.url).rstrip("/")
         sessions = Sessions(server.port, secure=address.startswith("https://"))
         authentication = _authentication(settings, sessions, address, announce)
-        server.start(application(cluster, settings, authentication), "spark-log-console")
+        registry = registry_of(*collectors(cluster, tasks))
+        server.start(application(cluster, settings, authentication, registry), "spark-log-console")
         yield server
     finally:
         server.stop()
+
+
+def collectors(cluster: Cluster, tasks: Coordinator | None) -> list[Collector]:
+    """The metrics of a console: of the cluster, and of the periodic tasks that its process runs."""
+    found: list[Collector] = [ClusterCollector(cluster, lambda: True)]
+    return found if tasks is None else [*found, TaskCollector([tasks.coordinator, tasks.controller])]
 
 
 def _authentication(

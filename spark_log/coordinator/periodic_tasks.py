@@ -90,12 +90,16 @@ def _metrics_interval_ms(settings: ClusterSettings) -> int:
     return settings.metrics_interval_ms if settings.metrics_interval_ms > 0 else _METRICS_OFF_MS
 
 
-def _recording_task(name: str, record: Callable[[PeriodicTaskContext], None]) -> PeriodicTask:
+def _recording_task(
+    name: str,
+    record: Callable[[PeriodicTaskContext], None],
+    every_ms: Callable[[ClusterSettings], int] = _metrics_interval_ms,
+) -> PeriodicTask:
     def run(context: PeriodicTaskContext) -> None:
         if context.settings.metrics_interval_ms > 0:
             record(context)
 
-    return PeriodicTask(name, _metrics_interval_ms, run)
+    return PeriodicTask(name, every_ms, run)
 
 
 def _record_task_runs(context: PeriodicTaskContext) -> None:
@@ -114,7 +118,11 @@ def coordinator_tasks() -> tuple[PeriodicTask, ...]:
         *GROUP_TASKS,
         *scheduled,
         PeriodicTask("beat, and accept a promotion of the store", acceptance.BEAT_MS, _beat),
-        _recording_task("record metrics", lambda c: recorder.record(c.cluster, c.fence, c.term)),
+        _recording_task(
+            "record metrics",
+            lambda context: recorder.record(context.cluster, context.fence, context.term),
+            lambda settings: recorder.pause_ms(_metrics_interval_ms(settings)),
+        ),
         _recording_task("record runs of the coordinator's tasks", _record_task_runs),
     )
 

@@ -84,6 +84,11 @@ class ClusterSnapshot:
     open_transactions: int
     oldest_transaction_ms: int | None
 
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether a process has to run the periodic tasks. If all brokers are embedded, clients run them too."""
+        return any(broker.served for broker in self.brokers)
+
 
 @dataclass(frozen=True)
 class PartitionSize:

@@ -1,6 +1,7 @@
 """Recording of the history: measures the cluster at intervals and appends to `__metrics`.
 
-The first call only looks, because rates need two snapshots. If a record cannot be written, its interval is missing in
+The first call only looks, because rates need two snapshots; the second one follows soon, so that a new cluster has a
+history at once. If a record cannot be written, its interval is missing in
 the history: it is not added to the next one, since it may have been written after all.
 """
 
@@ -12,6 +13,8 @@ from spark_log.metrics.measurement import Written, measure, select, task_records
 from spark_log.metrics.recorded_topics import METRICS, append_records
 from spark_log.metrics.task_runs import TaskRunBuffer
 
+_SECOND_CALL_MS = 2_000
+
 
 class Recorder:
     """Used by the one thread that measures a cluster. A coordinator calls it while it holds its lease."""
@@ -20,6 +23,10 @@ class Recorder:
         self._before: ClusterSnapshot | None = None
         self._term: int | None = None
         self._written: dict[tuple[Kind, str], Written] = {}
+
+    def pause_ms(self, interval_ms: int) -> int:
+        """The time until the next call, for the setting metrics.interval.ms."""
+        return interval_ms if self._written else min(interval_ms, _SECOND_CALL_MS)
 
     def record(self, cluster: Cluster, fence: Fence, term: int | None) -> None:
         """Append the records of the interval since the last call in this term, in one transaction with `fence`.

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import avro.schema
 
 
+_COMPARISONS_MAX = 500_000
+"""Avro's package compares each field with each, and each branch of a union with each: it takes minutes for more."""
+_FIELDS_PER_BRANCH = 200
+"""Comparisons of fields in the time of one comparison of branches."""
+
+
 def parse(schema: SchemaText) -> "avro.schema.Schema":
     """InvalidSchemaError says what is not valid."""
     try:
@@ -38,6 +44,8 @@ def column_source(schema: SchemaText) -> str:
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """See `schemas.problems`."""
     parsed = parse(reader), parse(writer)
+    if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
+        return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
@@ -46,3 +54,27 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
         return []
     kinds = ", ".join(dict.fromkeys(each.value for each in result.incompatibilities))
     return [f"{kinds} at {', '.join(sorted(result.locations))}: {'; '.join(sorted(result.messages))}"]
+
+
+def _comparisons(schema: "avro.schema.Schema") -> int:
+    """About how many branches of unions are compared with each other, if the schema is compared with itself."""
+    from avro.schema import ArraySchema, MapSchema, RecordSchema, UnionSchema
+
+    fields = branches = 0
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        if isinstance(here, RecordSchema):
+            fields += len(here.fields)
+            waiting += [field.type for field in here.fields]
+        elif isinstance(here, UnionSchema):
+            branches += len(here.schemas) ** 2
+            waiting += here.schemas
+        elif isinstance(here, ArraySchema):
+            waiting.append(here.items)
+        elif isinstance(here, MapSchema):
+            waiting.append(here.values)
+    return branches + fields**2 // _FIELDS_PER_BRANCH

@@ -24,6 +24,9 @@ from spark_log.registry.schemas import SchemaText
 
 _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
+_NAME_BYTES_MAX = 200
+_MESSAGES_MAX = 2_000
+"""The columns of each message are compared, for which its whole file is read."""
 _IMPORT = re.compile(r'\bimport\s+(?:public\s+|weak\s+)?"([^"]+)"\s*;')
 _INSTALLED = ("google/protobuf/", "google/type/")
 """Files that schemas import without a reference. The descriptors are in Python packages."""
@@ -60,8 +63,10 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """See `schemas.problems`. The columns of each message have to be compatible, and a field keeps its number."""
     found: list[str] = []
-    messages = _messages(_files(reader)[-1])
-    for name, written in _messages(_files(writer)[-1]).items():
+    messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
+    if max(len(messages), len(written_messages)) > _MESSAGES_MAX:
+        return [f"the schemas have more than {_MESSAGES_MAX:,} messages, and cannot be compared"]
+    for name, written in written_messages.items():
         if name not in messages:
             found.append(f"message {name} is missing")
             continue
@@ -82,7 +87,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _files(schema: SchemaText) -> tuple[Any, ...]:
     """The descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports, and last
     the schema's. InvalidSchemaError if they do not make a schema.
@@ -148,8 +153,10 @@ def _compiled(text: str, name: str, imports: list[Any]) -> Any:
 
     if find_spec("grpc_tools") is None:
         raise _missing("grpcio-tools")
-    if name.startswith("/") or ".." in Path(name).parts:
-        raise InvalidSchemaError(f"not a Protobuf schema: the path {name!r} has to be relative")
+    if not name.isprintable() or len(name.encode()) > _NAME_BYTES_MAX or {"", ".", ".."} & {*name.split("/")}:
+        raise InvalidSchemaError(
+            f"not a Protobuf schema: the path {name[:100]!r} has to be relative, of at most {_NAME_BYTES_MAX} bytes"
+        )
     with tempfile.TemporaryDirectory(prefix="spark-log-proto-") as folder:
         source = Path(folder, "source", name)
         source.parent.mkdir(parents=True)
@@ -157,14 +164,18 @@ def _compiled(text: str, name: str, imports: list[Any]) -> Any:
         known, compiled = Path(folder, "imports"), Path(folder, "compiled")
         known.write_bytes(_set_of(imports))
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}/source", f"--descriptor_set_in={known}"]
-        done = subprocess.run(
-            [*command, f"--descriptor_set_out={compiled}", name],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_S_MAX,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*command, f"--descriptor_set_out={compiled}", str(source)],  # protoc takes a bare @name as options
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMPILE_S_MAX,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise InvalidSchemaError(f"not a Protobuf schema: protoc took more than {_COMPILE_S_MAX} s") from error
         if done.returncode:
             reason = " ".join(done.stderr.replace(f"{folder}/", "").split())
             raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}")

@@ -87,9 +87,16 @@ def problems_with(
     connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
 ) -> list[str]:
     """Why the schema is not compatible with these versions, at the level of the subject."""
+    return incompatibilities(*compared(connection, subject, new, versions))
+
+
+def compared(
+    connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
+) -> tuple[str, SchemaText, list[tuple[int, SchemaText]]]:
+    """The arguments of `incompatibilities` for the schema and these versions."""
     level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
     texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
-    return incompatibilities(level or DEFAULT_LEVEL, new, texts)
+    return level or DEFAULT_LEVEL, new, texts
 
 
 def delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:

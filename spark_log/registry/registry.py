@@ -8,12 +8,14 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
 from spark_log.registry import registrations, rows
-from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS
+from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS, incompatibilities
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type, schema_hash
 
 T = TypeVar("T")
 
 Version = int | Literal["latest"]
+Compared = tuple[str, SchemaText, list[tuple[int, SchemaText]]]
+"""Arguments of `incompatibilities`."""
 
 MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
@@ -65,6 +67,8 @@ class Registry:
         known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, given))
         if known is not None:
             return known
+        # A comparison may take long: it is done before the transaction, which then finds its result in a cache.
+        incompatibilities(*self._store.read(lambda connection: _compared(connection, subject, type, schema, given)))
         return self._write(lambda connection: registrations.register(connection, subject, type, schema, given))
 
     def lookup(
@@ -213,16 +217,10 @@ class Registry:
         given = _references(references)
         number = None if version is None else _version(version)
 
-        def test(connection: sa.Connection) -> list[str]:
-            new = rows.text_of(connection, type, schema, given)
-            schema_hash(new, given)  # is it a schema?
-            if version is None:
-                versions = rows.versions_of(connection, subject)
-            else:
-                versions = [rows.find_version(connection, subject, number)]
-            return registrations.problems_with(connection, subject, new, versions)
+        def test(connection: sa.Connection) -> Compared:
+            return _compared(connection, subject, type, schema, given, None if version is None else (number,))
 
-        return self._store.read(test)
+        return incompatibilities(*self._store.read(test))
 
     def mode(self, subject: str | None = None) -> str | None:
         """READWRITE, READONLY or IMPORT, as set for the subject, None if none is; without a subject that of all."""
@@ -246,6 +244,25 @@ class Registry:
             return body(connection)
 
         return self._store.transact(write)
+
+
+def _compared(
+    connection: sa.Connection,
+    subject: str,
+    type_: str,
+    text: str,
+    references: tuple[Reference, ...],
+    only: tuple[int | None] | None = None,
+) -> Compared:
+    """The new schema and the versions that it is compared with. `only`: a version, which may be the latest one (None).
+    InvalidSchemaError if it is not a schema of its type.
+    """
+    new = rows.text_of(connection, type_, text, references)
+    schema_hash(new, references)
+    versions = (
+        rows.versions_of(connection, subject) if only is None else [rows.find_version(connection, subject, only[0])]
+    )
+    return registrations.compared(connection, subject, new, versions)
 
 
 def _check_subject(subject: str) -> None:

@@ -4,15 +4,17 @@ It keeps no state: any number of processes may serve one cluster.
 """
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_log.errors import (
     IncompatibleSchemaError,
@@ -22,10 +24,23 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
+from spark_log.http_requests import (
+    BODY_BYTES_MAX,
+    TOO_LARGE,
+    Sender,
+    declared_length,
+    host_allowed,
+    limited,
+    sender_of,
+)
 from spark_log.registry.registry import DEFAULT_MODE, Registry, Version
 from spark_log.registry.schemas import TYPES, Reference, Schema
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+
+_PATH_CHARACTERS_MAX = 4_000
+"""Python refuses to read numbers of more than 4,300 digits."""
+_LOGGER = logging.getLogger(__name__)
 
 _INCOMPATIBLE, _INVALID_SCHEMA, _INVALID_SUBJECT, _STORE_ERROR = 409, 42201, 42208, 50001
 _NO_OWN_COMPATIBILITY, _NO_OWN_MODE = 40408, 40409
@@ -75,18 +90,43 @@ class Call(NamedTuple):
 Handler = Callable[[Registry, Call], Any]
 
 
-def application(registry: Registry) -> Starlette:
-    """The ASGI application that serves the registry."""
+def application(registry: Registry, hosts: Collection[str] | None = None) -> ASGIApp:
+    """The ASGI application that serves the registry. `hosts`: names of this server in header Host; None: any."""
 
     def route(path: str, **handlers: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
-            body = await request.body()
+            try:
+                body = await request.body()
+            except ClientDisconnect:
+                return Response()
             return await run_in_threadpool(_answer, registry, handlers[request.method.lower()], request, body)
 
         return Route(path, endpoint, methods=[method.upper() for method in handlers])
 
     routes = [route(path, **handlers) for path, handlers in _ROUTES]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    served = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        refused = _refusal(Request(scope), hosts)
+        await (served(scope, limited(receive), send) if refused is None else refused(scope, receive, send))
+
+    return guarded
+
+
+def _refusal(request: Request, hosts: Collection[str] | None) -> Response | None:
+    """The answer to a request that a page of another site may have made a browser send, or with a large body."""
+    host = request.headers.get("host", "")
+    if hosts is not None and not host_allowed(host, hosts):
+        return _error(400, 400, "Header Host does not name this machine")
+    if sender_of(dict(request.headers), {host}) is Sender.OTHER_SITE:
+        return _error(403, 403, "The request comes from a page of another site")
+    if len(request.scope["path"]) > _PATH_CHARACTERS_MAX:
+        return _error(414, 414, "The path is too long")
+    if declared_length(request.headers.get("content-length")) > BODY_BYTES_MAX:
+        return _error(413, 413, TOO_LARGE)
+    return None
 
 
 def _answer(registry: Registry, handler: Handler, request: Request, body: bytes) -> Response:
@@ -99,8 +139,11 @@ def _answer(registry: Registry, handler: Handler, request: Request, body: bytes)
     except SparkLogError as error:
         status, code = _codes(error)
         return _error(status, code, redact(str(error)))
-    except ValueError as error:  # neither JSON nor a number
+    except (RecursionError, ValueError) as error:  # neither JSON nor a number
         return _error(400, 400, str(error))
+    except Exception as error:  # a bug: its text may hold anything
+        _LOGGER.exception("%s %s failed", request.method, request.scope["path"])
+        return _error(500, _STORE_ERROR, f"An error of the registry: {type(error).__name__}")
 
 
 def _codes(error: SparkLogError) -> tuple[int, int]:

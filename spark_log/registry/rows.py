@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 
 from spark_log.config.values import can_be_stored
-from spark_log.errors import SchemaNotFoundError
+from spark_log.errors import InvalidSchemaError, SchemaNotFoundError
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
 from spark_log.metadata.insert import insert_if_missing
@@ -17,6 +17,8 @@ ALL_SUBJECTS = ""
 
 SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 """Confluent's error codes."""
+
+_REFERENCES_DEPTH_MAX = 100
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 
@@ -155,14 +157,16 @@ def text_of(connection: sa.Connection, type_: str, text: str, references: Sequen
     """The schema with the texts of all that it refers to. SchemaNotFoundError for a reference that does not exist."""
     imports: dict[str, str] = {}
 
-    def add(references: Sequence[Reference]) -> None:
+    def add(references: Sequence[Reference], depth: int) -> None:
+        if depth > _REFERENCES_DEPTH_MAX:
+            raise InvalidSchemaError(f"references: a chain of more than {_REFERENCES_DEPTH_MAX} schemas")
         for each in references:
             if each.name not in imports:
                 schema = find_version(connection, each.subject, each.version, deleted=True).schema
-                add(schema.references)
+                add(schema.references, depth + 1)
                 imports[each.name] = schema.text
 
-    add(references)
+    add(references, 0)
     return SchemaText(type_, text, tuple(imports.items()))
 
 

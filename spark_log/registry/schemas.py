@@ -55,7 +55,11 @@ class SchemaText(NamedTuple):
     """Pairs of the name in the reference, and the text."""
 
 
-@lru_cache(maxsize=256)
+SCHEMA_CHARACTERS_MAX = 1 << 20
+"""Confluent's registry keeps its schemas in records of at most 1 MiB."""
+
+
+@lru_cache(maxsize=64)
 def canonical(schema: SchemaText) -> str:
     """A text that is equal for schemas that are the same. InvalidSchemaError if it is not a schema of its type."""
     if schema.type == "AVRO":
@@ -77,12 +81,15 @@ def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
     """Column schema.hash. InvalidSchemaError if it is not a schema of its type."""
     if not schema.text.strip():
         raise InvalidSchemaError("Empty schema")
+    if len(schema.text) > SCHEMA_CHARACTERS_MAX:
+        raise InvalidSchemaError(f"a schema of more than {SCHEMA_CHARACTERS_MAX:,} characters")
     if not can_be_stored(schema.text):
         raise InvalidSchemaError("not a schema: the text has a character that is not Unicode text")
     parts = [schema.type, canonical(schema), sorted(references)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+@lru_cache(maxsize=256)
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """Why consumers with the schema `reader` cannot read the records of `writer`; empty if they can."""
     if reader.type != writer.type:

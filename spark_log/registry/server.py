@@ -8,6 +8,7 @@ from spark_log.asgi_server import serving as serving_application
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError
 from spark_log.extras import install_extra
+from spark_log.http_requests import LOOPBACK
 from spark_log.registry.registry import Registry
 
 
@@ -22,5 +23,6 @@ def serving(cluster: Cluster, host: str, port: int) -> Iterator[AsgiServer]:
         raise InvalidConfigurationError(
             f"the registry's server needs packages that are not installed: {install_extra('registry')}"
         ) from error
-    with serving_application(application(Registry(cluster)), host, port, "schema-registry") as server:
+    hosts = LOOPBACK if host in LOOPBACK else None
+    with serving_application(application(Registry(cluster), hosts), host, port, "schema-registry") as server:
         yield server

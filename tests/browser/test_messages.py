@@ -2,6 +2,7 @@
 
 import json
 
+from spark_log import Producer
 from spark_log.console.paths import url
 from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
@@ -31,6 +32,22 @@ def test_a_live_tail_shows_what_is_appended(visit, hostile):
     assert visit.axe_violations() == []
     visit.page.get_by_role("link", name="Stop the live tail").click()
     visit.page.get_by_text("All offsets have been searched").wait_for()
+
+
+def test_on_a_phone_key_and_value_have_the_whole_width(visit, hostile):
+    create_topic(hostile.cluster, "phone", 1, 1)
+    order = {"order": 123456, "customer": "Ann Example", "lines": [{"sku": f"A-{n}", "n": n} for n in range(12)]}
+    with Producer(cluster=str(hostile.cluster.store.address)) as producer:
+        for value in (json.dumps(order).encode(), b"\n".join([b"line"] * 60)):
+            producer.send("phone", value, b"customer-42", headers=[("trace", b"0af7651916cd43dd8448eb211c80319c")])
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.open("/topics/phone/messages")
+    rows = visit.page.locator("[aria-label=Messages] tbody tr").all()
+    assert len(rows) == 2
+    for row in rows:
+        assert row.bounding_box()["height"] < 280, "of 844 px"
+        assert row.locator("td").nth(4).bounding_box()["width"] > 350
+    assert not visit.is_wider_than_the_window() and visit.axe_violations() == []
 
 
 def test_a_search_is_continued_and_its_errors_are_shown(visit, hostile):

@@ -127,6 +127,8 @@ def test_topics_are_described_altered_truncated_and_deleted(events: Path) -> Non
     altered = ok("topic", "alter", "events", "-c", "retention.ms=5", "--json", cluster=events)
     assert json.loads(altered)["configs"] == {"retention.ms": "5"}
     assert json.loads(ok("topic", "alter", "events", "-d", "retention.ms", "--json", cluster=events))["configs"] == {}
+    ok("topic", "alter", "events", "-c", "retention.ms=-1", cluster=events)
+    assert "retention.ms=-1 (unlimited)" in ok("topic", "describe", "events", cluster=events)
     ok("topic", "delete-records", "events", "--before", "1=2", cluster=events)
     (described,) = json.loads(ok("topic", "describe", "events", "--json", cluster=events))
     one = described["partitions"][1]
@@ -169,6 +171,8 @@ def test_status_shows_sizes_and_unreachable_log_dirs(events: Path) -> None:
 def test_topic_configs_lists_every_config() -> None:
     assert [entry["name"] for entry in json.loads(ok("topic", "configs", "--json"))] == [d.name for d in definitions()]
     assert "retention.ms = 604800000 ms" in ok("topic", "configs", "retention.ms")
+    assert "9223372036854775807 (unlimited)  (long: a whole" in ok("topic", "configs", "max.compaction.lag.ms")
+    assert "from -1 to 9223372036854775807" not in ok("topic", "configs")
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,27 @@ import signal
 import socket
 import subprocess
 from threading import Event
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx2
 import pytest
 
+from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.pages import overview
 from spark_log.console.routes import View
 from spark_log.controller.topic_operations import create_topic
+from spark_log.coordinator.coordinator import controller_status, coordinator_status
+from spark_log.log.log import Log
 from spark_log.metrics.history import DAY_MS
 from spark_log.metrics.measurement import task_records
 from spark_log.metrics.recorded_topics import METRICS, append_records
 from spark_log.metrics.task_runs import TaskRun
 from tests.support.console import running_console
+from tests.support.group_members import until
 from tests.support.python_process import PythonProcess
+from tests.support.topics import fill
 
 
 @pytest.fixture
@@ -34,8 +39,13 @@ def test_the_overview_and_its_json_show_the_same_facts(three_brokers, tmp_path):
     with running_console(three_brokers) as console:
         facts = console.facts("/")
         assert (facts["topics"], facts["brokers_alive"], facts["under_replicated"]) == (1, 3, 0)
-        assert "There is no active coordinator" in facts["problems"][0]
+        assert facts["problems"] == [], "embedded brokers need no coordinator"
+        assert "The cluster is healthy." in console.page("/")
+        assert 'class="bad"' not in console.page("/maintenance").partition("<h2>")[0]
+        BrokerSession(three_brokers.store, 3, 60_000).register()  # a process serves it
+        until(lambda: "There is no active coordinator" in "".join(console.facts("/")["problems"]), three_brokers.store)
         assert "no active coordinator" in console.page("/")
+        assert "run <code>spark-log coordinator</code>" in console.page("/maintenance")
 
 
 def test_the_overview_shows_failed_maintenance_and_throughput_to_those_who_see_all_topics(cluster, tmp_path):
@@ -131,6 +141,8 @@ def test_a_restarted_postgresql_is_survived(own_postgres_server, tmp_path, monke
 
 
 def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_address, cluster):
+    fill(log := Log(cluster), create_topic(cluster, "t", 1), [10])
+    log.close()
     command = ["-m", "spark_log", "console", "--cluster", cluster_address, "--port", "0", "--metrics-port", "0"]
     with PythonProcess(*command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -140,9 +152,26 @@ def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_
             with httpx2.Client(follow_redirects=True) as client:
                 assert "Overview" in client.get(login).text
                 assert "kafka_brokers" in client.get(metrics).text
+                assert 'spark_log_lease_held{lease="coordinator"}' in client.get(metrics).text
+                own = urljoin(login, "/api/v1/throughput")
+                tables = urljoin(login, "/api/v1/topics/t")
+                until(lambda: client.get(own).json()["times"], cluster.store)
+                until(lambda: client.get(tables).json()["delta_tables"][0]["version"] is not None, cluster.store)
+                assert coordinator_status(cluster).left_ms > 0
                 assert client.get(metrics.replace("/metrics", "/ready")).status_code == 200
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def test_without_its_periodic_tasks_the_console_takes_no_lease(cluster_address, cluster):
+    command = ["-m", "spark_log", "console", "--cluster", cluster_address, "--port", "0", "--no-periodic-tasks"]
+    with PythonProcess(*command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            login = re.search(r"http://\S+", process.stdout.readline())[0]
+            assert httpx2.get(login, follow_redirects=True).status_code in (200, 401)
+            assert (coordinator_status(cluster).holder, controller_status(cluster).holder) == (None, None)
         finally:
             process.kill()
 

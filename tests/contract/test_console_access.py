@@ -11,13 +11,13 @@ import pytest
 from spark_log.admin.audit import read_changes
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.passwords import hash_password
-from spark_log.console.access.request_rules import BODY_BYTES_MAX
 from spark_log.console.app import table
 from spark_log.console.pages import overview
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Change, Done
 from spark_log.console.settings import AuthMethod
 from spark_log.controller.topic_operations import create_topic
+from spark_log.http_requests import BODY_BYTES_MAX
 from tests.support.console import running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
@@ -195,6 +195,26 @@ def test_names_and_passwords_are_checked(cluster, access):
             header = malformed.encode("latin-1")
             assert console.client.get("/", headers={"Authorization": header}).status_code == 401, malformed
         assert console.client.get("/", auth=("bob", "b")).status_code == 403, "a group without a role"
+
+
+def test_metrics_are_for_users_who_see_all_topics(cluster, access):
+    password = hash_password("p")
+    users = "".join(
+        f'[users.{name}]\npassword = "{password}"\ngroups = ["{name}"]\n' for name in ("operators", "viewers")
+    )
+    create_topic(cluster, "hidden", 1)
+    with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
+        scraper = httpx2.Client(base_url=console.url)  # Prometheus names no site
+        assert scraper.get("/metrics").status_code == 401
+        answer = scraper.get("/metrics", auth=("operators", "p"))
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'topic="hidden"' in answer.text
+        assert scraper.get("/metrics", auth=("viewers", "p")).status_code == 403
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        assert scraper.get("/metrics", auth=("operators", "p"), headers=foreign).status_code == 403
+    with running_console(cluster) as console, console.stranger() as stranger:
+        assert stranger.get("/metrics").status_code == 401
+        assert "kafka_brokers" in console.page("/metrics")
 
 
 def test_a_trusted_proxy_names_the_user(cluster, access):

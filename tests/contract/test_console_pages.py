@@ -1,6 +1,7 @@
 """The pages of the console other than messages: their facts are those of the command line, and changes are safe."""
 
 import json
+import re
 import socket
 from contextlib import ExitStack
 
@@ -18,6 +19,7 @@ from spark_log.console.pages import audit
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
 from spark_log.console.settings import AuthMethod
+from spark_log.controller.topic_operations import alter_configs
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -400,6 +402,16 @@ def test_a_config_is_previewed_set_and_reset(console, cluster, topics):
     assert console.change("/topics/seen/configs", config="retention.ms", reset="1", expected="1000").status_code == 303
     assert cluster.store.read(lambda connection: find_topic(connection, "seen")).overrides == {}
     console.page("/topics/seen/configs/nothing", 404)
+
+
+def test_a_config_without_a_limit_is_unlimited(console, cluster, topics):
+    for path in ("/topics/seen", "/topics/seen/configs/max.compaction.lag.ms"):  # a form has the exact value
+        assert "9223372036854775807" not in re.sub(r'(title|value)="[^"]*"', "", console.page(path))
+    assert "<strong>unlimited</strong>" in console.change("/topics/seen/configs/retention.ms/preview", value="-1").text
+    alter_configs(cluster, "seen", {"retention.ms": "-1"})
+    assert re.search(r"retention\.ms</a></td><td><strong>unlimited</strong></td>", console.page("/topics/seen"))
+    facts = console.facts("/topics/seen/configs/retention.ms")
+    assert facts["value"] == "-1", "the API has the exact value"
 
 
 def test_a_preview_does_not_ask_the_schema_registry_that_a_user_names(console, cluster):

@@ -1,8 +1,10 @@
 """The registry's REST API: its answers, and Confluent's own serializers and deserializers as its clients."""
 
+import json
 import signal
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
+import httpx2
 import pytest
 import sqlalchemy as sa
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
@@ -20,7 +22,9 @@ from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
 from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.store import Store
 from spark_log.records.schema import read_schema
+from spark_log.registry.schemas import problems
 from spark_log.registry.server import serving
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
@@ -345,3 +349,74 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
     alter_configs(cluster, "orders", {"value.bad.records": "reject"})
     with pytest.raises(SchemaRegistryUnavailableError):
         alter_configs(cluster, "orders", {"value.columns": "item"})
+
+
+def test_the_name_of_a_reference_is_a_path_and_never_an_option_of_the_compiler(url, tmp_path):
+    (tmp_path / "secret").write_text("--password-of-another-user")
+    register(url, "imported", PROTO, "PROTOBUF")
+    text = 'syntax = "proto3"; message N { string a = 1; }'
+    for name in (f"@{tmp_path}/secret", f"--descriptor_set_out={tmp_path}/made", "--version", "-I", "@x.proto"):
+        status, answer = register(url, "p", text, "PROTOBUF", [(name, "imported", 1)])
+        assert status == 200, (name, answer)
+    assert not (tmp_path / "made").exists()
+    for name in ("/etc/x.proto", "a/../../x.proto", "a\0b", "a//b", "x" * 300, "\n", "\ud800"):
+        status, answer = register(url, "p", text, "PROTOBUF", [(name, "imported", 1)])
+        assert (status, answer["error_code"]) == (422, 42201), (name, answer)
+
+
+def test_large_and_deeply_nested_requests_are_refused(url):
+    union = [json.dumps([{"type": "record", "name": f"{name}{n}", "fields": []} for n in range(800)]) for name in "ab"]
+    assert register(url, "union", union[0])[0] == 200
+    status, answer = register(url, "union", union[1])
+    assert (status, "cannot be compared" in answer["message"]) == (409, True)
+    for i in range(102):
+        fields = [{"name": "f", "type": f"C{i - 1}" if i else "int"}]
+        schema = json.dumps({"type": "record", "name": f"C{i}", "fields": fields})
+        status, answer = register(url, f"c{i}", schema, "AVRO", [(f"C{i - 1}", f"c{i - 1}", 1)] if i else [])
+    assert (status, "chain" in answer["message"]) == (422, True)
+    deep = "[" * 100_000 + "]" * 100_000
+    for type_ in ("AVRO", "JSON", "PROTOBUF"):
+        assert register(url, "deep", deep, type_)[0] == 422
+    assert register(url, "large", f'"{"x" * (1 << 20)}"', "JSON")[0] == 422
+    for content, status in ((deep, 400), ("x" * (9 << 20), 413), (iter([b"x" * (1 << 20)] * 9), 413)):
+        answer = httpx2.post(f"{url}/subjects/a/versions", content=content)
+        assert (answer.status_code, answer.json()["error_code"]) == (status, status)
+    assert httpx2.get(f"{url}/schemas/ids/{'9' * 5000}").status_code == 414
+
+
+def test_pages_of_other_sites_reach_nothing(url):
+    body = {"content": json.dumps({"schema": '"int"'}), "headers": {"Content-Type": "text/plain"}}
+    for name, value in (("Sec-Fetch-Site", "cross-site"), ("Origin", "http://evil.example"), ("Origin", "null")):
+        body["headers"] = {name: value}
+        assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 403
+    body["headers"] = {"Host": f"evil.example:{urlsplit(url).port}"}  # a name that was bound to this machine anew
+    assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 400
+    assert httpx2.get(f"{url}/subjects").json() == []
+    body["headers"] = {"Origin": url}
+    assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 200
+
+
+def test_schemas_are_compared_before_the_registry_is_locked(cluster, monkeypatch):
+    transact, compared = Store.transact, []
+
+    def spied(*arguments, **others):
+        before = problems.cache_info().misses
+        try:
+            return transact(*arguments, **others)
+        finally:
+            compared.append(problems.cache_info().misses - before)
+
+    monkeypatch.setattr(Store, "transact", spied)
+    problems.cache_clear()
+    registry = Registry(cluster)
+    for n in range(1, 4):
+        fields = [{"name": f"f{i}", "type": "int", "default": 0} for i in range(n)]
+        registry.register("s", json.dumps({"type": "record", "name": "R", "fields": fields}))
+    assert compared == [0, 0, 0] and problems.cache_info().misses == 2
+
+
+def register(url, subject, schema, type_="AVRO", references=()):
+    named = [dict(zip(("name", "subject", "version"), each, strict=True)) for each in references]
+    body = {"schema": schema, "schemaType": type_, "references": named}
+    answer = httpx2.post(f"{url}/subjects/{subject}/versions", content=json.dumps(body), timeout=60)
+    return answer.status_code, answer.json()

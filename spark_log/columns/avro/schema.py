@@ -128,6 +128,8 @@ class _Reader:
             kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))
         elif name == "fixed":
             size, logical = int(schema["size"]), schema.get("logicalType", "")
+            if not 0 <= size < 2**31:
+                raise InvalidSchemaError(f"schema: {_place(path)}: a fixed of {size} bytes")
             decimal = _decimal(schema) if logical == "decimal" else None
             kind = AvroType(
                 name, decimal or pa.binary(), size=size, scale=decimal.scale if decimal else 0, min_bytes=size

@@ -1,5 +1,6 @@
 """The leaf columns of JSON: texts to times and decimals, by Arrow's casts."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,9 +61,41 @@ def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.A
     return times
 
 
+_ARROW_CHARACTERS_MAX = 38
+"""Arrow's cast of longer texts wraps around, and its cast of exponents such as 1e-99999 reads beyond a table."""
+_WIDE_DIGITS = 76
+"""Of DECIMAL of 256 bits: 38 before the point, and 38 after it."""
+_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)0*([0-9]*))?")
+_EXPONENT_DIGITS_MAX = 9
+
+
+def _plain(text: str | None) -> str | None:
+    """A number as a text that Arrow casts as it is. ValueError if no DECIMAL holds it exactly."""
+    if text is None or (len(text) <= _ARROW_CHARACTERS_MAX and "e" not in text and "E" not in text):
+        return text
+    parts = _NUMBER.fullmatch(text)
+    if parts is None or not (parts[2] or parts[3]) or (parts[4] is not None and text[-1] in "eE+-"):
+        raise ValueError("not a number")
+    sign, whole, fraction, minus, exponent = (part or "" for part in parts.groups())
+    digits = (whole + fraction).strip("0")
+    if not digits:
+        return "0"
+    if len(exponent) > _EXPONENT_DIGITS_MAX or len(digits) > _ARROW_CHARACTERS_MAX:
+        raise ValueError("a number of too many digits")
+    zeros = len(fraction) - len((whole + fraction).rstrip("0")) + len(whole)
+    power = int(f"{minus}{exponent or 0}") - len(fraction) + zeros
+    if power < -_ARROW_CHARACTERS_MAX or len(digits) + power > _ARROW_CHARACTERS_MAX:
+        raise ValueError("a number of too many digits")
+    if power >= 0:
+        return sign + digits + "0" * power
+    padded = digits.rjust(1 - power, "0")
+    return f"{sign}{padded[:power]}.{padded[power:]}"
+
+
 def _decimals(kind: pa.DataType) -> Convert:
     def convert(values: Sequence[Any]) -> pa.Array:
-        return pa.array([_decimal_text(value) for value in values], pa.string()).cast(kind)
+        texts = pa.array([_plain(_decimal_text(value)) for value in values], pa.string())
+        return texts.cast(pa.decimal256(_WIDE_DIGITS, kind.scale)).cast(kind)  # a cast to 128 bits wraps around
 
     return convert
 

@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from spark_log.columns.json.field_by_field import MAX_VALUES, widest_item
 from spark_log.columns.protobuf.messages import below, is_map, is_timestamp, type_name
 
 _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
@@ -97,6 +98,13 @@ class _Columns:
                 values = [None if each is None else getattr(each, name) for each in messages]
             return self._values(values, rows, field, arrow, where)
         several = [() if each is None else getattr(each, name) for each in messages]
+        widest = widest_item(pa.struct([(name, arrow)]))
+        items: dict[int, int] = {}
+        for place, (row, each) in enumerate(zip(rows, several, strict=True)):
+            items[row] = items.get(row, 0) + len(each)
+            if items[row] * widest > MAX_VALUES:  # two bytes, an empty message, may stand for thousands of values
+                self._errors.setdefault(row, f"field {where}: more than {MAX_VALUES} values in its messages")
+                several[place] = ()
         if is_map(field):
             several = [self._pairs(each, row, where) for row, each in zip(rows, several, strict=True)]
         offsets = pa.array(list(accumulate(map(len, several), initial=0)), pa.int32())

@@ -5,21 +5,14 @@ from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spark_log.console.access.authentication import Authentication, Refused
-from spark_log.console.access.request_rules import (
-    BODY_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    SECURITY_HEADERS,
-    host_allowed,
-    may_send,
-    sender_of,
-)
+from spark_log.console.access.request_rules import HEADER_BYTES_MAX, SECURITY_HEADERS, may_send
 from spark_log.console.access.roles import User
+from spark_log.http_requests import BODY_BYTES_MAX, TOO_LARGE, declared_length, host_allowed, limited, sender_of
 
 STATIC = "/static/"
 HEALTH = "/health"
@@ -31,9 +24,6 @@ class ErrorPage(Protocol):
     def __call__(
         self, request: Request, user: User | None, status: int, text: str, link: str | None = None
     ) -> Awaitable[Response]: ...
-
-
-_TOO_LARGE = f"a request has at most {BODY_BYTES_MAX:,} bytes"
 
 
 class Guard:
@@ -66,7 +56,7 @@ class Guard:
         try:
             response = await self._refusal(request, is_static)
             if response is None:
-                await self._application(scope, _limited(receive), guarded_send)
+                await self._application(scope, limited(receive), guarded_send)
                 return
         except Refused as refused:
             response = await self._error_page(request, None, refused.status, str(refused))
@@ -83,8 +73,8 @@ class Guard:
             )
         if sum(len(name) + len(value) for name, value in request.scope["headers"]) > HEADER_BYTES_MAX:
             return await self._error_page(request, None, 431, "the headers of a request are too large")
-        if _length(request) > BODY_BYTES_MAX:
-            return await self._error_page(request, None, 413, _TOO_LARGE)
+        if declared_length(request.headers.get("content-length")) > BODY_BYTES_MAX:
+            return await self._error_page(request, None, 413, TOO_LARGE)
         if request.method not in ("GET", "HEAD", "POST"):
             return await self._error_page(request, None, 405, "only GET, HEAD and POST are known here")
         if is_static or request.scope["path"] == HEALTH:
@@ -109,26 +99,6 @@ def _address(request: Request) -> str:
     """The path and the query of the request, for a link on a page of the console."""
     path = "/" + quote(request.scope["path"]).lstrip("/")
     return f"{path}?{request.url.query}" if request.url.query else path
-
-
-def _length(request: Request) -> int:
-    text = request.headers.get("content-length", "0")
-    return int(text) if text.isdecimal() else BODY_BYTES_MAX + 1
-
-
-def _limited(receive: Receive) -> Receive:
-    """`receive` that refuses a body that is larger than its header said."""
-    received = 0
-
-    async def limited() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > BODY_BYTES_MAX:
-            raise HTTPException(413, _TOO_LARGE)
-        return message
-
-    return limited
 
 
 def _with_headers(send: Send, is_static: bool) -> Send:

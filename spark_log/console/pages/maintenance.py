@@ -61,9 +61,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """`recorded`: whether a coordinator records its runs. Runs that changed nothing and were quick are not recorded."""
+    """`needs_coordinator`: whether a process has to run the tasks. `recorded`: whether a coordinator records its runs.
+    Runs that changed nothing and were quick are not recorded.
+    """
 
     coordinator: str | None
+    needs_coordinator: bool
     recorded: bool
     tasks: Sequence[TaskRow]
     waiting: Waiting
@@ -84,6 +87,7 @@ def _facts(call: Call) -> Maintenance:
     truncations = [each for each in list_truncations(cluster.store) if call.sees(each.topic)]
     return Maintenance(
         lease.holder if lease.left_ms else None,
+        call.snapshot().needs_coordinator,
         cluster.store.settings.metrics_interval_ms > 0,
         _tasks(call, runs),
         _waiting(call),

@@ -70,7 +70,10 @@ def overview(snapshot: ClusterSnapshot) -> Overview:
     behind = [partition for partition in replicated if partition.in_sync < partition.replicas]
     below = sum(partition.in_sync < partition.min_in_sync for partition in replicated)
     checks = (
-        (snapshot.controller is None, "There is no active coordinator: run `spark-log coordinator`."),
+        (
+            snapshot.controller is None and snapshot.needs_coordinator,
+            "There is no active coordinator: run `spark-log coordinator`.",
+        ),
         (
             alive < len(snapshot.brokers),
             f"{len(snapshot.brokers) - alive} of {len(snapshot.brokers)} brokers are down.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spark_log.cluster.names import is_internal
 from spark_log.config import canonical, definitions
 from spark_log.console.paths import url
+from spark_log.console.rendering import config
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preview, View
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
@@ -93,7 +94,8 @@ def _alter(call: Call) -> Done:
     changed = alter_configs(call.cluster, topic.name, {name: None if resets else value})
     set_to = changed.config.as_text().get(name)
     set_to = None if set_to is None else redact(set_to)
-    text = f"{name} of topic {topic.name} is {set_to} now{' (the default)' if resets else ''}."
+    shown = None if set_to is None else config(set_to)
+    text = f"{name} of topic {topic.name} is {shown} now{' (the default)' if resets else ''}."
     return Done(url("/topics/{topic}", topic=topic.name) + "#configs", text, {"config": name, "value": set_to})
 
 

@@ -3,6 +3,8 @@
 "use strict";
 
 const COLOURS = ["#2f7fb8", "#c2651a", "#3f8f4f", "#9b4f96", "#a4262c", "#6b7280", "#8a6d00", "#00808a"];
+const POINTS_MAX = 12; // of a short history, which may have a single point and no line
+const RETRY_MS = 5000; // a new cluster has its first figures some seconds after the console's start
 
 async function draw(element) {
   const answer = await fetch(element.dataset.src, { credentials: "same-origin" });
@@ -13,6 +15,7 @@ async function draw(element) {
   const facts = await answer.json();
   if (!facts.times.length) {
     element.textContent = "No data yet.";
+    setTimeout(() => drawSafely(element), RETRY_MS);
     return;
   }
   const colour = getComputedStyle(element).color;
@@ -36,6 +39,7 @@ async function draw(element) {
         label: one.name + (element.dataset.unit ? ", " + element.dataset.unit : ""),
         stroke: COLOURS[at % COLOURS.length],
         width: 1.5,
+        points: { show: one.values.filter((value) => value !== null).length <= POINTS_MAX, size: 5 },
         value: (_, value) => (value === null ? "" : value.toLocaleString("en", { maximumFractionDigits: 2 })),
       })),
     ],
@@ -45,10 +49,12 @@ async function draw(element) {
   new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height: 200 })).observe(element);
 }
 
+function drawSafely(element) {
+  draw(element).catch((error) => { element.textContent = "The chart cannot be drawn: " + error.message; });
+}
+
 function drawAll(root) {
-  for (const element of root.querySelectorAll(".chart[data-src]")) {
-    draw(element).catch((error) => { element.textContent = "The chart cannot be drawn: " + error.message; });
-  }
+  root.querySelectorAll(".chart[data-src]").forEach(drawSafely);
 }
 
 document.addEventListener("DOMContentLoaded", () => drawAll(document));

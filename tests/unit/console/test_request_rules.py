@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.passwords import hash_password, matches
-from spark_log.console.access.request_rules import Sender, host_allowed, may_send, sender_of
+from spark_log.console.access.request_rules import METRICS, may_send
 from spark_log.console.access.roles import Allow, Role, role_of
 from spark_log.console.paths import decode_segment, encode_segment, url
 from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
 from spark_log.errors import InvalidConfigurationError
+from spark_log.http_requests import Sender, host_allowed, sender_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -44,15 +45,15 @@ def test_only_own_names_are_hosts(host, allowed):
 @pytest.mark.parametrize(
     ("headers", "sender"),
     [
-        ({"sec-fetch-site": "same-origin"}, Sender.CONSOLE),
+        ({"sec-fetch-site": "same-origin"}, Sender.OWN_SITE),
         ({"sec-fetch-site": "same-site"}, Sender.OTHER_SITE),
         ({"sec-fetch-site": "none"}, Sender.USER),
         ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8080"}, Sender.OTHER_SITE),
-        ({"origin": "http://localhost:8080"}, Sender.CONSOLE),
+        ({"origin": "http://localhost:8080"}, Sender.OWN_SITE),
         ({"origin": "http://localhost:8081"}, Sender.OTHER_SITE),
         ({"origin": "null"}, Sender.OTHER_SITE),
         ({"origin": "http://evil.example", "referer": "http://localhost:8080/"}, Sender.OTHER_SITE),
-        ({"referer": "http://localhost:8080/topics"}, Sender.CONSOLE),
+        ({"referer": "http://localhost:8080/topics"}, Sender.OWN_SITE),
         ({"referer": "http://localhost:8080@evil.example/"}, Sender.OTHER_SITE),
         ({"origin": "http://[", "referer": "http://localhost:8080/"}, Sender.OTHER_SITE),
         ({}, Sender.UNKNOWN),
@@ -65,9 +66,10 @@ def test_headers_say_who_sent_a_request(headers, sender):
 def test_other_sites_send_nothing_and_only_the_console_sends_changes():
     for sender in Sender:
         for has_session in (True, False):
-            assert may_send("POST", "/", sender, has_session) is (sender is Sender.CONSOLE)
-            for path in ("/", "/topics"):
-                refused = sender is Sender.OTHER_SITE or (sender is Sender.UNKNOWN and not has_session and path != "/")
+            assert may_send("POST", "/", sender, has_session) is (sender is Sender.OWN_SITE)
+            for path in ("/", METRICS, "/topics"):
+                unproven = sender is Sender.UNKNOWN and not has_session and path == "/topics"
+                refused = sender is Sender.OTHER_SITE or unproven
                 assert may_send("GET", path, sender, has_session) is not refused, (sender, has_session, path)
 
 

@@ -1,0 +1,78 @@
+"""Checks of HTTP requests that browsers may send for pages of other sites, and limits of bodies."""
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""Of a form: a record of 1 MiB whose bytes are all percent-encoded, with room."""
+TOO_LARGE = f"a request has at most {BODY_BYTES_MAX:,} bytes"
+
+
+def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
+    """Whether header Host names this server. Other names are those of a page that rebinds its own name (DNS)."""
+    if not host or any(each in host for each in "/@?#\\ "):
+        return False
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and name in allowed
+
+
+class Sender(Enum):
+    """The site that made the browser send a request."""
+
+    OWN_SITE = "a page of this server"
+    USER = "the user, who typed the address or has a bookmark"
+    OTHER_SITE = "a page of another origin"
+    UNKNOWN = "a script, or a browser that does not say it"
+
+
+def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
+    """By Sec-Fetch-Site, else Origin, else Referer; no page can set or change these.
+
+    `headers`: names in lower case. `origins`: `host` or `host:port` of the server as browsers name it. Browsers send
+    Sec-Fetch-Site to https and to this machine, and a page can ask them to send no Referer.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return {"same-origin": Sender.OWN_SITE, "none": Sender.USER}.get(site, Sender.OTHER_SITE)
+    sender = headers.get("origin") or headers.get("referer")
+    if not sender:
+        return Sender.UNKNOWN
+    try:
+        parts = urlsplit(sender)
+    except ValueError:
+        return Sender.OTHER_SITE
+    own = parts.scheme in ("http", "https") and parts.netloc.lower() in {origin.lower() for origin in origins}
+    return Sender.OWN_SITE if own else Sender.OTHER_SITE
+
+
+def declared_length(header: str | None) -> int:
+    """The bytes of a body by header Content-Length; more than BODY_BYTES_MAX if it is not a number."""
+    text = header or "0"
+    return int(text) if text.isdecimal() and len(text) < 20 else BODY_BYTES_MAX + 1
+
+
+def limited(receive: "Receive") -> "Receive":
+    """`receive` that refuses a body with more bytes than BODY_BYTES_MAX, whatever its header said."""
+    from starlette.exceptions import HTTPException
+
+    received = 0
+
+    async def limited_receive() -> "Message":
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > BODY_BYTES_MAX:
+            raise HTTPException(413, TOO_LARGE)
+        return message
+
+    return limited_receive

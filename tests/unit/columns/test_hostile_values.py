@@ -1,0 +1,54 @@
+"""Values that are made to harm the process that decodes them: each is a bad record, and the others stay good."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+
+from spark_log.columns.decoding import ColumnsDefinition, decoder, schema_fields
+from spark_log.columns.protobuf.schema import protobuf_schema
+from spark_log.errors import InvalidSchemaError
+
+BYTES = 1 << 20
+
+
+def reasons(format_, schema, *values):
+    definition = ColumnsDefinition(format_, "none", schema, schema_fields(format_, schema))
+    found = decoder(definition).decode(pa.array(values, pa.binary()))
+    return [None] * len(values) if found.reasons is None else found.reasons.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [b"1e-999999999", b"1e999999999", b"1e" + b"9" * BYTES, b"9" * BYTES, b"0." + b"0" * BYTES + b"1",
+     b"340282366920938463463374607431768211461", b"595310700986708910060260050042600200", b'"1e-99999"'],
+)  # fmt: skip
+def test_a_decimal_that_arrow_would_wrap_around_or_crash_on_is_bad(number):
+    bad, good = reasons("json", "d DECIMAL(38,10)", b'{"d": ' + number + b"}", b'{"d": 1.5e3}')
+    assert (bad, good) == ("d: not a number that DECIMAL(38, 10) holds exactly", None)
+
+
+def test_many_bad_elements_of_one_value_are_searched_once():
+    for kind, texts in (("TIMESTAMP", b'"2026-02-30","2026-02-20",'), ("DECIMAL(5,2)", b'"x","1",')):
+        value = b'{"a": [' + (texts * 20_000)[:-1] + b"]}"
+        bad, good = reasons("json", f"a ARRAY<{kind}>", value, b'{"a": []}')
+        assert bad.startswith("a[]: not a") and good is None
+
+
+def test_an_avro_fixed_of_a_negative_size_is_no_column():
+    fixed = {"type": "fixed", "name": "F", "size": -1}
+    fields = [{"name": "f", "type": {"type": "array", "items": fixed}}]
+    with pytest.raises(InvalidSchemaError, match="a fixed of -1 bytes"):
+        schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields}))
+
+
+def test_many_empty_messages_of_many_fields_are_bad():
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    item, outer = file.message_type.add(name="I"), file.message_type.add(name="M")
+    for number in range(1, 101):
+        item.field.add(name=f"c{number}", number=number, type=FieldDescriptorProto.TYPE_INT64, label=1)
+    outer.field.add(name="i", number=1, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=".I", label=3)
+    schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
+    bad, good = reasons("protobuf", schema, b"\x0a\0" * (BYTES // 2), b"\x0a\0")
+    assert (bad, good) == ("field i[]: more than 16777216 values in its messages", None)
