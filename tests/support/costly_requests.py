@@ -118,7 +118,7 @@ def produce_of(topic: str, batches: list[bytes], partition: int = 0) -> bytes:
 
 def costly_records() -> Iterator[bytes]:
     """Batches that become large, that are too large, with lengths that lie, for topics that exist and do not."""
-    zeros = bytes(64 * 1024 * 1024)
+    zeros = bytes(32 * 1024 * 1024)
     bombs = []
     for number, codec in ((1, "gzip"), (3, "lz4"), (4, "zstd")):
         packed = io.BytesIO()
@@ -127,8 +127,8 @@ def costly_records() -> Iterator[bytes]:
             stream.flush()
             bombs.append(batch_of(packed.getvalue(), 1, number))
     for topic in ("flights", "unknown"):
-        yield produce_of(topic, bombs * 40)
-        yield produce_of(topic, [bombs[2]] * 100)
+        yield produce_of(topic, bombs * 20)
+        yield produce_of(topic, [bombs[2]] * 50)
         yield produce_of(topic, [batch_of(b"\x0c\0\0\0\1\1\0" * 1_200_000, 1_200_000, 0)] * 3)
         record = b"\0\0" + b"%c" + b"\1\1\2\xff\xff\xff\xff\x0f\0"
         records = b"".join(bytes([2 * len(record) - 2]) + record.replace(b"%c", bytes([2 * n])) for n in range(60))
@@ -154,7 +154,7 @@ def costly_fetches() -> Iterator[bytes]:
 def all_frames(seed: int, share: float) -> list[bytes]:
     """In random order; `share`: of those that are made by the schemas."""
     chosen = random.Random(seed)
-    frames = [*costly_records(), *list(costly_fetches()) * 8]
+    frames = [*costly_records(), *list(costly_fetches()) * 3]
     for api in APIS:
         for version in {api.served_from or api.advertised[0], api.advertised[1]}:
             if chosen.random() < share:
