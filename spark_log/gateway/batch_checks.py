@@ -24,12 +24,12 @@ from spark_log.gateway.error_codes import client_message
 from spark_log.log.log import Records
 from spark_log.produce.faults import faults
 from spark_log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
-from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, CompressionType, claimed_compression
+from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, claimed_compression, claimed_records
 from spark_log.records.schema import TimestampType, normalise, stamp
 
 logger = logging.getLogger(__name__)
 
-_LIGHT_BYTES = 64 * 1024
+_LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 2 * 1024 * 1024, 50_000
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,17 @@ class SentBatch:
     transactional: bool = False
     principal: str | None = None
 
-    @property
-    def is_light(self) -> bool:
-        """Whether checking it costs no more than its bytes suggest: nothing is to be decompressed."""
-        return len(self.data) <= _LIGHT_BYTES and claimed_compression(self.data) == CompressionType.NONE
+
+def are_light(batches: Sequence[SentBatch]) -> bool:
+    """Whether the appender may check the batches of a request together with those of others: they are few, have few
+    records, and none has to be decompressed.
+    """
+    return (
+        len(batches) <= _LIGHT_BATCHES
+        and sum(len(batch.data) for batch in batches) <= _LIGHT_BYTES
+        and sum(claimed_records(batch.data) for batch in batches) <= _LIGHT_RECORDS
+        and not any(claimed_compression(batch.data) for batch in batches)
+    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,8 +55,6 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SWITCH_S = 0.001
-"""How long a thread that computes keeps the interpreter while the event loop waits for it."""
 _IDLE_CHECKS = 10
 """Within connections.max.idle.ms."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
@@ -185,7 +182,6 @@ class Gateway:
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
         loop = self._loop = asyncio.get_running_loop()
-        sys.setswitchinterval(_SWITCH_S)
         log = self.log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
         self.appender = Appender(
             log, self.topics, loop, self.counters, provisional_offsets=self.settings.provisional_offsets

@@ -9,7 +9,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from spark_log.append.rules import Acks
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch
+from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, client_message, error_code
 from spark_log.gateway.request_context import request_context
@@ -27,7 +27,7 @@ _PRODUCER_FENCED = 90
 _NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
 """The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
 _FEW_PARTITIONS = 100
-"""A request for more is checked and answered in a thread."""
+"""The response to a request for more is made in a thread."""
 _RECORD_ERRORS_MAX = 1_000
 """Invalid records that the response names, of one batch."""
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
@@ -83,7 +83,7 @@ def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unkno
 
 async def _checked(gateway: "Gateway", batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
     """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
-    if len(batches) <= _FEW_PARTITIONS and all(batch.is_light for batch in batches):
+    if are_light(batches):
         return batches
     settings, hold = gateway.settings, request_context.get().hold
     limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
