@@ -69,7 +69,8 @@ def erase(
         ends = {partition: offset for partition, offset in given.items() if offset != -1}
         if not yes:
             if purge:
-                note(_PURGE)
+                for line in _PURGE.splitlines():
+                    note(line)
             typer.confirm(
                 f"Erase all records of {count_of(len(keys.unique()), 'key')} from {name}?", abort=True, err=True
             )

@@ -158,7 +158,7 @@ def _print(reports: "Sequence[Report]", dry_run: bool) -> None:
                 _from_to(report, "files"),
                 _from_to(report, "bytes"),
                 _from_to(report, "records"),
-                "\n".join(report.notes),
+                report.notes,
             )
             for report in reports
         ],

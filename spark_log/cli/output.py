@@ -51,10 +51,10 @@ def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequen
 
 
 def cell(value: object) -> "Text":
-    """A cell of a table of rich."""
+    """A cell of a table of rich; a list or tuple has a line for each of its items."""
     from rich.text import Text
 
-    return Text(_show(value))
+    return Text("\n".join(map(_show, value)) if isinstance(value, list | tuple) else _show(value))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

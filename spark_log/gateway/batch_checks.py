@@ -24,12 +24,16 @@ from spark_log.gateway.error_codes import client_message
 from spark_log.log.log import Records
 from spark_log.produce.faults import faults
 from spark_log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
-from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, claimed_compression, claimed_records
+from spark_log.records.kafka_batch.header import NO_PRODUCER_ID, CompressionType, claimed_compression, claimed_records
 from spark_log.records.schema import TimestampType, normalise, stamp
 
 logger = logging.getLogger(__name__)
 
 _LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 2 * 1024 * 1024, 50_000
+
+_RATIOS: Mapping[int, int] = {
+    CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,12 @@ def are_light(batches: Sequence[SentBatch]) -> bool:
         and sum(claimed_records(batch.data) for batch in batches) <= _LIGHT_RECORDS
         and not any(claimed_compression(batch.data) for batch in batches)
     )
+
+
+def decoded_bytes_max(batches: Sequence[SentBatch], limits: DecodingLimits) -> int:
+    """How many bytes the decoded batches of a request may have, about: of some codecs the best ratio is known."""
+    sizes = (len(batch.data) * _RATIOS.get(claimed_compression(batch.data), 1 << 20) for batch in batches)
+    return min(limits.decompressed_bytes_max, sum(sizes))
 
 
 @dataclass(frozen=True)

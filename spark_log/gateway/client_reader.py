@@ -12,7 +12,6 @@ STREAM_BYTES = 64 * 1024
 _HEADER_BYTES, _ID_START = 8, 10
 """Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _STEP_BYTES = 256 * 1024
-"""A large frame holds memory only for what has arrived, in such steps."""
 
 
 class ClientReader(asyncio.StreamReader):
@@ -75,14 +74,15 @@ async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], in
 
 
 async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
-    """The whole frame, without its length."""
+    """The whole frame, without its length. A large one is read as soon as there is memory for all of it."""
     if start.size <= UNCOUNTED_BYTES:
         return memoryview(start.data + await reader.readexactly(start.size - len(start.data)))
+    await hold.more(start.size)
     frame = bytearray(start.data)
     hold.waits_for_client(True)
     while (left := start.size - len(frame)) > 0:
-        step = min(left, _STEP_BYTES)
-        await hold.more(step)
-        frame += await reader.readexactly(step)
+        part = await reader.readexactly(min(left, _STEP_BYTES))
+        frame += part
+        hold.has_received(len(part))
     hold.waits_for_client(False)
     return memoryview(frame)

@@ -47,7 +47,8 @@ async def describe_configs(gateway: "Gateway", request: Message, _client: Client
 
 def _describe_configs(gateway: "Gateway", request: Message) -> Message:
     results = []
-    for wanted in request.resources:
+    resources = {(each.resource_type, each.resource_name): each for each in request.resources}
+    for wanted in resources.values():
         outcome = outcome_of(lambda wanted=wanted: _entries(gateway, wanted))  # type: ignore[misc]
         results.append(
             DescribeConfigsResponse.DescribeConfigsResult(
@@ -207,7 +208,7 @@ async def list_config_resources(gateway: "Gateway", request: Message, _client: C
 
 
 APIS = (
-    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4)),
+    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4), limits=TRANSACTIONS),
     Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS),
     Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS),
     Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY),

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_log import clock
 from spark_log.gateway.access.authorization import EVERYTHING, Access, authorized
@@ -19,7 +19,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, RequestMemory
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
 from spark_log.gateway.request_limits import ON_LOOP_BYTES
@@ -52,11 +52,12 @@ class Connection:
         self._gateway, self._reader, self._writer = gateway, admitted.reader, admitted.writer
         self._login, self._principal = admitted.login, admitted.principal
         self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
-        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes | None], Hold] | None] = asyncio.Queue(
-            gateway.settings.pipelined_max
-        )
+        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(gateway.settings.pipelined_max)
+        self._memory: set[RequestMemory] = set()
+        """Of the requests that are not answered yet."""
         self._serving: asyncio.Task[None] | None = None
-        self._last: asyncio.Task[bytes | None] | None = None
+        self._last: _Answer | None = None
+        """The last answer that was begun, until it is written."""
         self._last_is_pipelined = False
         self._software = admitted.software
         self._claims = Claims()
@@ -69,7 +70,7 @@ class Connection:
     @property
     def idle_since_s(self) -> float | None:
         """When the last request came; None while one is being answered."""
-        return self._active_s if self._last is None or self._last.done() else None
+        return self._active_s if self._last is None else None
 
     def close(self) -> None:
         """Close the connection at once; the client reads no more."""
@@ -92,43 +93,41 @@ class Connection:
         except asyncio.CancelledError:
             pass
         finally:
-            if self._answers.full():
+            try:
+                if not writing.done():
+                    await self._answers.put(None)
+            except asyncio.CancelledError:
                 writing.cancel()
-            else:
-                self._answers.put_nowait(None)
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
-            while not self._answers.empty():
-                if (answer := self._answers.get_nowait()) is not None:
-                    answer[1].keep(0)
+            for memory in self._memory:
+                memory.close()
 
     def _end_waiting(self) -> None:
         """The client has gone. Records that it has sent are appended; nothing else is of use to it."""
         if self._last is not None and not self._last_is_pipelined:
-            self._last.cancel()
+            self._last.task.cancel()
 
-    async def _read_frame(self) -> tuple[memoryview, Hold] | None:
+    async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
-        hold = self._gateway.memory.hold(self.close)
+        gateway = self._gateway
+        memory = RequestMemory(gateway.frames, gateway.records, gateway.responses, self.close)
+        self._memory.add(memory)
         try:
             start = await read_start(self._reader, self._frame_bytes_max)
             await self._admit(start)
             try:
-                frame = await read_rest(self._reader, start, hold)
+                frame = await read_rest(self._reader, start, memory.frame)
             except BaseException:
                 if start.api_key == _PRODUCE:
-                    quotas = self._gateway.quotas
-                    quotas.charge(quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id), -start.size)
+                    bucket = gateway.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
+                    gateway.quotas.charge(bucket, -start.size)
                 raise
         except asyncio.IncompleteReadError:
-            hold.keep(0)
             return None
-        except BaseException:
-            hold.keep(0)
-            raise
         self._active_s = clock.monotonic_s()
-        return frame, hold
+        return frame, memory
 
     def _frame_bytes_max(self, api_key: int) -> int:
         settings, api = self._gateway.settings, self._gateway.apis.get(api_key)
@@ -148,19 +147,14 @@ class Connection:
             await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self._reader.gone.done)
         self._gateway.counters.throttled_seconds += clock.monotonic_s() - began_s
 
-    async def _handle(self, frame: memoryview, hold: Hold) -> None:
-        """Begin to answer a request. From there on the answer gives its memory back."""
-        try:
-            task = await self._begun(frame, hold)
-        except BaseException:
-            hold.keep(0)
-            raise
-        await self._answers.put((task, hold))
+    async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
+        """Begin to answer a request."""
+        await self._answers.put(await self._begun(frame, memory))
 
-    async def _begun(self, frame: memoryview, hold: Hold) -> "asyncio.Task[bytes | None]":
+    async def _begun(self, frame: memoryview, memory: RequestMemory) -> "_Answer":
         header = read_request_header(frame, self._gateway.is_flexible)
         if self._login is not None and header.api_key in KEYS:
-            return await self._logged_in_again(self._login, header, frame)
+            return await self._logged_in_again(self._login, header, frame, memory)
         if self._login is not None and self._login.expired:
             raise MalformedRequestError("the SASL session has ended")
         api = self._gateway.apis.get(header.api_key)
@@ -171,7 +165,7 @@ class Connection:
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
             response = versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION)
-            return asyncio.create_task(_done(encode_response(response, 0, header.correlation_id)))
+            return _Answer(asyncio.create_task(_done(encode_response(response, 0, header.correlation_id))), memory)
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
         decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
@@ -181,18 +175,18 @@ class Connection:
             request = await self._gateway.bulkheads.run(Lane.CODEC, client.key, decode)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
-        if self._last is not None and not (api.pipelined and self._last_is_pipelined):
-            await self._until_done(self._last)
-        self._last = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, hold))
-        self._last_is_pipelined = api.pipelined
+        if not (api.pipelined and self._last_is_pipelined):
+            await self._until_written()
+        task = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, memory))
+        self._last, self._last_is_pipelined = _Answer(task, memory), api.pipelined
         return self._last
 
-    async def _until_done(self, task: "asyncio.Task[bytes | None]") -> None:
-        """ConnectionResetError if the client goes meanwhile."""
-        if not task.done():
-            either: set[asyncio.Future[Any]] = {task, self._reader.gone}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+    async def _until_written(self) -> None:
+        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile."""
+        if self._last is not None:
+            written = self._last.written
+            await asyncio.wait([written, self._reader.gone], return_when=asyncio.FIRST_COMPLETED)
+            if not written.done():
                 raise ConnectionResetError
 
     def _client_of(self, header: RequestHeader, access: Access) -> Client:
@@ -205,26 +199,25 @@ class Connection:
         return self._client
 
     async def _logged_in_again(
-        self, login: Login, header: RequestHeader, frame: memoryview
-    ) -> "asyncio.Task[bytes | None]":
+        self, login: Login, header: RequestHeader, frame: memoryview, memory: RequestMemory
+    ) -> "_Answer":
         """The answer to a request of SASL: the client authenticates again (KIP-368)."""
-        if self._last is not None:
-            await self._until_done(self._last)
-        answer = asyncio.create_task(_done(await login.answer(header, frame)))
+        await self._until_written()
+        answer = _Answer(asyncio.create_task(_done(await login.answer(header, frame))), memory)
         if login.failed or login.takes_token:
-            await self._answers.put((answer, self._gateway.memory.hold(self.close)))
+            await self._answers.put(answer)
             raise MalformedRequestError("authentication failed")
         return answer
 
     async def _answer(
         self, api: Api, request: Message, header: RequestHeader, client: Client,
-        share: tuple[Bucket, float] | None, hold: Hold,
+        share: tuple[Bucket, float] | None, memory: RequestMemory,
     ) -> bytes | None:  # fmt: skip
         """`share`: the bucket that pays for the CPU time, and what it was charged already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
         cpu = None if share is None else CpuTime()
         key = next((name for field in _NAMES_OF_KEY if (name := getattr(request, field, None))), client.key)
-        request_context.set(RequestContext(api.lane, key, hold, cpu))
+        request_context.set(RequestContext(api.lane, key, memory, cpu))
         if api.key == _FETCH:
             bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
             request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, bytes_max)
@@ -242,42 +235,55 @@ class Connection:
         used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
-            hold.waits_for_client(True)  # it waits because of its own use, and keeps no memory from others meanwhile
+            memory.response.waits_for_client(True)  # it waits because of its own use: others may need the memory
             await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self._reader.gone.done)
         throttled_s = max(quotas.wait_s(used), quotas.wait_s(None if share is None else share[0]))
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = await self._encoded(response, header)
+        if answer is not None and len(answer) > UNCOUNTED_BYTES:
+            memory.response.set(len(answer))
+            memory.response.waits_for_client(True)
         return answer
 
     async def _encoded(self, response: Message, header: RequestHeader) -> bytes:
         context = request_context.get()
-        assert context.hold is not None
+        assert context.memory is not None
         encode = partial(encode_response, response, header.version, header.correlation_id)
-        if (header.api_key == _FETCH and context.hold.bytes > _LARGE_BYTES) or _is_large(response):
+        if (header.api_key == _FETCH and context.memory.response.bytes > _LARGE_BYTES) or _is_large(response):
             return await self._gateway.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
     async def _write(self) -> None:
         try:
-            while (entry := await self._answers.get()) is not None:
-                task, hold = entry
+            while (answer := await self._answers.get()) is not None:
                 try:
-                    answer = await task
-                    if answer is not None:
-                        if len(answer) > UNCOUNTED_BYTES:
-                            hold.add(len(answer) - hold.bytes)
-                        hold.waits_for_client(True)
-                        self._writer.write(answer)
+                    data = await answer.task
+                    if data is not None:
+                        self._writer.write(data)
+                        del data
                         await self._writer.drain()
                 finally:
-                    hold.keep(0)
+                    answer.memory.close()
+                    self._memory.discard(answer.memory)
+                    answer.written.set_result(None)
+                    if self._last is answer:
+                        self._last = None
+                    del answer  # its task has the bytes
         except Exception as error:
             if not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
             # the reading may wait for room among the answers, which nobody takes any more
             assert self._serving is not None
             self._serving.cancel()
+
+
+class _Answer:
+    """An answer that was begun. `written` has a result when it is written, or will not be."""
+
+    def __init__(self, task: "asyncio.Task[bytes | None]", memory: RequestMemory) -> None:
+        self.task, self.memory = task, memory
+        self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 def _is_large(response: Message) -> bool:

@@ -48,6 +48,7 @@ _UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128}
 INTERNAL: dict[str, str] = {
     "MetadataStoreUnavailableError": "the metadata store does not answer",
     "StorageUnavailableError": "the storage is not available",
+    "DiskFullError": "the storage has no room",
     "SchemaRegistryUnavailableError": "the schema registry does not answer",
     "NotLeaderForPartitionError": "the partition has no leader, or elected another one",
     "NotEnoughReplicasError": "the replicas in sync are fewer than min.insync.replicas, or lack records",

@@ -19,7 +19,7 @@ from spark_log.errors import (
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
-from spark_log.gateway.record_streams import Version
+from spark_log.gateway.record_streams import BATCH_BYTES, Version
 from spark_log.gateway.request_context import request_context
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
@@ -64,23 +64,22 @@ async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Messag
         asked = await gateway.call(_asked_by_id, gateway, request)
     else:
         asked = await gateway.compute(_asked_of, request, {})
-    hold = request_context.get().hold
-    assert hold is not None
-    before = hold.bytes
+    memory = request_context.get().memory
+    assert memory is not None
     while True:
         seen, answers = await gateway.call(_positions, gateway, asked)
-        await hold.more(_bytes_to_read(asked, answers, request.max_bytes))
+        await memory.response.more(_bytes_to_read(asked, answers, request.max_bytes))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
             left = await gateway.call(_read, gateway, places, left)
         size = sum(len(one.records) for one in answers)
-        hold.keep(size + before)
+        memory.response.set(size)
         left_s = deadline_s - clock.monotonic_s()
-        enough = size >= max(1, request.min_bytes)
+        enough = size >= max(1, min(request.min_bytes, request.max_bytes))
         if not asked or enough or left_s <= 0 or any(one.error for one in answers):
             return await gateway.compute(_response, asked, answers)
         del answers
-        hold.keep(before)
+        memory.response.set(0)
         await gateway.changes.wait(seen, left_s)
 
 
@@ -145,7 +144,9 @@ def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Ite
 
 def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
     """How many bytes the records of the response will have, at most and about."""
-    limits = [max(1, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.version is not None]
+    limits = [
+        max(BATCH_BYTES, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.version is not None
+    ]
     return max(0, min(bytes_max, sum(limits)))
 
 

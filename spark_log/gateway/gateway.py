@@ -93,7 +93,7 @@ class Gateway:
     """Serves Kafka clients on a cluster until `stop`.
 
     The handlers of requests use its parts: `cluster`, `topics`, `log`, `appender`, `streams`, `changes`, `heartbeats`,
-    `quotas`, `memory`, `bulkheads`.
+    `quotas`, `bulkheads`, and the memory budgets `frames`, `records` and `responses`.
     """
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
@@ -105,7 +105,7 @@ class Gateway:
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
         self.bulkheads = Bulkheads()
-        self.memory = MemoryBudget(settings.memory_bytes_max)
+        self.frames, self.records, self.responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
         self.heartbeats = Heartbeats(cluster.store, self.own_call)
         self.quotas = QuotaBudgets(cluster.store, self.own_call)
         self.log: Log
@@ -156,8 +156,8 @@ class Gateway:
 
     async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
-        hold = request_context.get().hold
-        if hold is None or hold.bytes <= UNCOUNTED_BYTES:
+        memory = request_context.get().memory
+        if memory is None or memory.frame.bytes <= UNCOUNTED_BYTES:
             return function(*arguments, **keywords)
         return await self.call(function, *arguments, **keywords)
 

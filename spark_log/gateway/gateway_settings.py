@@ -28,8 +28,8 @@ class GatewaySettings:
     """sasl.server.max.receive.size: of a frame before the client has authenticated."""
     fetch_bytes_max: int = 55 * 1024 * 1024
     """fetch.max.bytes: records of a response, or one batch."""
-    memory_bytes_max: int = 256 * 1024 * 1024
-    """queued.max.request.bytes: frames, decompressed records and responses of all connections together."""
+    memory_bytes_max: int = 128 * 1024 * 1024
+    """queued.max.request.bytes: frames of all connections; their records and their responses have as much each."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
     """Records of one produce request, decompressed."""
     records_max: int = 1_000_000

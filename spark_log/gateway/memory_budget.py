@@ -1,13 +1,16 @@
-"""The memory that the requests of all connections hold together: frames, decompressed records, responses.
+"""The memory that the requests of all connections hold together: frames, decoded records, responses.
 
-A sender that stops in the middle of a frame, and a reader that does not take its response, hold memory for nothing.
-They may, while there is enough. When a request has waited for memory, the largest of them loses its connection.
+Each of the three has a budget, and a request that holds one waits only for the next one: a frame for the records in it,
+and both for the response. So requests never wait for each other in a circle. A sender that stops in the middle of a
+frame, and a reader that does not take its response, hold memory for nothing. They may, while there is enough; when
+another request has waited for it, the largest of them lose their connections.
 """
 
 import asyncio
 import logging
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
+from operator import itemgetter
 
 from spark_log import clock
 
@@ -17,33 +20,42 @@ UNCOUNTED_BYTES = 16 * 1024
 """Smaller frames and responses are not counted: they never wait for memory."""
 _PATIENCE_S = 0.25
 _STALLED_S = 1.0
+_BYTES_PER_S_MIN = 4 * 1024 * 1024
+"""A client that sends a frame more slowly may lose its connection when others need the memory."""
 
 
 class Hold:
-    """The memory of one request, from its first byte until its response is written."""
+    """The part of one request in a budget. After `close` it holds nothing any more."""
 
     def __init__(self, budget: "MemoryBudget", abort: Callable[[], None]) -> None:
         """`abort` closes the connection at once."""
         self._budget, self.abort = budget, abort
         self.bytes = 0
+        self.closed = False
         self.stalled_since_s: float | None = None
         """Since when it has waited for the client to send or to take bytes."""
 
     async def more(self, size: int) -> None:
-        """Hold so many bytes more, as soon as there is room. ConnectionAbortedError."""
-        await self._budget.take(self, size)
+        """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
+        if size > 0:
+            await self._budget.take(self, size)
 
-    def add(self, size: int) -> None:
-        """Hold bytes that exist already."""
-        self._budget.give(self, size)
-
-    def keep(self, size: int) -> None:
-        """Hold no more than so many bytes."""
-        if self.bytes > size:
+    def set(self, size: int) -> None:
+        """Hold so many bytes, which exist already."""
+        if not self.closed:
             self._budget.give(self, size - self.bytes)
 
     def waits_for_client(self, waits: bool) -> None:
         self.stalled_since_s = clock.monotonic_s() if waits else None
+
+    def has_received(self, size: int) -> None:
+        """The client has sent so many bytes."""
+        if self.stalled_since_s is not None:
+            self.stalled_since_s += size / _BYTES_PER_S_MIN
+
+    def close(self) -> None:
+        self.set(0)
+        self.closed = True
 
 
 class MemoryBudget:
@@ -53,28 +65,32 @@ class MemoryBudget:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         self._holds: set[Hold] = set()
-        self._waiting: deque[tuple[Hold, int, asyncio.Future[None]]] = deque()
+        self._waiting: list[tuple[Hold, int, asyncio.Future[None]]] = []
+        """By size: what needs little does not wait behind what needs much."""
 
     def hold(self, abort: Callable[[], None]) -> Hold:
         """A hold of no bytes."""
         return Hold(self, abort)
 
     async def take(self, hold: Hold, size: int) -> None:
-        """Give the bytes to the hold, in the order of the calls."""
-        if not self._waiting and self._has_room(hold, size):
+        """Give the bytes to the hold: the fewest first, of as many in the order of the calls."""
+        if hold.closed:
+            raise ConnectionAbortedError("the connection has ended")
+        if self._has_room(hold, size) and not (self._waiting and self._waiting[0][1] <= size):
             self.give(hold, size)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = hold, size, granted
-        self._waiting.append(entry)
+        insort(self._waiting, entry, key=itemgetter(1))
         try:
             while not (await asyncio.wait([granted], timeout=_PATIENCE_S))[0]:
-                self._end_one_that_stalls()
+                self._end_those_that_stall(entry)
             granted.result()
         except BaseException:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif not granted.cancelled() and granted.exception() is None:
+                self._serve_waiting()
+            elif not granted.cancelled() and granted.exception() is None and not hold.closed:
                 self.give(hold, -size)
             raise
 
@@ -94,24 +110,42 @@ class MemoryBudget:
         return self.bytes_held + size <= self.bytes_max or self.bytes_held == hold.bytes
 
     def _serve_waiting(self) -> None:
-        while self._waiting and self._has_room(*self._waiting[0][:2]):
-            hold, size, granted = self._waiting.popleft()
-            if not granted.done():
-                hold.bytes += size
-                self.bytes_held += size
-                self._holds.add(hold)
-                granted.set_result(None)
+        while self._waiting:
+            hold, size, granted = self._waiting[0]
+            if not (hold.closed or self._has_room(hold, size)):
+                return
+            del self._waiting[0]
+            if granted.done():
+                continue
+            if hold.closed:
+                granted.set_exception(ConnectionAbortedError("the connection has ended"))
+                continue
+            hold.bytes += size
+            self.bytes_held += size
+            self._holds.add(hold)
+            granted.set_result(None)
 
-    def _end_one_that_stalls(self) -> None:
+    def _end_those_that_stall(self, waiting: tuple[Hold, int, "asyncio.Future[None]"]) -> None:
+        """Close the connections of the largest holds that wait for their clients, until another hold has room."""
+        for_hold, size, granted = waiting
         until_s = clock.monotonic_s() - _STALLED_S
-        stalled = [hold for hold in self._holds if hold.stalled_since_s is not None and hold.stalled_since_s <= until_s]
-        if not stalled:
-            return
-        largest = max(stalled, key=lambda hold: hold.bytes)
-        logger.warning("a connection that held %d bytes and did not go on was closed", largest.bytes)
-        for hold, _, granted in self._waiting:
-            if hold is largest and not granted.done():
-                granted.set_exception(ConnectionAbortedError("the gateway needs the memory"))
-        self._waiting = deque(entry for entry in self._waiting if entry[0] is not largest)
-        largest.stalled_since_s = None
-        largest.abort()
+        stalled = sorted(
+            (hold for hold in self._holds if hold.stalled_since_s is not None and hold.stalled_since_s <= until_s),
+            key=lambda hold: hold.bytes,
+        )
+        while stalled and not granted.done() and not self._has_room(for_hold, size):
+            largest = stalled.pop()
+            logger.warning("a connection that held %d bytes and did not go on was closed", largest.bytes)
+            largest.abort()
+            largest.close()
+
+
+class RequestMemory:
+    """What one request holds of each budget, until its response is written or its client has gone."""
+
+    def __init__(self, frames: MemoryBudget, records: MemoryBudget, responses: MemoryBudget, abort: Callable[[], None]):
+        self.frame, self.records, self.response = frames.hold(abort), records.hold(abort), responses.hold(abort)
+
+    def close(self) -> None:
+        for hold in (self.frame, self.records, self.response):
+            hold.close()

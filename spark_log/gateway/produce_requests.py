@@ -9,7 +9,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from spark_log.append.rules import Acks
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light
+from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light, decoded_bytes_max
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, client_message, error_code
 from spark_log.gateway.request_context import request_context
@@ -85,11 +85,12 @@ async def _checked(gateway: "Gateway", batches: Sequence[SentBatch], client: Cli
     """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
     if are_light(batches):
         return batches
-    settings, hold = gateway.settings, request_context.get().hold
+    settings, memory = gateway.settings, request_context.get().memory
+    assert memory is not None
     limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
+    await memory.records.more(decoded_bytes_max(batches, limits))
     checked = await gateway.bulkheads.run(Lane.CODEC, client.key, partial(gateway.appender.check, batches, limits))
-    assert hold is not None
-    await hold.more(sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
+    memory.records.set(sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
     return checked
 
 
@@ -120,5 +121,5 @@ def _code(error: Exception) -> int:
 
 APIS = (
     # librdkafka stops compressing without saying so if versions below 3 are not advertised
-    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS),
+    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS, lane=Lane.CODEC),
 )

@@ -32,7 +32,7 @@ from spark_log.segments.slices import Slice
 _SCHEMA = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
 _SEGMENTS_PLANNED = 32
 _INLINE_BYTES_PLANNED = 8 * 1024 * 1024
-_BATCH_BYTES = 1024 * 1024
+BATCH_BYTES = 1024 * 1024
 """Encoded batches have about so many bytes at most, or one record."""
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -199,7 +199,7 @@ def _parts(records: pa.RecordBatch, timestamp_type: TimestampType) -> Iterator[p
     batch's largest timestamp.
     """
     row_bytes: int = max(1, records.nbytes // max(1, records.num_rows))
-    rows = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // row_bytes))
+    rows = max(1, min(_BATCH_RECORDS, BATCH_BYTES // row_bytes))
     ends = [records.num_rows]
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         ends = [*(np.flatnonzero(np.diff(_times_ms(records))) + 1).tolist(), records.num_rows]

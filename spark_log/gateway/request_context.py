@@ -7,7 +7,7 @@ from time import thread_time
 from typing import ParamSpec, TypeVar
 
 from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.memory_budget import Hold
+from spark_log.gateway.memory_budget import RequestMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,14 +30,14 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """`lane`, `key`: whose threads its blocking calls use. `hold`: its memory; None for calls of the gateway itself.
+    """`lane`, `key`: whose threads its blocking calls use. `memory` is None for calls of the gateway itself.
 
     `cpu` is None while CPU time is not measured, which quota request_percentage limits.
     """
 
     lane: Lane = Lane.OWN
     key: str = ""
-    hold: Hold | None = None
+    memory: RequestMemory | None = None
     cpu: CpuTime | None = None
 
 

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import (
+    DiskFullError,
     InvalidConfigurationError,
     MetadataConflictError,
     MetadataStoreError,
@@ -43,7 +44,7 @@ RAISED = {
     "aborted transaction": ("25P02", MetadataStoreError),
     "no privilege": ("42501", MetadataStoreError),
     "no table": ("42P01", MetadataStoreError),
-    "disk full": ("53100", StorageUnavailableError),
+    "disk full": ("53100", DiskFullError),
     "I/O error": ("58030", StorageUnavailableError),
     "internal": ("XX000", MetadataStoreError),
     "corrupted": ("XX001", MetadataStoreError),

@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from kafka.protocol.consumer import FetchRequest, HeartbeatRequest, OffsetCommitRequest
@@ -17,9 +18,12 @@ from kafka.protocol.metadata import MetadataRequest
 from spark_log import Cluster, Consumer, Producer
 from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway.gateway_settings import limits_of
-from tests.support.costly_requests import HOSTILE_ADDRESS, costly_fetches, frame_of, produce_of
+from spark_log.records.kafka_batch.encode import encode
+from spark_log.records.kafka_batch.header import HEADER_BYTES
+from tests.support.costly_requests import HOSTILE_ADDRESS, batch_of, costly_fetches, frame_of, produce_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.kafka_batches import stored
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make
 from tests.support.wire_producer import WireProducer
@@ -171,6 +175,12 @@ def connected(gateway, address=HOSTILE_ADDRESS):
     return socket.create_connection(("127.0.0.1", gateway.port), timeout=30, source_address=(address, 0))
 
 
+def compressed(values):
+    """A batch of one record with this value, in zstd."""
+    batch = encode(stored([(1, None, values, [])]), base_offset=0, last_offset=0, leader_epoch=0)
+    return batch_of(pa.compress(batch[HEADER_BYTES:], codec="zstd", asbytes=True), 1, 4)
+
+
 def is_closed(connection):
     """Whether the gateway closes the connection, within the time-out."""
     with suppress(ConnectionError):
@@ -194,6 +204,44 @@ def test_unfinished_frames_of_one_client_leave_memory_for_others(gateway_of):
     finally:
         for connection in connections:
             connection.close()
+
+
+def test_requests_of_clients_that_have_gone_hold_no_memory(gateway_of):
+    gateway = gateway_of("queued.max.request.bytes=20000000")
+    bombs = produce_of("flights", [compressed(bytes(10_000_000))] * 3)
+    for _ in range(4):
+        connection = connected(gateway)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with suppress(OSError):
+            connection.sendall(bombs * 20)
+        connection.close()  # a reset
+    with connected(gateway, "127.0.0.1") as good:
+        good.sendall(produce_of("flights", [os.urandom(900_000)]))
+        assert good.recv(4)
+
+
+def test_requests_that_become_large_do_not_wait_for_each_other(gateway_of):
+    gateway = gateway_of("queued.max.request.bytes=20000000")
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(gateway)) for _ in range(4)]
+        frame = produce_of("flights", [compressed(os.urandom(900_000))] * 10)
+        for connection in connections:
+            connection.sendall(frame)
+        for connection in connections:
+            assert connection.recv(4)
+
+
+def test_a_response_that_was_read_takes_no_memory(address, tmp_path):
+    with gateway_on(address, tmp_path) as gateway, ExitStack() as stack:
+        frame = next(costly_fetches())
+        for _ in range(8):
+            connection = stack.enter_context(connected(gateway))
+            connection.sendall(frame)
+            left = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+            while left:
+                left -= len(connection.recv(min(left, 1 << 20)))
+        status = Path(f"/proc/{gateway.pid}/status").read_text()
+        assert int(status.partition("VmRSS:")[2].split()[0]) / 1024 < 500
 
 
 def sockets_of(pid):

@@ -98,7 +98,12 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
 async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> tuple[Message | None, bool]:
     """The response, and whether it refuses something."""
     rules, access = RIGHTS[api.name], client.access
-    code = await gateway.compute(_refused_whole, rules, request, access)
+    # what precedes the handler of a pipelined API runs in the order of the requests: it must not wait
+    code = (
+        _refused_whole(rules, request, access)
+        if api.pipelined
+        else await gateway.compute(_refused_whole, rules, request, access)
+    )
     if code is not None:
         return refusal(request, code), True
     names: Mapping[uuid.UUID, str] = {}
@@ -109,7 +114,10 @@ async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Cli
     empty = False
     for rule in rules:
         if isinstance(rule, Each):
-            empty |= await gateway.compute(_take_refused, rule, request, access, names, refusals)
+            if api.pipelined:
+                empty |= _take_refused(rule, request, access, names, refusals)
+            else:
+                empty |= await gateway.compute(_take_refused, rule, request, access, names, refusals)
     if refusals and hasattr(request, "max_wait_ms"):
         request.max_wait_ms = 0  # a fetch with an error is answered at once
     response = refusal(request, NONE) if empty else await api.handler(gateway, request, client)

@@ -21,7 +21,6 @@ class Client:
 
     def close(self):
         self.closed = True
-        self.hold.keep(0)
 
     def stall(self, seconds):
         self.hold.stalled_since_s = clock.monotonic_s() - seconds
@@ -33,19 +32,17 @@ async def begun(client, size):
     return task
 
 
-def test_memory_is_given_in_the_order_in_which_it_was_asked_for():
+def test_what_needs_little_does_not_wait_behind_what_needs_much():
     async def run():
         budget = MemoryBudget(100)
         first, second, third = (Client(budget) for _ in range(3))
         await first.hold.more(80)
         large, small = await begun(second, 60), await begun(third, 10)
-        assert not large.done() and not small.done()
-        first.hold.keep(0)
-        await asyncio.gather(large, small)
+        await asyncio.wait_for(small, 10)
+        assert not large.done()
+        first.hold.close()
+        await asyncio.wait_for(large, 10)
         assert budget.bytes_held == 70
-        for client in (second, third):
-            client.hold.keep(0)
-        assert budget.bytes_held == 0
 
     asyncio.run(run())
 
@@ -74,24 +71,52 @@ def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on():
         task = await begun(waiting, 40)
         await asyncio.sleep(0.1)
         assert not stalled.closed and not task.done()
-        busy.hold.keep(0)
+        busy.hold.close()
         await asyncio.wait_for(task, 10)
 
     asyncio.run(run())
 
 
-def test_a_frame_that_waits_for_the_memory_of_its_end_is_closed_too():
+def test_as_many_are_closed_as_the_first_that_waits_needs():
     async def run():
         budget = MemoryBudget(100)
-        halves = [Client(budget) for _ in range(2)]
-        for client in halves:
-            await client.hold.more(50)
+        stalled = [Client(budget) for _ in range(5)]
+        for client in stalled:
+            await client.hold.more(20)
             client.stall(10)
-        tasks = [await begun(client, 50) for client in halves]
-        done, _ = await asyncio.wait(tasks, timeout=10)
-        assert len(done) == 2
-        assert sorted(client.closed for client in halves) == [False, True]
-        assert sum(isinstance(task.exception(), ConnectionAbortedError) for task in tasks) == 1
+        waiting = Client(budget)
+        await asyncio.wait_for(waiting.hold.more(50), 10)
+        assert sum(client.closed for client in stalled) == 3
+
+    asyncio.run(run())
+
+
+def test_a_client_that_sends_on_is_not_stalled():
+    async def run():
+        hold = Client(MemoryBudget(100)).hold
+        hold.waits_for_client(True)
+        before_s = hold.stalled_since_s
+        hold.has_received(4 * 1024 * 1024)
+        assert hold.stalled_since_s == pytest.approx(before_s + 1)
+
+    asyncio.run(run())
+
+
+def test_a_request_whose_connection_has_ended_holds_nothing_and_waits_no_longer():
+    async def run():
+        budget = MemoryBudget(100)
+        first, second, third = (Client(budget) for _ in range(3))
+        await first.hold.more(100)
+        task = await begun(second, 100)
+        second.hold.close()
+        first.hold.close()
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), ConnectionAbortedError)
+        second.hold.set(100)
+        with pytest.raises(ConnectionAbortedError):
+            await second.hold.more(1)
+        assert budget.bytes_held == 0
+        await asyncio.wait_for(third.hold.more(100), 10)
 
     asyncio.run(run())
 
@@ -104,7 +129,7 @@ def test_who_no_longer_waits_is_given_nothing():
         task = await begun(second, 100)
         task.cancel()
         await asyncio.wait([task])
-        first.hold.keep(0)
+        first.hold.close()
         assert budget.bytes_held == 0
 
     asyncio.run(run())
