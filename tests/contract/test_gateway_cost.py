@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from kafka.protocol.consumer import FetchRequest, HeartbeatRequest, OffsetCommitRequest
 from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log import Cluster, Consumer, Producer
 from spark_log.errors import InvalidConfigurationError
@@ -26,7 +27,7 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make
-from tests.support.wire_producer import WireProducer
+from tests.support.wire_producer import WireProducer, transactional_batch
 
 MEMORY_MB_MAX = 1_500
 ANSWER_S_MAX = 2.0
@@ -242,6 +243,25 @@ def test_a_response_that_was_read_takes_no_memory(address, tmp_path):
                 left -= len(connection.recv(min(left, 1 << 20)))
         status = Path(f"/proc/{gateway.pid}/status").read_text()
         assert int(status.partition("VmRSS:")[2].split()[0]) / 1024 < 500
+
+
+def test_large_and_small_requests_of_a_producer_stay_in_order_where_rights_are_checked(address, tmp_path):
+    with Cluster.open(address) as cluster:
+        make(cluster, "flights", 1)
+    options = ("--acls", "--super-users", "User:ANONYMOUS")
+    with GatewayProcess(tmp_path, address, *options) as gateway, WireConnection(gateway.port) as connection:
+        producer = WireProducer(connection, name=None)
+        kind = ProduceRequest.TopicProduceData
+        requests = []
+        for sequence in range(12):
+            value = bytes(10 if sequence % 2 else 60_000)
+            batch = transactional_batch(value, producer.producer_id, producer.epoch, sequence, flag=0)
+            data = [kind(name="flights", partition_data=[kind.PartitionProduceData(index=0, records=batch)])]
+            requests.append(ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data))
+        for request in requests:
+            connection.send(request, 8)
+        answers = [connection.receive(request, 8).responses[0].partition_responses[0] for request in requests]
+        assert [(answer.error_code, answer.base_offset) for answer in answers] == [(0, number) for number in range(12)]
 
 
 def sockets_of(pid):
