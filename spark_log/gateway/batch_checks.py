@@ -1,6 +1,6 @@
 """The checks of record batches that clients send, before they are appended: each batch is checked alone.
 
-What costs little comes first. The topic, the partition and the size of a batch are checked before it is decompressed,
+Cheap checks come first: the topic, the partition and the size of a batch are checked before it is decompressed,
 and a request has a bound on what its batches may become.
 """
 

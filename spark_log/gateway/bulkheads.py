@@ -35,7 +35,7 @@ class Lane(Enum):
 
 @dataclass
 class _Share:
-    """What one key has of a lane."""
+    """The threads of a lane that one key may use."""
 
     threads: asyncio.Semaphore
     users: int = 0

@@ -141,7 +141,7 @@ class MemoryBudget:
 
 
 class RequestMemory:
-    """What one request holds of each budget, until its response is written or its client has gone."""
+    """The part of one request in each budget, until its response is written or its client has gone."""
 
     def __init__(self, frames: MemoryBudget, records: MemoryBudget, responses: MemoryBudget, abort: Callable[[], None]):
         self.frame, self.records, self.response = frames.hold(abort), records.hold(abort), responses.hold(abort)

@@ -1,4 +1,4 @@
-"""What the gateway keeps about the request that the current task answers."""
+"""Facts about the request that the current task answers."""
 
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,4 +1,4 @@
-"""What a request may cost its gateway: decided from its bytes, before any object is made of them.
+"""Limits of what a request may cost its gateway, checked on its bytes before any object is made of them.
 
 An attacker chooses every byte. kafka-python's decoder makes an object for each element, reads a varint to its end
 however long that is, and copies the rest of the frame for each struct that has tagged fields. So a request is walked
@@ -24,7 +24,7 @@ ELEMENTS_MAX = 20_000
 ELEMENTS_OF_TRANSACTIONS_MAX = 2_000
 """The same, where each element may be a transaction of the store (a broker's max.request.partition.size.limit)."""
 _COPIED_BYTES_MAX = 16 * 1024 * 1024
-"""What the decoder may copy because of tagged fields."""
+"""Bytes that the decoder may copy because of tagged fields."""
 _VARINT_BYTES_MAX = 5
 
 

@@ -98,7 +98,7 @@ async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "
 async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> tuple[Message | None, bool]:
     """The response, and whether it refuses something."""
     rules, access = RIGHTS[api.name], client.access
-    # what precedes the handler of a pipelined API runs in the order of the requests: it must not wait
+    # a pipelined API reaches its handler without waiting, so that requests stay in their order
     code = (
         _refused_whole(rules, request, access)
         if api.pipelined

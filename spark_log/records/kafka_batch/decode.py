@@ -68,7 +68,7 @@ class _Body:
 
 @dataclass(frozen=True)
 class DecodingLimits:
-    """What the batches of one call may become, all together."""
+    """Limits of the decoded batches of one call, all together."""
 
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     records_max: int = RECORDS_MAX
