@@ -1,6 +1,6 @@
 """Tables of the store itself: its identity and settings, and commits whose answer was lost."""
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, LargeBinary, String, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, LargeBinary, String, Text, text
 
 from spark_log.metadata.tables.definition import column, tables_of
 
@@ -41,7 +41,7 @@ cluster = _table(
         "cluster settings that differ from the defaults: JSON, dotted name to text",
         server_default="{}",
     ),
-    column("beat", BigInteger, "number of the coordinator's last beat (PostgreSQL)", server_default="0"),
+    column("beat", BigInteger, "number of the coordinator's last beat (PostgreSQL)", server_default=text("0")),
     column("beat_ms", BigInteger, "store clock; time of that beat; NULL: there has been none", nullable=True),
     column(
         "synchronous",
