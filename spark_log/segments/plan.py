@@ -36,7 +36,7 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
 class Found(NamedTuple):
     """The present positions of a partition, and the id of its topic, which differs after the topic was recreated.
 
-    Whoever keeps records must forget them when `rewrites` has grown.
+    A reader that keeps records must forget them when `rewrites` has grown.
     """
 
     topic_id: TopicId

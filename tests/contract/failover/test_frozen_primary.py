@@ -23,7 +23,7 @@ GAP_S_MAX = 25.0
 
 
 class Acknowledgements:
-    """What a producer process prints, read in a thread."""
+    """The output of a producer process, read in a thread."""
 
     def __init__(self, process):
         self.places = {}

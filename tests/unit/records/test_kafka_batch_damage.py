@@ -21,7 +21,7 @@ from spark_log.records.kafka_batch.varint import varint
 from tests.support.kafka_batches import MUTATIONS, RECORDS, damaged, decoded, rows_of, stored, with_checksum
 
 BYTES = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xFF)
-"""What a byte of a batch becomes, besides itself with one bit flipped."""
+"""Values that a byte of a batch gets, besides itself with one bit flipped."""
 COUNTS = [1, FEW, FEW + 1, 1_000]
 _BASE_TIMESTAMP, _MAX_TIMESTAMP = 27, 35
 
