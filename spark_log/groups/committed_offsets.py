@@ -12,7 +12,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
-from spark_log.config.values import INT64_MAX, can_be_stored
+from spark_log.config.values import INT64_MAX
 from spark_log.errors import (
     IllegalArgumentError,
     OffsetMetadataTooLargeError,
@@ -73,8 +73,6 @@ def check_commits(
             size = len(text.encode())
         except (AttributeError, UnicodeEncodeError):
             raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text in UTF-8") from None
-        if not can_be_stored(text):
-            raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} has characters that cannot be stored")
         if size > settings.offset_metadata_max_bytes:
             raise OffsetMetadataTooLargeError(
                 f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"

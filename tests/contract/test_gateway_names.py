@@ -16,7 +16,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.topics import make
 
-NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, INVALID_REQUEST = 0, 23, 24, 25, 42
+NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID = 0, 23, 24, 25
 UNKNOWN_SERVER_ERROR = -1
 NUL = "a\0b"
 
@@ -116,8 +116,7 @@ def test_commits_with_a_nul_in_a_name_are_refused(cluster, gateway):
         assert commit(wire, group_id=NUL) == INVALID_GROUP_ID
         assert commit(wire, member_id=NUL) == UNKNOWN_MEMBER_ID
         assert commit(wire, member_id="m", group_instance_id=NUL) == UNKNOWN_MEMBER_ID
-        assert commit(wire, metadata=NUL) == INVALID_REQUEST
-        assert commit(wire) == NONE
+        assert commit(wire, metadata=NUL) == NONE, "free text, not a name"
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])
