@@ -47,7 +47,7 @@ class Client:
 
     @property
     def key(self) -> str:
-        """Whose share of the gateway's threads its requests use, where they name no group or transactional id."""
+        """Whose share of the gateway's threads its requests use."""
         return f"{self.principal}@{self.host}"
 
     @property

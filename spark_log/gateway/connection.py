@@ -42,7 +42,7 @@ _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
 _INT32_MAX = 2**31 - 1
-_NAMES_OF_KEY = ("group_id", "transactional_id", "v3_and_below_transactional_id")
+_NAMES = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
 
 class Connection:
@@ -216,8 +216,8 @@ class Connection:
         """`share`: the bucket that pays for the CPU time, and what it was charged already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
         cpu = None if share is None else CpuTime()
-        key = next((name for field in _NAMES_OF_KEY if (name := getattr(request, field, None))), client.key)
-        request_context.set(RequestContext(api.lane, key, memory, cpu))
+        name = next((value for field in _NAMES if (value := getattr(request, field, None))), None)
+        request_context.set(RequestContext(api.lane, client.key, name, memory, cpu))
         if api.key == _FETCH:
             bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
             request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, bytes_max)

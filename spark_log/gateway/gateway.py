@@ -152,7 +152,7 @@ class Gateway:
         work = partial(function, *arguments, **keywords)
         if context.cpu is not None:
             work = partial(context.cpu.measure, work)
-        return await self.bulkheads.run(context.lane, context.key, work)
+        return await self.bulkheads.run(context.lane, context.client, work, context.name)
 
     async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""

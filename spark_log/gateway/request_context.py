@@ -30,13 +30,15 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """`lane`, `key`: whose threads its blocking calls use. `memory` is None for calls of the gateway itself.
+    """`lane`, `client` and `name` say whose threads its blocking calls use (see `Bulkheads`).
 
-    `cpu` is None while CPU time is not measured, which quota request_percentage limits.
+    `memory` is None for calls of the gateway itself. `cpu` is None while CPU time is not measured, which quota
+    request_percentage limits.
     """
 
     lane: Lane = Lane.OWN
-    key: str = ""
+    client: str = ""
+    name: str | None = None
     memory: RequestMemory | None = None
     cpu: CpuTime | None = None
 

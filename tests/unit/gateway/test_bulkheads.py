@@ -6,21 +6,23 @@ import threading
 from spark_log.gateway.bulkheads import Bulkheads, Lane
 
 
-def test_a_group_leaves_threads_for_others_and_groups_leave_those_of_other_kinds():
+def test_a_group_leaves_threads_for_others_a_client_with_many_groups_too_and_groups_for_other_kinds():
     async def run():
         bulkheads, go_on = Bulkheads(), threading.Event()
         try:
             slow = [
-                asyncio.create_task(bulkheads.run(Lane.GROUP, "slow", lambda: go_on.wait(60)))
+                asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), "slow"))
                 for _ in range(Lane.GROUP.threads * 3)
             ]
             await asyncio.sleep(0)
-            assert await asyncio.wait_for(bulkheads.run(Lane.GROUP, "other", lambda: 1), 30) == 1
+            assert await asyncio.wait_for(bulkheads.run(Lane.GROUP, "client", lambda: 1, "other"), 30) == 1
             slow += [
-                asyncio.create_task(bulkheads.run(Lane.GROUP, f"slow {number}", lambda: go_on.wait(60)))
+                asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), f"invented {number}"))
                 for number in range(Lane.GROUP.threads)
             ]
             await asyncio.sleep(0)
+            other_client = bulkheads.run(Lane.GROUP, "other client", lambda: 3, "its group")
+            assert await asyncio.wait_for(other_client, 30) == 3
             assert await asyncio.wait_for(bulkheads.run(Lane.METADATA, "", lambda: 2), 30) == 2
         finally:
             go_on.set()
