@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from spark_log.gateway.access.authorization import EVERYTHING, Access
@@ -60,6 +61,8 @@ class Client:
         return None
 
 
+_OWNER_FIELDS = ("group_id", "transactional_id", "v3_and_below_transactional_id")
+
 Handler = Callable[["Gateway", Message, Client], Awaitable[Message | None]]
 """Answers a request; None: the client expects no answer. Its part before the first `await` runs in the order of the
 requests of a connection."""
@@ -81,14 +84,19 @@ class Api:
     limits: RequestLimits = ORDINARY
     lane: Lane = Lane.ADMIN
 
-    @property
+    @cached_property
     def key(self) -> int:
         return int(self.request.API_KEY)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Kafka's name, such as ListOffsets."""
         return self.request.__name__.removesuffix("Request")
+
+    @cached_property
+    def owner_field(self) -> str | None:
+        """The field that has the group or transactional id, if its requests have one."""
+        return next((field for field in _OWNER_FIELDS if field in self.request._struct.fields), None)
 
     def serves(self, version: int) -> bool:
         low, high = self.advertised

@@ -9,8 +9,8 @@ from spark_log.gateway.wire import MalformedRequestError
 
 STREAM_BYTES = 64 * 1024
 """asyncio reads ahead up to twice as much, of each connection."""
-_HEADER_BYTES, _ID_START = 8, 10
-"""Bytes of API key, version and correlation id; and of the length of the client id besides."""
+_ID_START = 10
+"""Bytes of API key, version, correlation id, and the length of the client id."""
 _STEP_BYTES = 256 * 1024
 
 
@@ -48,7 +48,10 @@ async def start_server(connected: Connected, host: str, port: int, *, reuse_port
 
 
 class FrameStart(NamedTuple):
-    """`data`: the bytes up to the end of the client id; `size`: those of the whole frame, without its length."""
+    """`data` has the bytes up to the end of the client id, or the whole frame if it is small.
+
+    `size` is the number of bytes of the whole frame, without its length.
+    """
 
     size: int
     api_key: int
@@ -61,22 +64,21 @@ async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], in
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    data = await reader.readexactly(_HEADER_BYTES)
+    data = await reader.readexactly(_ID_START)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-    data += await reader.readexactly(_ID_START - _HEADER_BYTES)
-    id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
+    id_size = max(0, int.from_bytes(data[8:], "big", signed=True))
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
-    data += await reader.readexactly(id_size)
-    return FrameStart(size, api_key, data[_ID_START:].decode(errors="replace"), data)
+    data += await reader.readexactly(size - _ID_START if size <= UNCOUNTED_BYTES else id_size)
+    return FrameStart(size, api_key, data[_ID_START : _ID_START + id_size].decode(errors="replace"), data)
 
 
 async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
     """The whole frame, without its length. A large one is read as soon as there is memory for all of it."""
-    if start.size <= UNCOUNTED_BYTES:
-        return memoryview(start.data + await reader.readexactly(start.size - len(start.data)))
+    if len(start.data) == start.size:
+        return memoryview(start.data)
     await hold.more(start.size)
     frame = bytearray(start.data)
     hold.waits_for_client(True)

@@ -174,6 +174,8 @@ def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, ob
 
 
 APIS = (
-    Api(OffsetCommitRequest, with_storable_names(offset_commit), advertised=(2, 9), lane=Lane.GROUP),
+    Api(
+        OffsetCommitRequest, with_storable_names(OffsetCommitRequest, offset_commit), advertised=(2, 9), lane=Lane.GROUP
+    ),
     Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9), lane=Lane.GROUP),
 )

@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
+
+from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
 from spark_log.gateway.access.authorization import EVERYTHING, Access, authorized
@@ -39,10 +41,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
+_BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
 _INT32_MAX = 2**31 - 1
-_NAMES = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
 
 class Connection:
@@ -216,7 +218,7 @@ class Connection:
         """`share`: the bucket that pays for the CPU time, and what it was charged already."""
         quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
         cpu = None if share is None else CpuTime()
-        name = next((value for field in _NAMES if (value := getattr(request, field, None))), None)
+        name = None if api.owner_field is None else getattr(request, api.owner_field) or None
         request_context.set(RequestContext(api.lane, client.key, name, memory, cpu))
         if api.key == _FETCH:
             bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
@@ -231,7 +233,7 @@ class Connection:
         done = counters.requests[api.name]
         done.count += 1
         done.seconds += clock.monotonic_s() - began_s
-        bytes_rate = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}.get(api.key)
+        bytes_rate = _BYTES_RATES.get(api.key)
         used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
@@ -286,13 +288,20 @@ class _Answer:
         self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
+@cache
+def _array_fields(kind: type) -> list[str]:
+    fields = kind._struct.fields  # type: ignore[attr-defined]
+    return [name for name, field in fields.items() if isinstance(field, ArrayField)]
+
+
 def _is_large(response: Message) -> bool:
     """Whether encoding it may take long: an array of it is long, or of the first elements of an array."""
     for _ in range(2):
-        arrays = [value for field in response._struct.fields if isinstance(value := getattr(response, field), list)]
+        fields = _array_fields(type(response))  # type: ignore[arg-type]
+        arrays = [value for field in fields if (value := getattr(response, field))]
         if any(len(array) > _LARGE_ELEMENTS for array in arrays):
             return True
-        response = next((array[0] for array in arrays if array and hasattr(array[0], "_struct")), None)
+        response = next((array[0] for array in arrays if hasattr(array[0], "_struct")), None)
         if response is None:
             return False
     return False

@@ -167,8 +167,20 @@ def _leave(gateway: "Gateway", me: Identity) -> int:
 
 
 APIS = (
-    Api(JoinGroupRequest, with_storable_names(join_group), advertised=(0, 9), lane=Lane.GROUP),
-    Api(SyncGroupRequest, with_storable_names(sync_group), advertised=(0, 5), lane=Lane.GROUP),
-    Api(HeartbeatRequest, with_storable_names(heartbeat), advertised=(0, 4), limits=TINY, lane=Lane.GROUP),
-    Api(LeaveGroupRequest, with_storable_names(leave_group), advertised=(0, 5), limits=TRANSACTIONS, lane=Lane.GROUP),
+    Api(JoinGroupRequest, with_storable_names(JoinGroupRequest, join_group), advertised=(0, 9), lane=Lane.GROUP),
+    Api(SyncGroupRequest, with_storable_names(SyncGroupRequest, sync_group), advertised=(0, 5), lane=Lane.GROUP),
+    Api(
+        HeartbeatRequest,
+        with_storable_names(HeartbeatRequest, heartbeat),
+        advertised=(0, 4),
+        limits=TINY,
+        lane=Lane.GROUP,
+    ),
+    Api(
+        LeaveGroupRequest,
+        with_storable_names(LeaveGroupRequest, leave_group),
+        advertised=(0, 5),
+        limits=TRANSACTIONS,
+        lane=Lane.GROUP,
+    ),
 )

@@ -31,10 +31,10 @@ class Heartbeats:
         """Keep the session alive. True: the member must join again; the heartbeat of a member of the consumer protocol
         must be handled alone. UnknownMemberIdError, FencedInstanceIdError, MetadataStoreUnavailableError.
         """
-        if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
-            raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
         if self._store.changes.exact and self._is_known(beat):
             return False
+        if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
+            raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
         answer = await self._reads.submit(beat)
         if answer.renewal_due and not await self._renewals.submit(beat):
             answer = await self._reads.submit(beat)

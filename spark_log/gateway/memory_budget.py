@@ -42,7 +42,7 @@ class Hold:
 
     def set(self, size: int) -> None:
         """Hold so many bytes, which exist already."""
-        if not self.closed:
+        if size != self.bytes and not self.closed:
             self._budget.give(self, size - self.bytes)
 
     def waits_for_client(self, waits: bool) -> None:

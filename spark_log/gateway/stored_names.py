@@ -3,7 +3,6 @@
 Such requests are refused before their handlers, with the same codes on both stores.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from spark_log.config.values import can_be_stored
@@ -25,22 +24,19 @@ _CODES = {
 }
 
 
-def with_storable_names(handler: Handler) -> Handler:
+def with_storable_names(request_type: type[Message], handler: Handler) -> Handler:
     """The handler of a request of a member, which answers what it cannot store with an error for the whole request."""
+    fields = request_type._struct.fields
+    names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
 
     async def checked(gateway: "Gateway", request: Message, client: Client) -> Message | None:
-        for name, text in _names(request):
-            if not can_be_stored(text):
+        for name in names:
+            text = getattr(request, name)
+            if text is not None and not can_be_stored(text):
                 return refusal(request, _CODES[name])
+        for protocol in request.protocols if has_protocols else ():
+            if not can_be_stored(protocol.name):
+                return refusal(request, _CODES["protocol_name"])
         return await handler(gateway, request, client)
 
     return checked
-
-
-def _names(request: Message) -> Iterator[tuple[str, str]]:
-    for name in _CODES:
-        text = getattr(request, name, None)
-        if isinstance(text, str):
-            yield name, text
-    for protocol in getattr(request, "protocols", None) or ():
-        yield "protocol_name", protocol.name

@@ -210,6 +210,11 @@ APIS = (
     Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4), limits=TINY, lane=Lane.TRANSACTION),
     Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3), lane=Lane.TRANSACTION),
     Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
-    Api(TxnOffsetCommitRequest, with_storable_names(txn_offset_commit), advertised=(0, 3), lane=Lane.TRANSACTION),
+    Api(
+        TxnOffsetCommitRequest,
+        with_storable_names(TxnOffsetCommitRequest, txn_offset_commit),
+        advertised=(0, 3),
+        lane=Lane.TRANSACTION,
+    ),
     Api(EndTxnRequest, end_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
 )
