@@ -2,7 +2,8 @@
 // "series": [{"name": "...", "values": [number or null, ...]}, ...]}; `data-unit` names the unit of the values.
 "use strict";
 
-const COLOURS = ["#2f7fb8", "#c2651a", "#3f8f4f", "#9b4f96", "#a4262c", "#6b7280", "#8a6d00", "#00808a"];
+// Each has a contrast of 3:1 and more to the light and to the dark page (WCAG 2.2, 1.4.11).
+const COLOURS = ["#2f7fb8", "#c2651a", "#3f8f4f", "#9b4f96", "#d0454c", "#6b7280", "#8a6d00", "#00808a"];
 const POINTS_MAX = 12; // of a short history, which may have a single point and no line
 const RETRY_MS = 5000; // a new cluster has its first figures some seconds after the console's start
 
@@ -58,4 +59,5 @@ function drawAll(root) {
 }
 
 document.addEventListener("DOMContentLoaded", () => drawAll(document));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document));
 document.addEventListener("htmx:load", (event) => { if (event.target !== document.body) drawAll(event.target); });
