@@ -102,7 +102,7 @@ def gateway(
     from spark_log.extras import install_extra
 
     try:
-        from spark_log.gateway.gateway import Gateway
+        from spark_log.gateway.server import Gateway
     except ModuleNotFoundError as error:
         raise InvalidConfigurationError(
             f"the gateway needs a package that is not installed ({error.name}): {install_extra('gateway')}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.coordinator.coordinator import Coordinator
-    from spark_log.gateway.gateway import Gateway
+    from spark_log.gateway.server import Gateway
     from spark_log.metrics.http_server import Probe
 
 MetricsPort_ = Annotated[

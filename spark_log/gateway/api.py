@@ -1,20 +1,17 @@
 """The description of an API of the protocol in a gateway, and the arguments of its handler."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from spark_log.gateway.access.authorization import EVERYTHING, Access
+from spark_log.gateway.access.access import EVERYTHING, Access
+from spark_log.gateway.access.rights import Rule
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.request_limits import ORDINARY, RequestLimits
-from spark_log.gateway.wire import Message
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
-
+from spark_log.gateway.services import Services
+from spark_log.gateway.wire import Message, RequestHeader, read_request_header
 
 ANONYMOUS = "User:ANONYMOUS"
 
@@ -63,7 +60,7 @@ class Client:
 
 _OWNER_FIELDS = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
-Handler = Callable[["Gateway", Message, Client], Awaitable[Message | None]]
+Handler = Callable[[Services, Message, Client], Awaitable[Message | None]]
 """Answers a request; None: the client expects no answer. Its part before the first `await` runs in the order of the
 requests of a connection."""
 
@@ -72,6 +69,8 @@ requests of a connection."""
 class Api:
     """`advertised`: the lowest and highest version that clients are told. `served_from`: the lowest that is served.
 
+    `rights`: what a client must be allowed to do, where a gateway checks it; () for an API that needs no right.
+
     `pipelined`: the next request of the connection may be handled before this one is answered. `limits`: what a request
     may cost. `lane`: whose threads its blocking calls use.
     """
@@ -79,6 +78,7 @@ class Api:
     request: type[Message]
     handler: Handler
     advertised: tuple[int, int]
+    rights: Sequence[Rule]
     served_from: int | None = None
     pipelined: bool = False
     limits: RequestLimits = ORDINARY
@@ -98,6 +98,15 @@ class Api:
         """The field that has the group or transactional id, if its requests have one."""
         return next((field for field in _OWNER_FIELDS if field in self.request._struct.fields), None)
 
+    def is_flexible(self, version: int) -> bool:
+        """Whether the header of a request of this version has tagged fields (KIP-482)."""
+        return bool(self.request.flexible_version_q(version))
+
     def serves(self, version: int) -> bool:
         low, high = self.advertised
         return (low if self.served_from is None else self.served_from) <= version <= high
+
+
+def read_header(frame: memoryview, apis: Mapping[int, Api]) -> RequestHeader:
+    """The header of a request. MalformedRequestError."""
+    return read_request_header(frame, lambda key, version: key in apis and apis[key].is_flexible(version))

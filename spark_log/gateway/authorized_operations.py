@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from spark_log.gateway.access.authorization import Access
+from spark_log.gateway.access.access import Access
 from spark_log.security.acl_rules import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 
 _OF_GROUPS_HERE = frozenset({Operation.READ, Operation.DELETE, Operation.DESCRIBE})

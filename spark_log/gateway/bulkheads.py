@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -76,6 +77,10 @@ class Bulkheads:
             else:
                 loop, end = asyncio.get_running_loop(), partial(self._end, lane, acquired)
                 job.add_done_callback(lambda _: _call_soon(loop, end))
+
+    async def run_own(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call a function that blocks, for the gateway itself or for many requests together."""
+        return await self.run(Lane.OWN, "", partial(function, *arguments, **keywords))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)

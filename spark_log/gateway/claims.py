@@ -3,15 +3,13 @@
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from spark_log.failpoints import failpoint
+from spark_log.gateway.services import Services
 from spark_log.transactions import wire_transactions
 from spark_log.transactions.claim_rules import Claim, ClaimLostError, Role
 from spark_log.transactions.wire_transactions import WireProducer
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 T = TypeVar("T")
 
@@ -37,16 +35,16 @@ class Claims:
         if len(self._held) > _HELD_MAX:
             self._held.popitem(last=False)
 
-    async def call(self, gateway: "Gateway", producer: WireProducer, role: Role, function: Callable[[Claim], T]) -> T:
+    async def call(self, services: Services, producer: WireProducer, role: Role, function: Callable[[Claim], T]) -> T:
         """The result of the function, which blocks, under the claim of this connection. ClaimTakenError."""
         held = self._held.get((producer.transactional_id, producer.producer_id, role))
         if held is not None:
             try:
-                return await gateway.call(_passed_on, function, held)
+                return await services.call(_passed_on, function, held)
             except ClaimLostError:
                 pass
-        store = gateway.cluster.store
-        taken = await gateway.call(wire_transactions.take_claim, store, producer, role, timeout_ms=TIMEOUT_MS)
+        store = services.cluster.store
+        taken = await services.call(wire_transactions.take_claim, store, producer, role, timeout_ms=TIMEOUT_MS)
         self.keep(producer.transactional_id, producer.producer_id, taken)
         raise ClaimTakenError
 

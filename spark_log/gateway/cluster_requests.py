@@ -1,7 +1,5 @@
 """The gateways as brokers, and the log dirs of the cluster."""
 
-from typing import TYPE_CHECKING
-
 from kafka.protocol.admin import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -11,24 +9,23 @@ from kafka.protocol.admin import (
 
 from spark_log.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
 from spark_log.cluster.brokers import list_brokers
+from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.request_limits import TINY
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import ResourceType
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation, ResourceType
 
 _MISMATCHED_ENDPOINT_TYPE = 114
 _BROKERS = 1
 """Endpoint type; 2: controllers, to which clients do not connect."""
 
 
-async def describe_cluster(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
     """Brokers and controller as in Metadata: gateways, since clients connect to them."""
     if request.version > 0 and request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(
@@ -41,14 +38,14 @@ async def describe_cluster(gateway: "Gateway", request: Message, client: Client)
             brokers=[],
             authorized_operations=None,
         )
-    gateways = await gateway.call(gateway.live_gateways)
+    gateways = await services.call(services.live_gateways)
     kind = DescribeClusterResponse.DescribeClusterBroker
     return DescribeClusterResponse(
         throttle_time_ms=0,
         error_code=NONE,
         error_message=None,
         endpoint_type=_BROKERS,
-        cluster_id=gateway.cluster.cluster_id,
+        cluster_id=services.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
         authorized_operations=(
@@ -59,20 +56,20 @@ async def describe_cluster(gateway: "Gateway", request: Message, client: Client)
     )
 
 
-async def describe_log_dirs(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
     """Each broker of the cluster is shown by one of the gateways, so that the sum over the gateways is right."""
-    return await gateway.call(_describe_log_dirs, gateway, request)
+    return await services.call(_describe_log_dirs, services, request)
 
 
-def _describe_log_dirs(gateway: "Gateway", request: Message) -> Message:
-    gateways = gateway.live_gateways()
+def _describe_log_dirs(services: Services, request: Message) -> Message:
+    gateways = services.live_gateways()
     mine = []
-    for broker in list_brokers(gateway.cluster):
+    for broker in list_brokers(services.cluster):
         shown_by = choose_gateway(gateways, None, "log dirs", broker.broker_id)
-        if shown_by is None or gateway.is_at(shown_by):
+        if shown_by is None or services.is_at(shown_by):
             mine.append(broker.broker_id)
     wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
-    outcome = outcome_of(lambda: describe_log_dirs_of_brokers(gateway.cluster, wanted, mine))
+    outcome = outcome_of(lambda: describe_log_dirs_of_brokers(services.cluster, wanted, mine))
     kind = DescribeLogDirsResponse.DescribeLogDirsResult
     results = [
         kind(
@@ -97,6 +94,6 @@ def _describe_log_dirs(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA),
-    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4)),
-)
+    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4), rights=(on_cluster(Operation.DESCRIBE),)),
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """Committed offsets of groups."""
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import sqlalchemy as sa
 from kafka.protocol.consumer import (
@@ -12,10 +12,12 @@ from kafka.protocol.consumer import (
 )
 
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.group_requests import identity
+from spark_log.gateway.services import Services
 from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
@@ -25,18 +27,16 @@ from spark_log.groups.membership import check_committer
 from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation, ResourceType
 
 _UNSTABLE_OFFSET_COMMIT = 88
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 
 
-async def offset_commit(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def offset_commit(services: Services, request: Message, client: Client) -> Message:
     """Commit for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
-    code, unknown = await gateway.call(_commit, gateway, request, client)
+    code, unknown = await services.call(_commit, services, request, client)
     topics = commit_outcomes(request, kind, kind.OffsetCommitResponsePartition, code, unknown)
     return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
@@ -63,9 +63,9 @@ def commit_outcomes(
     ]
 
 
-def _commit(gateway: "Gateway", request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
+def _commit(services: Services, request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
     """An error code for all partitions, and the partitions that do not exist."""
-    store = gateway.cluster.store
+    store = services.cluster.store
     given = {
         TopicPartition(topic.name, each.partition_index): Commit(
             each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
@@ -89,11 +89,11 @@ def _commit(gateway: "Gateway", request: Message, client: Client) -> tuple[int, 
         return error_code(error), ()
 
 
-async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:
     """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
     if request.version < 8:
         stable = bool(request.require_stable)
-        code, found, unstable = await gateway.call(_committed, gateway, request.group_id, request.topics, stable)
+        code, found, unstable = await services.call(_committed, services, request.group_id, request.topics, stable)
         kind = OffsetFetchResponse.OffsetFetchResponseTopic
         topics = [
             kind(
@@ -111,8 +111,8 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
     groups = []
     for wanted in request.groups:
         stable = bool(request.require_stable)
-        code, found, unstable = await gateway.call(
-            _committed, gateway, wanted.group_id, wanted.topics, stable, wanted.member_id, wanted.member_epoch
+        code, found, unstable = await services.call(
+            _committed, services, wanted.group_id, wanted.topics, stable, wanted.member_id, wanted.member_epoch
         )
         topics = [
             topic_kind(
@@ -129,14 +129,14 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
 
 
 def _committed(
-    gateway: "Gateway", group_id: str, topics: Collection[Message] | None, stable: bool,
+    services: Services, group_id: str, topics: Collection[Message] | None, stable: bool,
     member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:  # fmt: skip
     """By topic and partition; those that are asked for, or all that are committed. With `stable` (KIP-447) also the
     partitions whose offset may change by the end of an open transaction. A member of the consumer protocol names itself
     and its epoch.
     """
-    store = gateway.cluster.store
+    store = services.cluster.store
 
     def read(connection: sa.Connection) -> tuple[Mapping[TopicPartition, Commit], Collection[TopicPartition]]:
         if member_id is not None:
@@ -173,9 +173,30 @@ def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, ob
     }
 
 
+def _group_before_v8(request: Message) -> Resource | None:
+    return (ResourceType.GROUP, request.group_id) if request.version < 8 else None
+
+
 APIS = (
     Api(
-        OffsetCommitRequest, with_storable_names(OffsetCommitRequest, offset_commit), advertised=(2, 9), lane=Lane.GROUP
+        OffsetCommitRequest,
+        with_storable_names(OffsetCommitRequest, offset_commit),
+        advertised=(2, 9),
+        rights=(on_group(Operation.READ), each_topic(Operation.READ)),
+        lane=Lane.GROUP,
     ),
-    Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9), lane=Lane.GROUP),
+    Api(
+        OffsetFetchRequest,
+        offset_fetch,
+        advertised=(1, 9),
+        rights=(
+            Whole(Operation.DESCRIBE, _group_before_v8),
+            each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),
+            each_topic(Operation.DESCRIBE),
+            each_topic(Operation.DESCRIBE, within="groups"),
+            SHOWN_TOPICS,
+            replace(SHOWN_TOPICS, within="groups"),
+        ),
+        lane=Lane.GROUP,
+    ),
 )

@@ -20,14 +20,16 @@ from spark_log.admin.configs import alter_resource, describe_resource
 from spark_log.cluster.topics import list_topics
 from spark_log.config import ClusterSettings, canonical, definitions
 from spark_log.errors import IllegalArgumentError
+from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.gateway_settings import LIMITS
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
+from spark_log.security.acl_rules import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
     from spark_log.gateway.gateway_settings import GatewaySettings
 
 Facts = Mapping[str, Any]
@@ -40,16 +42,16 @@ _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceT
 """Those of Kafka, of which only topics and brokers have configs here."""
 
 
-async def describe_configs(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_configs(services: Services, request: Message, _client: Client) -> Message:
     """All configs of each resource, or the named ones. A resource BROKER is the cluster with the gateway's options."""
-    return await gateway.call(_describe_configs, gateway, request)
+    return await services.call(_describe_configs, services, request)
 
 
-def _describe_configs(gateway: "Gateway", request: Message) -> Message:
+def _describe_configs(services: Services, request: Message) -> Message:
     results = []
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
     for wanted in resources.values():
-        outcome = outcome_of(lambda wanted=wanted: _entries(gateway, wanted))  # type: ignore[misc]
+        outcome = outcome_of(lambda wanted=wanted: _entries(services, wanted))  # type: ignore[misc]
         results.append(
             DescribeConfigsResponse.DescribeConfigsResult(
                 error_code=outcome.code,
@@ -65,11 +67,11 @@ def _describe_configs(gateway: "Gateway", request: Message) -> Message:
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _entries(gateway: "Gateway", wanted: Message) -> dict[str, Facts]:
+def _entries(services: Services, wanted: Message) -> dict[str, Facts]:
     resource = _resource(wanted.resource_type, wanted.resource_name)
-    entries: dict[str, Facts] = dict(describe_resource(gateway.cluster, resource))
+    entries: dict[str, Facts] = dict(describe_resource(services.cluster, resource))
     if wanted.resource_type == _BROKER:
-        entries |= _options(gateway.settings)
+        entries |= _options(services.settings)
     if wanted.configuration_keys is None:
         return entries
     names = canonical(dict.fromkeys(wanted.configuration_keys))
@@ -127,16 +129,16 @@ def _described(name: str, facts: Facts, synonyms: bool, documentation: bool) -> 
 _DEFAULTS = {**{each.name: each.default for each in definitions()}, **ClusterSettings().as_text()}
 
 
-async def incremental_alter_configs(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_alter, gateway, request, IncrementalAlterConfigsResponse)
+async def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_alter, services, request, IncrementalAlterConfigsResponse)
 
 
-async def alter_configs(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def alter_configs(services: Services, request: Message, _client: Client) -> Message:
     """Configs that are not named are reset to their defaults."""
-    return await gateway.call(_alter, gateway, request, AlterConfigsResponse)
+    return await services.call(_alter, services, request, AlterConfigsResponse)
 
 
-def _alter(gateway: "Gateway", request: Message, response: type[Message]) -> Message:
+def _alter(services: Services, request: Message, response: type[Message]) -> Message:
     incremental = response is IncrementalAlterConfigsResponse
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
 
@@ -145,9 +147,9 @@ def _alter(gateway: "Gateway", request: Message, response: type[Message]) -> Mes
             raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
         changes = _changes(wanted, incremental)
         resource = _resource(wanted.resource_type, wanted.resource_name, changes)
-        alter_resource(gateway.cluster, resource, validate_only=bool(request.validate_only), incremental=incremental)
+        alter_resource(services.cluster, resource, validate_only=bool(request.validate_only), incremental=incremental)
         if wanted.resource_type == _TOPIC:
-            gateway.topics.forget(wanted.resource_name)
+            services.topics.forget(wanted.resource_name)
 
     responses = []
     for wanted in request.resources:
@@ -186,16 +188,16 @@ def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) 
     return ConfigResource(ConfigResourceType(number), name, configs)
 
 
-async def list_config_resources(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def list_config_resources(services: Services, request: Message, _client: Client) -> Message:
     """The topics and the gateways, or those of the asked types. Version 0 asks for client metrics, which a gateway has
     none of.
     """
     wanted = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
     names: dict[int, list[str]] = {}
     if _TOPIC in wanted:
-        names[_TOPIC] = [topic.name for topic in await gateway.call(list_topics, gateway.cluster)]
+        names[_TOPIC] = [topic.name for topic in await services.call(list_topics, services.cluster)]
     if _BROKER in wanted:
-        names[_BROKER] = [str(each.gateway_id) for each in await gateway.call(gateway.live_gateways)]
+        names[_BROKER] = [str(each.gateway_id) for each in await services.call(services.live_gateways)]
     return ListConfigResourcesResponse(
         throttle_time_ms=0,
         error_code=NONE if wanted <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
@@ -207,9 +209,17 @@ async def list_config_resources(gateway: "Gateway", request: Message, _client: C
     )
 
 
+def _configured(_request: Message, element: Message) -> tuple[ResourceType, str | None]:
+    return (ResourceType.TOPIC, element.resource_name) if element.resource_type == _TOPIC else CLUSTER
+
+
 APIS = (
-    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4), limits=TRANSACTIONS),
-    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS),
-    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS),
-    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY),
-)
+    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4), limits=TRANSACTIONS,
+        rights=(Each(Operation.DESCRIBE_CONFIGS, _configured, "resources", "results"),)),
+    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
+    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS,
+        rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
+    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY,
+        rights=(on_cluster(Operation.DESCRIBE_CONFIGS),)),
+)  # fmt: skip

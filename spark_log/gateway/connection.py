@@ -8,16 +8,17 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
-from spark_log.gateway.access.authorization import EVERYTHING, Access, authorized
+from spark_log.gateway.access.access import EVERYTHING, Access
+from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, read_header
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
@@ -25,18 +26,15 @@ from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, RequestMemory
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
 from spark_log.gateway.request_limits import ON_LOOP_BYTES
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import (
     MalformedRequestError,
     Message,
     RequestHeader,
     encode_response,
     read_body,
-    read_request_header,
 )
 from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +48,12 @@ _INT32_MAX = 2**31 - 1
 class Connection:
     """Serves one client until it or the gateway closes the connection."""
 
-    def __init__(self, gateway: "Gateway", admitted: Admitted) -> None:
-        self._gateway, self._reader, self._writer = gateway, admitted.reader, admitted.writer
+    def __init__(self, services: Services, apis: Mapping[int, Api], admitted: Admitted) -> None:
+        self._services, self._apis = services, apis
+        self._reader, self._writer = admitted.reader, admitted.writer
         self._login, self._principal = admitted.login, admitted.principal
         self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
-        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(gateway.settings.pipelined_max)
+        self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(services.settings.pipelined_max)
         self._memory: set[RequestMemory] = set()
         """Of the requests that are not answered yet."""
         self._serving: asyncio.Task[None] | None = None
@@ -113,8 +112,8 @@ class Connection:
 
     async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
-        gateway = self._gateway
-        memory = RequestMemory(gateway.frames, gateway.records, gateway.responses, self.close)
+        services = self._services
+        memory = RequestMemory(services.frames, services.records, services.responses, self.close)
         self._memory.add(memory)
         try:
             start = await read_start(self._reader, self._frame_bytes_max)
@@ -123,8 +122,8 @@ class Connection:
                 frame = await read_rest(self._reader, start, memory.frame)
             except BaseException:
                 if start.api_key == _PRODUCE:
-                    bucket = gateway.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
-                    gateway.quotas.charge(bucket, -start.size)
+                    bucket = services.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
+                    services.quotas.charge(bucket, -start.size)
                 raise
         except asyncio.IncompleteReadError:
             return None
@@ -132,13 +131,13 @@ class Connection:
         return frame, memory
 
     def _frame_bytes_max(self, api_key: int) -> int:
-        settings, api = self._gateway.settings, self._gateway.apis.get(api_key)
+        settings, api = self._services.settings, self._apis.get(api_key)
         own = None if api is None else api.limits.bytes_max
         return min(settings.frame_bytes_max, settings.small_frame_bytes_max if own is None else own)
 
     async def _admit(self, start: FrameStart) -> None:
         """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
-        quotas, user, began_s = self._gateway.quotas, self._client.user, clock.monotonic_s()
+        quotas, user, began_s = self._services.quotas, self._client.user, clock.monotonic_s()
         cpu = quotas.bucket(REQUEST_PERCENTAGE, user, start.client_id)
         self._cpu_share = None if cpu is None else (cpu, quotas.expected_cpu_s(cpu))
         if self._cpu_share is not None:
@@ -147,34 +146,34 @@ class Connection:
             await quotas.admit(PRODUCER_BYTE_RATE, user, start.client_id, start.size, self._reader.gone.done)
         elif start.api_key == _FETCH:
             await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self._reader.gone.done)
-        self._gateway.counters.throttled_seconds += clock.monotonic_s() - began_s
+        self._services.counters.throttled_seconds += clock.monotonic_s() - began_s
 
     async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
         """Begin to answer a request."""
         await self._answers.put(await self._begun(frame, memory))
 
     async def _begun(self, frame: memoryview, memory: RequestMemory) -> "_Answer":
-        header = read_request_header(frame, self._gateway.is_flexible)
+        header = read_header(frame, self._apis)
         if self._login is not None and header.api_key in KEYS:
             return await self._logged_in_again(self._login, header, frame, memory)
         if self._login is not None and self._login.expired:
             raise MalformedRequestError("the SASL session has ended")
-        api = self._gateway.apis.get(header.api_key)
-        authorizer = self._gateway.authorizer
+        api = self._apis.get(header.api_key)
+        authorizer = self._services.authorizer
         access = EVERYTHING if authorizer is None else await authorizer.access(self._principal, self._host)
         client = self._client_of(header, access)
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
-            response = versions_response(self._gateway.apis.values(), UNSUPPORTED_VERSION)
+            response = versions_response(self._services.versions, UNSUPPORTED_VERSION)
             return _Answer(asyncio.create_task(_done(encode_response(response, 0, header.correlation_id))), memory)
         if api.key == _PRODUCE:
-            self._gateway.counters.produced_bytes += len(frame)
+            self._services.counters.produced_bytes += len(frame)
         decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
         if len(frame) <= ON_LOOP_BYTES:
             request = decode()
         else:
-            request = await self._gateway.bulkheads.run(Lane.CODEC, client.key, decode)
+            request = await self._services.bulkheads.run(Lane.CODEC, client.key, decode)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if not (api.pipelined and self._last_is_pipelined):
@@ -216,16 +215,16 @@ class Connection:
         share: tuple[Bucket, float] | None, memory: RequestMemory,
     ) -> bytes | None:  # fmt: skip
         """`share`: the bucket that pays for the CPU time, and what it was charged already."""
-        quotas, counters, began_s = self._gateway.quotas, self._gateway.counters, clock.monotonic_s()
+        quotas, counters, began_s = self._services.quotas, self._services.counters, clock.monotonic_s()
         cpu = None if share is None else CpuTime()
         name = None if api.owner_field is None else getattr(request, api.owner_field) or None
         request_context.set(RequestContext(api.lane, client.key, name, memory, cpu))
         if api.key == _FETCH:
-            bytes_max = min(request.max_bytes, self._gateway.settings.fetch_bytes_max)
+            bytes_max = min(request.max_bytes, self._services.settings.fetch_bytes_max)
             request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, bytes_max)
         serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
         try:
-            response = await serve(self._gateway, request, client)
+            response = await serve(self._services, request, client)
             answer = None if response is None else await self._encoded(response, header)
         finally:
             if cpu is not None and share is not None:
@@ -253,7 +252,7 @@ class Connection:
         assert context.memory is not None
         encode = partial(encode_response, response, header.version, header.correlation_id)
         if (header.api_key == _FETCH and context.memory.response.bytes > _LARGE_BYTES) or _is_large(response):
-            return await self._gateway.call(encode)
+            return await self._services.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
     async def _write(self) -> None:

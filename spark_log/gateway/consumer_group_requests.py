@@ -3,12 +3,11 @@
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.errors import GroupIdNotFoundError, MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway import classic_groups
-from spark_log.gateway.access.rights import TOPIC_REFUSED
+from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
 from spark_log.gateway.bulkheads import Lane
@@ -20,6 +19,7 @@ from spark_log.gateway.schemas import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
 from spark_log.groups.consumer_protocol.operations import (
@@ -39,27 +39,24 @@ from spark_log.groups.rules import NO_PARTITIONS, Partitions
 from spark_log.ids import TopicPartition
 from spark_log.security.acl_rules import Operation, ResourceType
 
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
-
 _MEMBER_ID_BY_CLIENT_SINCE = 1
 _UNKNOWN_OPERATIONS = -(2**31)
 _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 
-async def consumer_group_heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def consumer_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
     """Join (epoch 0), stay, leave (epochs -1, -2). Heartbeats that say nothing new are read together with others."""
     if request.member_epoch > JOINING and _says_nothing(request):
         me = request.group_id, request.member_id, request.instance_id
         beat = Beat(*me, request.member_epoch, client.claims.connection_id)
         try:
-            if not await gateway.heartbeats.answer(beat):
-                return _response(gateway, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
+            if not await services.heartbeats.answer(beat):
+                return _response(services, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
         except MetadataStoreUnavailableError as error:
-            return _response(gateway, failed(error))
+            return _response(services, failed(error))
         except SparkLogError:
             pass  # handled alone, it gets its own error
-    return await gateway.call(_heartbeat, gateway, request, client)
+    return await services.call(_heartbeat, services, request, client)
 
 
 def _says_nothing(request: Message) -> bool:
@@ -78,9 +75,9 @@ def _regex(request: Message) -> str | None:
     return regex
 
 
-def _heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _heartbeat(services: Services, request: Message, client: Client) -> Message:
     def answer() -> ConsumerAnswer:
-        store, assignors = gateway.cluster.store, classic_groups.assignors()
+        store, assignors = services.cluster.store, classic_groups.assignors()
         member_id = request.member_id
         if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
             member_id = str(uuid.uuid4())
@@ -94,7 +91,7 @@ def _heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
             None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names),
             _regex(request),
             request.server_assignor,
-            _owned(gateway, request.topic_partitions),
+            _owned(services, request.topic_partitions),
             partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC),
         )
         check_beat(beat)
@@ -104,15 +101,15 @@ def _heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
             return leave_consumer(store, beat, assignors)
         return consumer_heartbeat(store, beat, assignors)
 
-    return _response(gateway, outcome_of(answer))
+    return _response(services, outcome_of(answer))
 
 
-def _owned(gateway: "Gateway", parts: Collection[Message] | None) -> Partitions | None:
+def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:
     """What a member reports; partitions of topics that do not exist any more are left out."""
     if not parts:
         return None if parts is None else NO_PARTITIONS
     ids = {each.topic_id.hex for each in parts}
-    topics = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
+    topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
     return frozenset(
         TopicPartition(topics[each.topic_id.hex].name, number)
         for each in parts
@@ -121,32 +118,32 @@ def _owned(gateway: "Gateway", parts: Collection[Message] | None) -> Partitions 
     )
 
 
-def _response(gateway: "Gateway", outcome: Outcome[ConsumerAnswer]) -> Message:
+def _response(services: Services, outcome: Outcome[ConsumerAnswer]) -> Message:
     answer = outcome.result
     if answer is None:
         return ConsumerGroupHeartbeatResponse(
             throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, member_id=None, member_epoch=0,
             heartbeat_interval_ms=0, assignment=None,
         )  # fmt: skip
-    interval_ms = gateway.cluster.store.settings.group_consumer_heartbeat_interval_ms if answer.epoch > 0 else 0
+    interval_ms = services.cluster.store.settings.group_consumer_heartbeat_interval_ms if answer.epoch > 0 else 0
     return ConsumerGroupHeartbeatResponse(
         throttle_time_ms=0, error_code=NONE, error_message=None, member_id=answer.member_id, member_epoch=answer.epoch,
         heartbeat_interval_ms=interval_ms,
-        assignment=None if answer.partitions is None else _assignment(gateway, answer.partitions),
+        assignment=None if answer.partitions is None else _assignment(services, answer.partitions),
     )  # fmt: skip
 
 
-def _assignment(gateway: "Gateway", partitions: Partitions) -> Message:
+def _assignment(services: Services, partitions: Partitions) -> Message:
     kind = ConsumerGroupHeartbeatResponse.Assignment
-    found = _by_topic(_topics_of(gateway, partitions), partitions)
+    found = _by_topic(_topics_of(services, partitions), partitions)
     parts = [kind.TopicPartitions(topic_id=topic_id, partitions=numbers) for _, topic_id, numbers in found]
     return kind(topic_partitions=parts)
 
 
-def _topics_of(gateway: "Gateway", partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
+def _topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
     """The topics that exist."""
     names = {partition.topic for partition in partitions}
-    return gateway.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
+    return services.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
 
 
 def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
@@ -158,19 +155,19 @@ def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple
     return [(name, uuid.UUID(hex=topics[name].uuid), numbers) for name, numbers in found.items()]
 
 
-async def consumer_group_describe(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def consumer_group_describe(services: Services, request: Message, client: Client) -> Message:
     """GROUP_ID_NOT_FOUND for groups of another type, which DescribeGroups describes. TOPIC_AUTHORIZATION_FAILED for a
     group that reads a topic that the client may not describe.
     """
-    return await gateway.call(_describe, gateway, request, client)
+    return await services.call(_describe, services, request, client)
 
 
-def _describe(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _describe(services: Services, request: Message, client: Client) -> Message:
     kind = ConsumerGroupDescribeResponse.DescribedGroup
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
     def describe(group_id: str) -> GroupDescription:
-        [found] = group_inspection.describe_groups(gateway.cluster.store, [check_group_id(group_id)])
+        [found] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
         if found.state == "Dead":
             raise GroupIdNotFoundError(f"Group {group_id} not found.")
         if found.type != GROUP_TYPE:
@@ -184,7 +181,7 @@ def _describe(gateway: "Gateway", request: Message, client: Client) -> Message:
             outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
         found, operations = outcome.result, _UNKNOWN_OPERATIONS
         members = [] if found is None else found.members
-        topics_here = _topics_of(gateway, (p for each in members for p in each.assignment | each.target))
+        topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
         if found is not None and request.include_authorized_operations:
             operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
         groups.append(
@@ -228,6 +225,8 @@ def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Mess
 
 
 APIS = (
-    Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1), lane=Lane.GROUP),
-    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1), limits=TRANSACTIONS, lane=Lane.GROUP),
-)
+    Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1), lane=Lane.GROUP,
+        rights=(on_group(Operation.READ), Every(Operation.DESCRIBE, ResourceType.TOPIC, "subscribed_topic_names"))),
+    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
+)  # fmt: skip

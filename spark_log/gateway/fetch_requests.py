@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
@@ -16,17 +16,17 @@ from spark_log.errors import (
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.record_streams import BATCH_BYTES, Version
 from spark_log.gateway.request_context import request_context
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
+from spark_log.security.acl_rules import Operation
 from spark_log.segments.plan import Found, find_positions
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_ID = 100
 _WAIT_S_MAX = 300.0
@@ -57,35 +57,35 @@ class _Answer:
     records: bytes = b""
 
 
-async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def fetch(services: Services, request: Message, _client: Client) -> Message:
     """Waits up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
     deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
     if request.version >= _HAS_TOPIC_IDS and request.topics:
-        asked = await gateway.call(_asked_by_id, gateway, request)
+        asked = await services.call(_asked_by_id, services, request)
     else:
-        asked = await gateway.compute(_asked_of, request, {})
+        asked = await services.compute(_asked_of, request, {})
     memory = request_context.get().memory
     assert memory is not None
     while True:
-        seen, answers = await gateway.call(_positions, gateway, asked)
+        seen, answers = await services.call(_positions, services, asked)
         await memory.response.more(_bytes_to_read(asked, answers, request.max_bytes))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
-            left = await gateway.call(_read, gateway, places, left)
+            left = await services.call(_read, services, places, left)
         size = sum(len(one.records) for one in answers)
         memory.response.set(size)
         left_s = deadline_s - clock.monotonic_s()
         enough = size >= max(1, min(request.min_bytes, request.max_bytes))
         if not asked or enough or left_s <= 0 or any(one.error for one in answers):
-            return await gateway.compute(_response, asked, answers)
+            return await services.compute(_response, asked, answers)
         del answers
         memory.response.set(0)
-        await gateway.changes.wait(seen, left_s)
+        await services.changes.wait(seen, left_s)
 
 
-def _asked_by_id(gateway: "Gateway", request: Message) -> list[_Asked]:
+def _asked_by_id(services: Services, request: Message) -> list[_Asked]:
     hexes = {topic.topic_id.hex for topic in request.topics if topic.topic_id is not None}
-    topics = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
+    topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
     return _asked_of(request, {uuid.UUID(hex=each): topic.name for each, topic in topics.items()})
 
 
@@ -103,26 +103,26 @@ def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
     return list(asked.values())
 
 
-def _positions(gateway: "Gateway", asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
+def _positions(services: Services, asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
     """The store's version, and an answer without records to each partition."""
-    seen = gateway.changes.current()
+    seen = services.changes.current()
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
-        topics = gateway.topics.find({tp.topic for tp in legal})
-        here = gateway.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
+        topics = services.topics.find({tp.topic for tp in legal})
+        here = services.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
     except MetadataStoreUnavailableError:
         return seen, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
-    return seen, [_position(gateway, each, topics, here) for each in asked]
+    return seen, [_position(services, each, topics, here) for each in asked]
 
 
 def _position(
-    gateway: "Gateway", asked: _Asked, topics: Mapping[str, Topic], here: Mapping[TopicPartition, Found]
+    services: Services, asked: _Asked, topics: Mapping[str, Topic], here: Mapping[TopicPartition, Found]
 ) -> _Answer:
     if asked.topic is None:
         return _Answer(_UNKNOWN_TOPIC_ID)
     position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
     if position is None or topic is None or topic.topic_id != position.topic_id:
-        gateway.topics.forget(asked.topic)
+        services.topics.forget(asked.topic)
         return _Answer(error_code(UnknownTopicOrPartitionError()))
     start, end = position.positions
     answer = _Answer(NONE, end, start, topic)
@@ -150,13 +150,13 @@ def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_ma
     return max(0, min(bytes_max, sum(limits)))
 
 
-def _read(gateway: "Gateway", places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
+def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
     """Read the records of partitions, in the request's order, as far as `left` bytes reach; returns what is left."""
     for asked, answer in places:
         if answer.version is None or answer.topic is None or left <= 0:
             continue
         try:
-            batches = gateway.streams.read(
+            batches = services.streams.read(
                 answer.topic, asked.partition, answer.version, asked.offset, answer.high_watermark,
                 min(left, asked.bytes_max),
             )  # fmt: skip
@@ -190,4 +190,7 @@ def _response(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Message:
     return FetchResponse(throttle_time_ms=0, error_code=NONE, session_id=0, responses=responses)
 
 
-APIS = (Api(FetchRequest, fetch, advertised=(4, 16), lane=Lane.FETCH),)
+APIS = (
+    Api(FetchRequest, fetch, advertised=(4, 16), lane=Lane.FETCH,
+        rights=(each_topic(Operation.READ, "responses", name="topic"),)),
+)  # fmt: skip

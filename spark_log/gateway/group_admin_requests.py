@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kafka.protocol.admin import (
     DeleteGroupsRequest,
@@ -16,11 +15,13 @@ from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from spark_log.errors import GroupIdNotFoundError
+from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.classic_groups import encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
 from spark_log.groups.group_inspection import GroupDescription, MemberDescription
@@ -28,9 +29,6 @@ from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
 from spark_log.ids import TopicPartition
 from spark_log.security.acl_rules import Operation, ResourceType
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _CLASSIC_STATES = {"Assigning": "PreparingRebalance", "Reconciling": "CompletingRebalance"}
 """The states of the classic protocol, for clients that know no others."""
@@ -44,13 +42,13 @@ def classic_state(state: str) -> str:
     return _CLASSIC_STATES.get(state, state)
 
 
-async def list_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def list_groups(services: Services, request: Message, _client: Client) -> Message:
     """Opaque groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
-    return await gateway.call(_list_groups, gateway, request)
+    return await services.call(_list_groups, services, request)
 
 
-def _list_groups(gateway: "Gateway", request: Message) -> Message:
-    outcome = outcome_of(lambda: group_inspection.list_groups(gateway.cluster.store))
+def _list_groups(services: Services, request: Message) -> Message:
+    outcome = outcome_of(lambda: group_inspection.list_groups(services.cluster.store))
     states = {each.lower() for each in request.states_filter or ()}
     types = {each.lower() for each in request.types_filter or ()}
     groups = [
@@ -67,21 +65,21 @@ def _list_groups(gateway: "Gateway", request: Message) -> Message:
     return ListGroupsResponse(throttle_time_ms=0, error_code=outcome.code, groups=groups)
 
 
-async def describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def describe_groups(services: Services, request: Message, client: Client) -> Message:
     """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043). Topics that the client may
     not describe are left out.
     """
-    return await gateway.call(_describe_groups, gateway, request, client)
+    return await services.call(_describe_groups, services, request, client)
 
 
-def _describe_groups(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _describe_groups(services: Services, request: Message, client: Client) -> Message:
     def operations(group_id: str) -> Collection[int] | None:
         wanted = request.include_authorized_operations
         return operations_on(client.access, ResourceType.GROUP, group_id) if wanted else None
 
     def describe(group_id: str) -> GroupDescription:
         check_group_id(group_id)
-        return group_inspection.describe_groups(gateway.cluster.store, [group_id])[0]
+        return group_inspection.describe_groups(services.cluster.store, [group_id])[0]
 
     groups = [
         _described(
@@ -143,29 +141,29 @@ def _member(member: MemberDescription, may_describe: Callable[[str], bool], opaq
     )
 
 
-async def delete_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_delete_groups, gateway, request)
+async def delete_groups(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_delete_groups, services, request)
 
 
-def _delete_groups(gateway: "Gateway", request: Message) -> Message:
+def _delete_groups(services: Services, request: Message) -> Message:
     results = []
     for group_id in request.groups_names:
         outcome = outcome_of(
-            lambda group_id=group_id: delete_group(gateway.cluster.store, check_group_id(group_id))  # type: ignore[misc]
+            lambda group_id=group_id: delete_group(services.cluster.store, check_group_id(group_id))  # type: ignore[misc]
         )
         results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=outcome.code))
     return DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
 
-async def delete_committed_offsets(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def delete_committed_offsets(services: Services, request: Message, _client: Client) -> Message:
     """Offsets of topics that live members read are kept; the group stays."""
-    return await gateway.call(_delete_committed_offsets, gateway, request)
+    return await services.call(_delete_committed_offsets, services, request)
 
 
-def _delete_committed_offsets(gateway: "Gateway", request: Message) -> Message:
+def _delete_committed_offsets(services: Services, request: Message) -> Message:
     wanted = [TopicPartition(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     outcome = outcome_of(
-        lambda: delete_offsets_of_each(gateway.cluster.store, check_group_id(request.group_id), wanted)
+        lambda: delete_offsets_of_each(services.cluster.store, check_group_id(request.group_id), wanted)
     )
     if outcome.result is None:
         return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
@@ -188,8 +186,12 @@ def _delete_committed_offsets(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 6), limits=TRANSACTIONS),
-    Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY),
-    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS),
-    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS),
-)
+    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 6), limits=TRANSACTIONS,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups"),)),
+    Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY,
+        rights=(Shown(Operation.DESCRIBE, ResourceType.GROUP, "groups", "group_id", or_cluster=True),)),
+    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(each_named(Operation.DELETE, ResourceType.GROUP, "groups_names", "results"),)),
+    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(on_group(Operation.DELETE), each_topic(Operation.READ))),
+)  # fmt: skip

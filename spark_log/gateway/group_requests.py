@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kafka.protocol.consumer import (
     HeartbeatRequest,
@@ -19,19 +18,18 @@ from spark_log import clock
 from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway import classic_groups, opaque_group_requests
+from spark_log.gateway.access.rights import on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.member_heartbeats import Beat
 from spark_log.security.acl_rules import Operation, ResourceType
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79
@@ -49,19 +47,19 @@ def identity(request: Message, client: Client, session_timeout_ms: int = 0, reba
     )  # fmt: skip
 
 
-async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def join_group(services: Services, request: Message, client: Client) -> Message:
     """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
     try:
-        if await opaque_group_requests.is_opaque(gateway, request):
-            return await opaque_group_requests.join_group(gateway, request, client)
+        if await opaque_group_requests.is_opaque(services, request):
+            return await opaque_group_requests.join_group(services, request, client)
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
     timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
     me = identity(request, client, request.session_timeout_ms, max(0, timeout_ms))
-    store = gateway.cluster.store
+    store = services.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
-        joining = await gateway.call(
+        joining = await services.call(
             classic_groups.joining_of, store, me, request.protocol_type, protocols, _may_describe(client)
         )
         if not me.member_id:
@@ -69,13 +67,13 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
             if request.version >= 4 and me.instance_id is None:
                 return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
-        seen = await gateway.call(gateway.changes.current)
-        found = await gateway.call(classic_groups.join, store, joining)
+        seen = await services.call(services.changes.current)
+        found = await services.call(classic_groups.join, store, joining)
         while not (found.complete or found.assignor == COOPERATIVE) and clock.monotonic_s() < deadline_s:
             left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
-            await gateway.changes.wait(seen, left_s)
-            seen = await gateway.call(gateway.changes.current)
-            found = await gateway.call(classic_groups.beat, store, joining)
+            await services.changes.wait(seen, left_s)
+            seen = await services.call(services.changes.current)
+            found = await services.call(classic_groups.beat, store, joining)
     except SparkLogError as error:
         return _joined(me.member_id, error_code(error))
     return _joined(joining.me.member_id, NONE, found)
@@ -98,21 +96,21 @@ def _joined(member_id: str, code: int, found: Membership | None = None) -> Messa
     )
 
 
-async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def sync_group(services: Services, request: Message, client: Client) -> Message:
     """The member's assignment."""
     me = identity(request, client)
-    store = gateway.cluster.store
+    store = services.cluster.store
     deadline_s = clock.monotonic_s() + _SYNC_WAIT_S
     try:
         while True:
-            seen = await gateway.call(gateway.changes.current)
-            found = await gateway.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
+            seen = await services.call(services.changes.current)
+            found = await services.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
             left_s = deadline_s - clock.monotonic_s()
             if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
                 break
-            await gateway.changes.wait(seen, left_s)
+            await services.changes.wait(seen, left_s)
     except UnknownMemberIdError:
-        return await opaque_group_requests.sync_group(gateway, request)
+        return await opaque_group_requests.sync_group(services, request)
     except IllegalGenerationError:
         return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
     except SparkLogError as error:
@@ -126,53 +124,66 @@ async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Me
     )
 
 
-async def heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def heartbeat(services: Services, request: Message, client: Client) -> Message:
     """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
     beat = Beat(request.group_id, request.member_id, getattr(request, "group_instance_id", None), request.generation_id)
     try:
         try:
-            rejoin = await gateway.heartbeats.answer(beat)
+            rejoin = await services.heartbeats.answer(beat)
         except UnknownMemberIdError:
-            rejoin = await opaque_group_requests.heartbeat(gateway, request)
+            rejoin = await opaque_group_requests.heartbeat(services, request)
     except SparkLogError as error:
         return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
     return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
 
 
-async def leave_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def leave_group(services: Services, request: Message, client: Client) -> Message:
     """One member leaves, or from v3 on several."""
     kind = LeaveGroupResponse.MemberResponse
     if request.version < 3:
-        code = await gateway.call(_leave, gateway, identity(request, client))
+        code = await services.call(_leave, services, identity(request, client))
         return LeaveGroupResponse(throttle_time_ms=0, error_code=code)
     members = []
     for each in request.members:
         me = Identity(request.group_id, each.member_id, each.group_instance_id, client.client_id, client.host, 0)
-        code = await gateway.call(_leave, gateway, me)
+        code = await services.call(_leave, services, me)
         members.append(kind(member_id=each.member_id, group_instance_id=each.group_instance_id, error_code=code))
     return LeaveGroupResponse(throttle_time_ms=0, error_code=NONE, members=members)
 
 
-def _leave(gateway: "Gateway", me: Identity) -> int:
+def _leave(services: Services, me: Identity) -> int:
     try:
         if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")
         try:
-            classic_groups.leave(gateway.cluster.store, me)
+            classic_groups.leave(services.cluster.store, me)
         except UnknownMemberIdError:
-            opaque_group_requests.leave_group(gateway, me.group_id, me.member_id, me.instance_id)
+            opaque_group_requests.leave_group(services, me.group_id, me.member_id, me.instance_id)
     except SparkLogError as error:
         return error_code(error)
     return NONE
 
 
 APIS = (
-    Api(JoinGroupRequest, with_storable_names(JoinGroupRequest, join_group), advertised=(0, 9), lane=Lane.GROUP),
-    Api(SyncGroupRequest, with_storable_names(SyncGroupRequest, sync_group), advertised=(0, 5), lane=Lane.GROUP),
+    Api(
+        JoinGroupRequest,
+        with_storable_names(JoinGroupRequest, join_group),
+        advertised=(0, 9),
+        rights=(on_group(Operation.READ),),
+        lane=Lane.GROUP,
+    ),
+    Api(
+        SyncGroupRequest,
+        with_storable_names(SyncGroupRequest, sync_group),
+        advertised=(0, 5),
+        rights=(on_group(Operation.READ),),
+        lane=Lane.GROUP,
+    ),
     Api(
         HeartbeatRequest,
         with_storable_names(HeartbeatRequest, heartbeat),
         advertised=(0, 4),
+        rights=(on_group(Operation.READ),),
         limits=TINY,
         lane=Lane.GROUP,
     ),
@@ -180,6 +191,7 @@ APIS = (
         LeaveGroupRequest,
         with_storable_names(LeaveGroupRequest, leave_group),
         advertised=(0, 5),
+        rights=(on_group(Operation.READ),),
         limits=TRANSACTIONS,
         lane=Lane.GROUP,
     ),

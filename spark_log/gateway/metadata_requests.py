@@ -1,10 +1,10 @@
 """The first requests of a client: versions, brokers, topics and their leaders, coordinators."""
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from kafka.protocol.metadata import (
@@ -20,20 +20,18 @@ from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import SparkLogError, TopicAlreadyExistsError
-from spark_log.gateway.access.authorization import Access
-from spark_log.gateway.access.rights import TOPIC_REFUSED
+from spark_log.gateway.access.access import Access
+from spark_log.gateway.access.rights import SHOWN_TOPICS, TOPIC_REFUSED, Each, Resource, Whole, each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.request_limits import TINY
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.metadata.columns import PARTITION
 from spark_log.security.acl_rules import Operation, ResourceType
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 _LEADER_NOT_AVAILABLE = 5
@@ -49,17 +47,14 @@ _CREATED_TOGETHER_MAX = 100
 """Topics that one request creates; the client asks again for the others."""
 
 
-async def api_versions(gateway: "Gateway", _request: Message, _client: Client) -> Message:
-    return versions_response(gateway.apis.values())
+async def api_versions(services: Services, _request: Message, _client: Client) -> Message:
+    return versions_response(services.versions)
 
 
-def versions_response(apis: Iterable[Api], code: int = NONE) -> Message:
+def versions_response(versions: Mapping[int, tuple[int, int]], code: int = NONE) -> Message:
     """The APIs and versions that this gateway serves."""
     kind = ApiVersionsResponse.ApiVersion
-    keys = [
-        kind(api_key=api.key, min_version=api.advertised[0], max_version=api.advertised[1])
-        for api in sorted(apis, key=lambda api: api.key)
-    ]
+    keys = [kind(api_key=key, min_version=low, max_version=high) for key, (low, high) in sorted(versions.items())]
     return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
 
 
@@ -68,18 +63,18 @@ def software_of(request: Message, version: int) -> str:
     return f"{request.client_software_name} {request.client_software_version}" if version >= _NAMES_SOFTWARE else ""
 
 
-async def metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def metadata(services: Services, request: Message, client: Client) -> Message:
     """Brokers are the live gateways; the leader of a partition is the gateway that its producers should use."""
-    response, missing = await gateway.call(_metadata, gateway, request, client, {})
-    if missing and request.allow_auto_topic_creation is not False and gateway.settings.auto_create_topics:
-        create = partial(_create, gateway, missing[:_CREATED_TOGETHER_MAX], client.access)
-        codes = await gateway.bulkheads.run(Lane.ADMIN, client.key, create)
+    response, missing = await services.call(_metadata, services, request, client, {})
+    if missing and request.allow_auto_topic_creation is not False and services.settings.auto_create_topics:
+        create = partial(_create, services, missing[:_CREATED_TOGETHER_MAX], client.access)
+        codes = await services.bulkheads.run(Lane.ADMIN, client.key, create)
         codes |= dict.fromkeys(missing[_CREATED_TOGETHER_MAX:], _LEADER_NOT_AVAILABLE)
-        response, _ = await gateway.call(_metadata, gateway, request, client, codes)
+        response, _ = await services.call(_metadata, services, request, client, codes)
     return response
 
 
-def _create(gateway: "Gateway", names: Sequence[str], access: Access) -> dict[str, int]:
+def _create(services: Services, names: Sequence[str], access: Access) -> dict[str, int]:
     """Topics with num.partitions, as a broker with auto.create.topics.enable makes them. Error codes by name."""
     codes: dict[str, int] = {}
     for name in names:
@@ -89,14 +84,14 @@ def _create(gateway: "Gateway", names: Sequence[str], access: Access) -> dict[st
             continue
         try:
             with suppress(TopicAlreadyExistsError):
-                create_topic(gateway.cluster, name, gateway.settings.partitions_of_new_topics)
+                create_topic(services.cluster, name, services.settings.partitions_of_new_topics)
         except SparkLogError as error:
             codes[name] = error_code(error)
     return codes
 
 
 def _metadata(
-    gateway: "Gateway", request: Message, client: Client, codes: Mapping[str, int]
+    services: Services, request: Message, client: Client, codes: Mapping[str, int]
 ) -> tuple[Message, Sequence[str]]:
     """The response, and the names without a topic. `codes`: why one of them was not created."""
     everything = request.topics is None or (request.version == 0 and not request.topics)
@@ -106,7 +101,7 @@ def _metadata(
         if everything
         else list(dict.fromkeys(each.topic_id or _NO_ID for each in request.topics if each.name is None))
     )
-    store = gateway.cluster.store
+    store = services.cluster.store
 
     def read(connection: sa.Connection) -> _Facts:
         by_name = find_topics(connection, None if everything else names)
@@ -118,13 +113,13 @@ def _metadata(
     answers: list[Message] = []
     for name in facts.by_name if everything else names:
         if name in facts.by_name:
-            answers.append(_topic(gateway, facts.by_name[name], facts, client))
+            answers.append(_topic(services, facts.by_name[name], facts, client))
         else:
             missing = _UNKNOWN_TOPIC_OR_PARTITION if is_legal(name) else _INVALID_TOPIC
             answers.append(_missing(name, codes.get(name, missing)))
     for topic_id in ids:
         if topic_id.hex in facts.by_id:
-            answers.append(_topic(gateway, facts.by_id[topic_id.hex], facts, client))
+            answers.append(_topic(services, facts.by_id[topic_id.hex], facts, client))
         else:
             answers.append(_missing(None, _UNKNOWN_TOPIC_ID, topic_id))
     if request.include_topic_authorized_operations:
@@ -141,7 +136,7 @@ def _metadata(
     response = MetadataResponse(
         throttle_time_ms=0,
         brokers=brokers,
-        cluster_id=gateway.cluster.cluster_id,
+        cluster_id=services.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in facts.gateways), default=-1),
         topics=answers,
         authorized_operations=(
@@ -173,9 +168,9 @@ def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) 
     return epochs
 
 
-def _topic(gateway: "Gateway", topic: Topic, facts: _Facts, client: Client) -> Message:
+def _topic(services: Services, topic: Topic, facts: _Facts, client: Client) -> Message:
     kind = MetadataResponse.MetadataResponseTopic
-    zone = client.zone or gateway.settings.zone
+    zone = client.zone or services.settings.zone
     partitions = [
         kind.MetadataResponsePartition(
             **partition_fields(choose_gateway(facts.gateways, zone, topic.topic_id, number), number, epoch)
@@ -197,14 +192,14 @@ def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Messa
     )
 
 
-async def find_coordinator(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def find_coordinator(services: Services, request: Message, client: Client) -> Message:
     """The gateway of a group or transactional id. Any gateway would do; all members of a zone get the same."""
-    return await gateway.call(_find_coordinator, gateway, request, client)
+    return await services.call(_find_coordinator, services, request, client)
 
 
-def _find_coordinator(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _find_coordinator(services: Services, request: Message, client: Client) -> Message:
     keys = [request.key] if request.version < 4 else list(dict.fromkeys(request.coordinator_keys))
-    gateways, zone = gateway.live_gateways(), client.zone or gateway.settings.zone
+    gateways, zone = services.live_gateways(), client.zone or services.settings.zone
     chosen = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
     if request.version < 4:
         return FindCoordinatorResponse(throttle_time_ms=0, **_coordinator(chosen[request.key]))
@@ -219,8 +214,25 @@ def _coordinator(one: LiveGateway | None) -> Mapping[str, object]:
     return {"node_id": one.gateway_id, "host": one.host, "port": one.port, "error_code": NONE}
 
 
+_COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+
+
+def _coordinated_before_v4(request: Message) -> Resource | None:
+    kind = _COORDINATED.get(request.key_type)
+    return (kind, request.key) if kind is not None and request.version < 4 else None
+
+
+def _coordinated(request: Message, key: Message) -> tuple[ResourceType, str | None]:
+    return _COORDINATED.get(request.key_type, ResourceType.GROUP), key
+
+
 APIS = (
-    Api(ApiVersionsRequest, api_versions, advertised=(0, 4), limits=TINY, lane=Lane.METADATA),
-    Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA),
-    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA),
-)
+    Api(ApiVersionsRequest, api_versions, advertised=(0, 4), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA,
+        rights=(each_topic(Operation.DESCRIBE, unknown_if_by_id=True), SHOWN_TOPICS)),
+    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA,
+        rights=(
+            Whole(Operation.DESCRIBE, _coordinated_before_v4),
+            Each(Operation.DESCRIBE, _coordinated, "coordinator_keys", "coordinators"),
+        )),
+)  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from spark_log.gateway.gateway import Gateway
+from spark_log.gateway.server import Gateway
 
 
 class GatewayCollector(Collector):
@@ -16,7 +16,7 @@ class GatewayCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called for each scrape."""
-        counters = self._gateway.counters
+        counters = self._gateway.services.counters
         yield GaugeMetricFamily(
             "kafka_server_socket_server_metrics_connection_count", "Connected clients.", self._gateway.connections
         )

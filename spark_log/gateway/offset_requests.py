@@ -2,22 +2,22 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from spark_log.admin.topics import list_partition_offsets
 from spark_log.cluster.names import is_legal
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
+from spark_log.security.acl_rules import Operation
 from spark_log.segments.plan import find_positions
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
 """All records are local: the earliest and the earliest local offset are the log start offset."""
@@ -30,7 +30,7 @@ _Outcome = tuple[int, int, int]
 """Error code, offset and timestamp."""
 
 
-async def list_offsets(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def list_offsets(services: Services, request: Message, _client: Client) -> Message:
     """The first offset at or after a time, or the earliest, the latest, that of the largest timestamp.
 
     Log start offsets and high watermarks are those of one moment, read at once; times are looked up in files, some
@@ -42,11 +42,11 @@ async def list_offsets(gateway: "Gateway", request: Message, _client: Client) ->
         for each in topic.partitions
     ]
     times = dict(places)
-    outcomes: dict[TopicPartition, _Outcome] = await gateway.call(_from_positions, gateway, times)
+    outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times)
     timed = [tp for tp in times if tp not in outcomes]
     for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
         together = timed[begin : begin + _LOOKED_UP_TOGETHER]
-        outcomes |= await gateway.call(_from_records, gateway, {tp: times[tp] for tp in together})
+        outcomes |= await services.call(_from_records, services, {tp: times[tp] for tp in together})
     twice = {tp for tp, mentions in Counter(tp for tp, _ in places).items() if mentions > 1}
     outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1))
     kind = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -65,10 +65,10 @@ async def list_offsets(gateway: "Gateway", request: Message, _client: Client) ->
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
 
-def _from_positions(gateway: "Gateway", times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+def _from_positions(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
     """Outcomes of the partitions for which no record has to be read."""
     legal = [tp for tp in times if is_legal(tp.topic)]
-    positions = outcome_of(lambda: gateway.cluster.store.read(lambda connection: find_positions(connection, legal)))
+    positions = outcome_of(lambda: services.cluster.store.read(lambda connection: find_positions(connection, legal)))
     outcomes: dict[TopicPartition, _Outcome] = {}
     for tp, timestamp in times.items():
         limits = None if positions.result is None else positions.result.get(tp)
@@ -83,13 +83,15 @@ def _from_positions(gateway: "Gateway", times: Mapping[TopicPartition, int]) -> 
     return outcomes
 
 
-def _from_records(gateway: "Gateway", times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
     outcomes: dict[TopicPartition, _Outcome] = {}
     for tp, timestamp in times.items():
-        record = outcome_of(lambda tp=tp, timestamp=timestamp: list_partition_offsets(gateway.cluster, {tp: timestamp}))  # type: ignore[misc]
+        record = outcome_of(partial(list_partition_offsets, services.cluster, {tp: timestamp}))
         offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
         outcomes[tp] = record.code, offset, timestamp_ms
     return outcomes
 
 
-APIS = (Api(ListOffsetsRequest, list_offsets, advertised=(1, 8), lane=Lane.FETCH),)
+APIS = (
+    Api(ListOffsetsRequest, list_offsets, advertised=(1, 8), lane=Lane.FETCH, rights=(each_topic(Operation.DESCRIBE),)),
+)  # fmt: skip

@@ -6,7 +6,7 @@ gateway keeps the member's session alive.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 
@@ -15,14 +15,12 @@ from spark_log.failpoints import failpoint
 from spark_log.gateway import classic_groups
 from spark_log.gateway.api import Client
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.opaque import rules
 from spark_log.groups.opaque.opaque_operations import Seen, change, has_opaque_members, join_opaque
 from spark_log.groups.opaque.rules import Joining, OpaqueGroup, State
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 T = TypeVar("T")
 
@@ -33,18 +31,18 @@ _BEATS_PER_SESSION = 3
 _WAIT_S_MIN = 0.01
 
 
-async def is_opaque(gateway: "Gateway", request: Message) -> bool:
+async def is_opaque(services: Services, request: Message) -> bool:
     """Whether a member that joins belongs to an opaque group: no assignor is the server's, or the others are opaque."""
     known = classic_groups.assignors()
     if request.protocol_type != classic_groups.PROTOCOL_TYPE or not any(p.name in known for p in request.protocols):
         return True
-    return await gateway.call(has_opaque_members, gateway.cluster.store, request.group_id)
+    return await services.call(has_opaque_members, services.cluster.store, request.group_id)
 
 
-async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def join_group(services: Services, request: Message, client: Client) -> Message:
     """Waits for the other members, up to the rebalance timeout. The leader gets the metadata of all members."""
     joining = _joining(request, client)
-    store, group_id = gateway.cluster.store, request.group_id
+    store, group_id = services.cluster.store, request.group_id
     member_id = joining.member_id or joining.new_id
     instance_id = joining.instance_id
 
@@ -59,10 +57,10 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
 
     try:
         if joining.id_required:
-            await gateway.call(begin)
+            await services.call(begin)
             return _refused(member_id, _MEMBER_ID_REQUIRED)
         found, answer = await _wait_for(
-            gateway, begin, lambda: change(store, group_id, wait),
+            services, begin, lambda: change(store, group_id, wait),
             lambda group: rules.join_answer(group, member_id, instance_id), joining.session_timeout_ms,
         )  # fmt: skip
     except SparkLogError as error:
@@ -85,9 +83,9 @@ async def join_group(gateway: "Gateway", request: Message, client: Client) -> Me
     )  # fmt: skip
 
 
-async def sync_group(gateway: "Gateway", request: Message) -> Message:
+async def sync_group(services: Services, request: Message) -> Message:
     """The member's assignment, as soon as the leader has sent it."""
-    store, group_id, member_id = gateway.cluster.store, request.group_id, request.member_id
+    store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
     instance_id = getattr(request, "group_instance_id", None)
     given = {each.member_id: bytes(each.assignment) for each in request.assignments}
 
@@ -105,7 +103,7 @@ async def sync_group(gateway: "Gateway", request: Message) -> Message:
         return rules.sync_answer(group, member_id)
 
     try:
-        found, assignment = await _wait_for(gateway, step, step, answer, store.settings.group_min_session_timeout_ms)
+        found, assignment = await _wait_for(services, step, step, answer, store.settings.group_min_session_timeout_ms)
     except SparkLogError as error:
         return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
     return SyncGroupResponse(
@@ -117,24 +115,24 @@ async def sync_group(gateway: "Gateway", request: Message) -> Message:
     )
 
 
-async def heartbeat(gateway: "Gateway", request: Message) -> bool:
+async def heartbeat(services: Services, request: Message) -> bool:
     """Keep the session alive. True: the member must join again. The errors of `rules.heartbeat`."""
     instance_id = getattr(request, "group_instance_id", None)
 
     def beat(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
         return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
 
-    found = await gateway.call(change, gateway.cluster.store, request.group_id, beat)
+    found = await services.call(change, services.cluster.store, request.group_id, beat)
     return found.group.state is State.PREPARING
 
 
-def leave_group(gateway: "Gateway", group_id: str, member_id: str, instance_id: str | None) -> None:
+def leave_group(services: Services, group_id: str, member_id: str, instance_id: str | None) -> None:
     """The errors of `rules.leave`. Blocks."""
 
     def leave(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
         return rules.leave(group, member_id, instance_id, now_ms)
 
-    change(gateway.cluster.store, group_id, leave)
+    change(services.cluster.store, group_id, leave)
 
 
 def _joining(request: Message, client: Client) -> Joining:
@@ -169,16 +167,16 @@ def _refused(member_id: str, code: int) -> Message:
 
 
 async def _wait_for(
-    gateway: "Gateway", begin: Callable[[], Seen], again: Callable[[], Seen],
+    services: Services, begin: Callable[[], Seen], again: Callable[[], Seen],
     answer: Callable[[OpaqueGroup], T | None], session_timeout_ms: int,
 ) -> tuple[OpaqueGroup, T]:  # fmt: skip
     """The group and the answer, as soon as there is one."""
-    seen = await gateway.call(gateway.changes.current)
-    found = await gateway.call(begin)
+    seen = await services.call(services.changes.current)
+    found = await services.call(begin)
     beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
     while (said := answer(found.group)) is None:
         left_s = beat_s if found.wait_ms is None else min(found.wait_ms / 1000, beat_s)
-        await gateway.changes.wait(seen, max(left_s, _WAIT_S_MIN))
-        seen = await gateway.call(gateway.changes.current)
-        found = await gateway.call(again)
+        await services.changes.wait(seen, max(left_s, _WAIT_S_MIN))
+        seen = await services.call(services.changes.current)
+        found = await services.call(again)
     return found.group, said

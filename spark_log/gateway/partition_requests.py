@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from kafka.protocol.admin import (
@@ -25,6 +25,7 @@ from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reas
 from spark_log.controller.reassignments import begin_reassignments
 from spark_log.controller.requested_elections import elect
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import SHOWN_TOPICS, each_topic, on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import bits_of, operations_on
 from spark_log.gateway.bulkheads import Lane
@@ -32,15 +33,13 @@ from spark_log.gateway.error_codes import NONE, client_message, error_code, outc
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.metadata_requests import leader_epochs
 from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.security.acl_rules import Operation, ResourceType
 from spark_log.segments.plan import Found, find_positions
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _INVALID_TOPIC = error_code(InvalidTopicError())
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
@@ -79,13 +78,13 @@ def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int
     return Page(topics, None)
 
 
-async def describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
     """As Metadata: the leader and only replica of a partition is a gateway."""
-    return await gateway.call(_describe_topic_partitions, gateway, request, client)
+    return await services.call(_describe_topic_partitions, services, request, client)
 
 
-def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
-    store = gateway.cluster.store
+def _describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
+    store = services.cluster.store
     names = {each.name for each in request.topics} or None
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
     begin = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
@@ -100,7 +99,7 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
         return read_live_gateways(store, connection), topics, page, leader_epochs(connection, ids)
 
     gateways, topics, page, epochs = store.read(read)
-    zone = client.zone or gateway.settings.zone
+    zone = client.zone or services.settings.zone
     kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
     described = []
     for name, first, last in page.topics:
@@ -130,22 +129,22 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
     return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=described, next_cursor=cursor)
 
 
-async def elect_leaders(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def elect_leaders(services: Services, request: Message, _client: Client) -> Message:
     """Elections among the brokers that keep the replicas, which clients see only here and in reassignments."""
-    return await gateway.call(_elect_leaders, gateway, request)
+    return await services.call(_elect_leaders, services, request)
 
 
-def _elect_leaders(gateway: "Gateway", request: Message) -> Message:
+def _elect_leaders(services: Services, request: Message) -> Message:
     everything = request.topic_partitions is None
     unclean = request.version > 0 and request.election_type == ElectionType.UNCLEAN
 
     def elections() -> dict[TopicPartition, SparkLogError | None]:
         if everything:
-            topics = gateway.cluster.store.read(find_topics).values()
+            topics = services.cluster.store.read(find_topics).values()
             wanted = [TopicPartition(topic.name, n) for topic in topics for n in range(topic.partition_count)]
         else:
             wanted = [TopicPartition(each.topic, n) for each in request.topic_partitions for n in each.partitions]
-        return elect(gateway.cluster, wanted, unclean=unclean)
+        return elect(services.cluster, wanted, unclean=unclean)
 
     outcome = outcome_of(elections)
     kind = ElectLeadersResponse.ReplicaElectionResult
@@ -164,16 +163,16 @@ def _elect_leaders(gateway: "Gateway", request: Message) -> Message:
     )
 
 
-async def alter_reassignments(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def alter_reassignments(services: Services, request: Message, _client: Client) -> Message:
     """Begin to move replicas to other brokers of the cluster, or cancel it. Each partition on its own."""
-    return await gateway.call(_alter_reassignments, gateway, request)
+    return await services.call(_alter_reassignments, services, request)
 
 
-def _alter_reassignments(gateway: "Gateway", request: Message) -> Message:
+def _alter_reassignments(services: Services, request: Message) -> Message:
     kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 
     def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
-        outcome = outcome_of(lambda: begin_reassignments(gateway.cluster, {tp: replicas}))
+        outcome = outcome_of(lambda: begin_reassignments(services.cluster, {tp: replicas}))
         return kind.ReassignablePartitionResponse(
             partition_index=tp.partition, error_code=outcome.code, error_message=outcome.message
         )
@@ -192,15 +191,15 @@ def _alter_reassignments(gateway: "Gateway", request: Message) -> Message:
     )
 
 
-async def list_running_reassignments(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_list_reassignments, gateway, request)
+async def list_running_reassignments(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_list_reassignments, services, request)
 
 
-def _list_reassignments(gateway: "Gateway", request: Message) -> Message:
+def _list_reassignments(services: Services, request: Message) -> Message:
     wanted = None
     if request.topics is not None:
         wanted = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
-    outcome = outcome_of(lambda: list_reassignments(gateway.cluster.store))
+    outcome = outcome_of(lambda: list_reassignments(services.cluster.store))
     kind = ListPartitionReassignmentsResponse.OngoingTopicReassignment
     found: dict[str, list[Message]] = {}
     for tp, status in (outcome.result or {}).items():
@@ -223,12 +222,12 @@ def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:
     )
 
 
-async def offset_for_leader_epoch(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def offset_for_leader_epoch(services: Services, request: Message, _client: Client) -> Message:
     """Where the records of a leader epoch end: a reader beyond it has read records that an election removed."""
-    return await gateway.call(_offset_for_leader_epoch, gateway, request)
+    return await services.call(_offset_for_leader_epoch, services, request)
 
 
-def _offset_for_leader_epoch(gateway: "Gateway", request: Message) -> Message:
+def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
     wanted = {TopicPartition(topic.topic, each.partition) for topic in request.topics for each in topic.partitions}
     legal = [tp for tp in wanted if is_legal(tp.topic)]
 
@@ -237,7 +236,7 @@ def _offset_for_leader_epoch(gateway: "Gateway", request: Message) -> Message:
         truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in found.items()])
         return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in found.items()}
 
-    here = outcome_of(lambda: gateway.cluster.store.read(read))
+    here = outcome_of(lambda: services.cluster.store.read(read))
     kind = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 
     def end_of(name: str, asked: Message) -> Message:
@@ -276,9 +275,14 @@ def epoch_end(
 
 
 APIS = (
-    Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0), lane=Lane.METADATA),
-    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2), limits=TRANSACTIONS),
-    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0), limits=TRANSACTIONS),
-    Api(ListPartitionReassignmentsRequest, list_running_reassignments, advertised=(0, 0)),
-    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4), lane=Lane.METADATA),
-)
+    Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0), lane=Lane.METADATA,
+        rights=(each_topic(Operation.DESCRIBE, empty_means_all=True), SHOWN_TOPICS)),
+    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(on_cluster(Operation.ALTER),)),
+    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(on_cluster(Operation.ALTER),)),
+    Api(ListPartitionReassignmentsRequest, list_running_reassignments, advertised=(0, 0),
+        rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4), lane=Lane.METADATA,
+        rights=(each_topic(Operation.DESCRIBE, name="topic"),)),
+)  # fmt: skip

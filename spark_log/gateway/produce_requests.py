@@ -2,23 +2,22 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from spark_log.append.rules import Acks
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway.access.rights import each_topic, on_transaction
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light, decoded_bytes_max
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, client_message, error_code
 from spark_log.gateway.request_context import request_context
 from spark_log.gateway.request_limits import RECORDS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.records.kafka_batch.decode import DecodingLimits
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation
 
 _NOT_ENOUGH_REPLICAS = 19
 _INVALID_REQUIRED_ACKS = 21
@@ -33,7 +32,7 @@ _RECORD_ERRORS_MAX = 1_000
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
 
 
-async def produce(gateway: "Gateway", request: Message, client: Client) -> Message | None:
+async def produce(services: Services, request: Message, client: Client) -> Message | None:
     """Append the batches of all partitions; each has its own outcome. No response for acks=0.
 
     After an error with acks=0 the connection is closed, as in Kafka: only so the client notices.
@@ -50,8 +49,8 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
             SentBatch(topic.name, one.index, one.records or b"", transactional, principal) for topic, one in places
         ]
         async with client.order:
-            checked = await _checked(gateway, batches, client)
-            appended = gateway.appender.submit(checked, acks, request.transactional_id)
+            checked = await _checked(services, batches, client)
+            appended = services.appender.submit(checked, acks, request.transactional_id)
         outcomes = await appended
         if acks == 0:
             for outcome in outcomes:
@@ -60,7 +59,7 @@ async def produce(gateway: "Gateway", request: Message, client: Client) -> Messa
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
     if len(places) > _FEW_PARTITIONS:
-        return await gateway.bulkheads.run(
+        return await services.bulkheads.run(
             Lane.CODEC, client.key, partial(_response, request, outcomes, refused, unknown)
         )
     return _response(request, outcomes, refused, unknown)
@@ -81,15 +80,15 @@ def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unkno
     return ProduceResponse(responses=topics, throttle_time_ms=0)
 
 
-async def _checked(gateway: "Gateway", batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
+async def _checked(services: Services, batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
     """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
     if are_light(batches):
         return batches
-    settings, memory = gateway.settings, request_context.get().memory
+    settings, memory = services.settings, request_context.get().memory
     assert memory is not None
     limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
     await memory.records.more(decoded_bytes_max(batches, limits))
-    checked = await gateway.bulkheads.run(Lane.CODEC, client.key, partial(gateway.appender.check, batches, limits))
+    checked = await services.bulkheads.run(Lane.CODEC, client.key, partial(services.appender.check, batches, limits))
     memory.records.set(sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
     return checked
 
@@ -120,6 +119,6 @@ def _code(error: Exception) -> int:
 
 
 APIS = (
-    # librdkafka stops compressing without saying so if versions below 3 are not advertised
-    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS, lane=Lane.CODEC),
-)
+    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS, lane=Lane.CODEC,
+        rights=(on_transaction(), each_topic(Operation.WRITE, "responses", "topic_data"))),
+)  # fmt: skip

@@ -1,7 +1,5 @@
 """Client quotas: what kafka-configs.sh shows and changes for users, clients and IP addresses (KIP-546)."""
 
-from typing import TYPE_CHECKING
-
 from kafka.protocol.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -11,30 +9,30 @@ from kafka.protocol.admin import (
 
 from spark_log.admin.quotas import alter_quota, check_values
 from spark_log.errors import IllegalArgumentError, SparkLogError
+from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.quotas.quota_rows import read_quotas
 from spark_log.quotas.rules import IP, Entity, entity_of, matches
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation
 
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
 """Match types of a filter."""
 
 
-async def describe_client_quotas(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_client_quotas(services: Services, request: Message, _client: Client) -> Message:
     """The quotas of the entities that the filter finds."""
-    return await gateway.call(_describe, gateway, request)
+    return await services.call(_describe, services, request)
 
 
-def _describe(gateway: "Gateway", request: Message) -> Message:
+def _describe(services: Services, request: Message) -> Message:
     entry = DescribeClientQuotasResponse.EntryData
     try:
         exact, present = _filter_of(request)
-        quotas = read_quotas(gateway.cluster.store)
+        quotas = read_quotas(services.cluster.store)
     except SparkLogError as error:
         return DescribeClientQuotasResponse(
             throttle_time_ms=0, error_code=error_code(error), error_message=client_message(error), entries=None
@@ -71,19 +69,19 @@ def _filter_of(request: Message) -> tuple[dict[str, str | None], frozenset[str]]
     return exact, frozenset(present)
 
 
-async def alter_client_quotas(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def alter_client_quotas(services: Services, request: Message, client: Client) -> Message:
     """Each entity alone, as in Kafka: what is wrong with one does not stop the others."""
-    response = await gateway.call(_alter, gateway, request, client)
+    response = await services.call(_alter, services, request, client)
     if not request.validate_only:
-        await gateway.quotas.load()
+        await services.quotas.load()
     return response
 
 
-def _alter(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _alter(services: Services, request: Message, client: Client) -> Message:
     entry = AlterClientQuotasResponse.EntryData
     entries = []
     for wanted in request.entries:
-        outcome = outcome_of(lambda wanted=wanted: _alter_one(gateway, client, wanted, bool(request.validate_only)))  # type: ignore[misc]
+        outcome = outcome_of(lambda wanted=wanted: _alter_one(services, client, wanted, bool(request.validate_only)))  # type: ignore[misc]
         entries.append(
             entry(
                 error_code=outcome.code,
@@ -97,16 +95,18 @@ def _alter(gateway: "Gateway", request: Message, client: Client) -> Message:
     return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries)
 
 
-def _alter_one(gateway: "Gateway", client: Client, wanted: Message, validate_only: bool) -> None:
+def _alter_one(services: Services, client: Client, wanted: Message, validate_only: bool) -> None:
     entity: Entity = entity_of([(part.entity_type, part.entity_name) for part in wanted.entity])
     values = {operation.key: None if operation.remove else operation.value for operation in wanted.ops}
     if validate_only:
         check_values(entity, values)
     else:
-        alter_quota(gateway.cluster, client.principal, "gateway", entity, values)
+        alter_quota(services.cluster, client.principal, "gateway", entity, values)
 
 
 APIS = (
-    Api(DescribeClientQuotasRequest, describe_client_quotas, (0, 1)),
-    Api(AlterClientQuotasRequest, alter_client_quotas, (0, 1), limits=TRANSACTIONS),
-)
+    Api(DescribeClientQuotasRequest, describe_client_quotas, advertised=(0, 1),
+        rights=(on_cluster(Operation.DESCRIBE_CONFIGS),)),
+    Api(AlterClientQuotasRequest, alter_client_quotas, advertised=(0, 1), limits=TRANSACTIONS,
+        rights=(on_cluster(Operation.ALTER_CONFIGS),)),
+)  # fmt: skip

@@ -3,17 +3,13 @@
 Such requests are refused before their handlers, with the same codes on both stores.
 """
 
-from typing import TYPE_CHECKING
-
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InconsistentGroupProtocolError, InvalidGroupIdError, UnknownMemberIdError
 from spark_log.gateway.access.refusals import refusal
 from spark_log.gateway.api import Client, Handler
 from spark_log.gateway.error_codes import error_code
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _CODES = {
     "group_id": error_code(InvalidGroupIdError()),
@@ -29,7 +25,7 @@ def with_storable_names(request_type: type[Message], handler: Handler) -> Handle
     fields = request_type._struct.fields
     names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
 
-    async def checked(gateway: "Gateway", request: Message, client: Client) -> Message | None:
+    async def checked(services: Services, request: Message, client: Client) -> Message | None:
         for name in names:
             text = getattr(request, name)
             if text is not None and not can_be_stored(text):
@@ -37,6 +33,6 @@ def with_storable_names(request_type: type[Message], handler: Handler) -> Handle
         for protocol in request.protocols if has_protocols else ():
             if not can_be_stored(protocol.name):
                 return refusal(request, _CODES["protocol_name"])
-        return await handler(gateway, request, client)
+        return await handler(services, request, client)
 
     return checked

@@ -2,7 +2,6 @@
 
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from kafka.admin import ConfigSourceType
 from kafka.protocol.admin import (
@@ -26,16 +25,16 @@ from spark_log.errors import (
     InvalidReplicationAssignmentError,
     TopicAlreadyExistsError,
 )
-from spark_log.gateway.access.authorization import EVERYTHING
+from spark_log.gateway.access.access import EVERYTHING
+from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation
 
 _UNKNOWN_TOPIC_ID = 100
 _NO_ID = uuid.UUID(int=0)
@@ -44,21 +43,21 @@ _DEFAULT = -1
 _DEFAULT_REPLICATION_FACTOR = 1
 
 
-async def create_topics(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def create_topics(services: Services, request: Message, client: Client) -> Message:
     """Each topic on its own. spark-log places the replicas: a topic with assignments is refused."""
-    return await gateway.call(_create_topics, gateway, request, client)
+    return await services.call(_create_topics, services, request, client)
 
 
-def _create_topics(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _create_topics(services: Services, request: Message, client: Client) -> Message:
     times = Counter(each.name for each in request.topics)
     topics = {each.name: each for each in request.topics}.values()
-    results = [_created(gateway, client, each, times[each.name], bool(request.validate_only)) for each in topics]
+    results = [_created(services, client, each, times[each.name], bool(request.validate_only)) for each in topics]
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _created(gateway: "Gateway", client: Client, wanted: Message, times: int, validate_only: bool) -> Message:
+def _created(services: Services, client: Client, wanted: Message, times: int, validate_only: bool) -> Message:
     partitions, factor = wanted.num_partitions, wanted.replication_factor
-    partitions = gateway.settings.partitions_of_new_topics if partitions == _DEFAULT else partitions
+    partitions = services.settings.partitions_of_new_topics if partitions == _DEFAULT else partitions
     factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
     configs: dict[str, str] = {}
 
@@ -75,7 +74,7 @@ def _created(gateway: "Gateway", client: Client, wanted: Message, times: int, va
                 raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
             configs[each.name] = each.value
         try:
-            return create_topic(gateway.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+            return create_topic(services.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
         except TopicAlreadyExistsError:
             if client.access is EVERYTHING:
                 raise
@@ -117,23 +116,23 @@ def _created(gateway: "Gateway", client: Client, wanted: Message, times: int, va
     )
 
 
-async def delete_topics(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def delete_topics(services: Services, request: Message, _client: Client) -> Message:
     """By name, or by topic id since version 6."""
-    return await gateway.call(_delete_topics, gateway, request)
+    return await services.call(_delete_topics, services, request)
 
 
-def _delete_topics(gateway: "Gateway", request: Message) -> Message:
+def _delete_topics(services: Services, request: Message) -> Message:
     if request.version < 6:
         return DeleteTopicsResponse(
-            throttle_time_ms=0, responses=[_deleted(gateway, name, _NO_ID) for name in request.topic_names]
+            throttle_time_ms=0, responses=[_deleted(services, name, _NO_ID) for name in request.topic_names]
         )
     ids = [_id_of(each).hex for each in request.topics]
-    by_id = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
+    by_id = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
     responses = []
     for wanted in request.topics:
         topic = by_id.get(_id_of(wanted).hex)
         name = wanted.name if wanted.name is not None else topic.name if topic is not None else None
-        responses.append(_deleted(gateway, name, _id_of(wanted)))
+        responses.append(_deleted(services, name, _id_of(wanted)))
     return DeleteTopicsResponse(throttle_time_ms=0, responses=responses)
 
 
@@ -142,29 +141,29 @@ def _id_of(wanted: Message) -> uuid.UUID:
     return _NO_ID if wanted.topic_id is None else wanted.topic_id
 
 
-def _deleted(gateway: "Gateway", name: str | None, topic_id: uuid.UUID) -> Message:
+def _deleted(services: Services, name: str | None, topic_id: uuid.UUID) -> Message:
     if name is None:
         outcome: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id}")
     else:
-        outcome = outcome_of(lambda: delete_topic(gateway.cluster, name))
-        gateway.topics.forget(name)
+        outcome = outcome_of(lambda: delete_topic(services.cluster, name))
+        services.topics.forget(name)
     return DeleteTopicsResponse.DeletableTopicResult(
         name=name, topic_id=topic_id, error_code=outcome.code, error_message=outcome.message
     )
 
 
-async def create_partitions(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_create_partitions, gateway, request)
+async def create_partitions(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_create_partitions, services, request)
 
 
-def _create_partitions(gateway: "Gateway", request: Message) -> Message:
+def _create_partitions(services: Services, request: Message) -> Message:
     def add(wanted: Message) -> None:
         if wanted.assignments:
             raise InvalidReplicationAssignmentError(
                 f"topic {wanted.name!r}: spark-log places replicas over brokers and racks, without assignments"
             )
-        add_partitions(gateway.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
-        gateway.topics.forget(wanted.name)
+        add_partitions(services.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
+        services.topics.forget(wanted.name)
 
     results = []
     for wanted in request.topics:
@@ -177,23 +176,23 @@ def _create_partitions(gateway: "Gateway", request: Message) -> Message:
     return CreatePartitionsResponse(throttle_time_ms=0, results=results)
 
 
-async def delete_records_before(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
     """Move log start offsets; each partition on its own if one of them is refused."""
-    return await gateway.call(_delete_records, gateway, request)
+    return await services.call(_delete_records, services, request)
 
 
-def _delete_records(gateway: "Gateway", request: Message) -> Message:
+def _delete_records(services: Services, request: Message) -> Message:
     before = {
         TopicPartition(topic.name, each.partition_index): each.offset
         for topic in request.topics
         for each in topic.partitions
     }
-    together = outcome_of(lambda: delete_records(gateway.cluster, before))
+    together = outcome_of(lambda: delete_records(services.cluster, before))
 
     def deleted(tp: TopicPartition) -> Message:
         outcome = together
         if together.code != NONE:
-            outcome = outcome_of(lambda: delete_records(gateway.cluster, {tp: before[tp]}))
+            outcome = outcome_of(lambda: delete_records(services.cluster, {tp: before[tp]}))
         low = -1 if outcome.result is None else outcome.result[tp]
         kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
         return kind(partition_index=tp.partition, low_watermark=low, error_code=outcome.code)
@@ -209,8 +208,14 @@ def _delete_records(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(CreateTopicsRequest, create_topics, advertised=(2, 7), limits=TRANSACTIONS),
-    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6), limits=TRANSACTIONS),
-    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3), limits=TRANSACTIONS),
-    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2), limits=TRANSACTIONS),
-)
+    Api(CreateTopicsRequest, create_topics, advertised=(2, 7), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.CREATE, or_cluster=True),)),
+    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6), limits=TRANSACTIONS,
+        rights=(
+            each_topic(Operation.DELETE, "responses", "topic_names", None), each_topic(Operation.DELETE, "responses"),
+        )),
+    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.ALTER, "results"),)),
+    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.DELETE),)),
+)  # fmt: skip

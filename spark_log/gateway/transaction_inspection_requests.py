@@ -1,7 +1,5 @@
 """Descriptions of producers and transactions."""
 
-from typing import TYPE_CHECKING
-
 from kafka.protocol.admin import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -11,39 +9,39 @@ from kafka.protocol.admin import (
     ListTransactionsResponse,
 )
 
+from spark_log.gateway.access.rights import Shown, each_named, each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import outcome_of
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
+from spark_log.security.acl_rules import Operation, ResourceType
 from spark_log.transactions import transaction_inspection as inspection
 from spark_log.transactions.rules import TransactionState
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _NONE = -1
 """No sequence, coordinator, or open transaction."""
 
 
-async def describe_producers(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_describe_producers, gateway, request)
+async def describe_producers(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_describe_producers, services, request)
 
 
-def _describe_producers(gateway: "Gateway", request: Message) -> Message:
+def _describe_producers(services: Services, request: Message) -> Message:
     topics = [
         DescribeProducersResponse.TopicResponse(
             name=topic.name,
-            partitions=[_producers(gateway, TopicPartition(topic.name, number)) for number in topic.partition_indexes],
+            partitions=[_producers(services, TopicPartition(topic.name, number)) for number in topic.partition_indexes],
         )
         for topic in request.topics
     ]
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
 
-def _producers(gateway: "Gateway", tp: TopicPartition) -> Message:
+def _producers(services: Services, tp: TopicPartition) -> Message:
     kind = DescribeProducersResponse.TopicResponse.PartitionResponse
-    outcome = outcome_of(lambda: inspection.describe_producers(gateway.cluster.store, [tp])[tp])
+    outcome = outcome_of(lambda: inspection.describe_producers(services.cluster.store, [tp])[tp])
     producers = [
         kind.ProducerState(
             producer_id=each.producer_id,
@@ -63,18 +61,18 @@ def _producers(gateway: "Gateway", tp: TopicPartition) -> Message:
     )
 
 
-async def describe_transactions(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_describe_transactions, gateway, request)
+async def describe_transactions(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_describe_transactions, services, request)
 
 
-def _describe_transactions(gateway: "Gateway", request: Message) -> Message:
-    states = [_transaction(gateway, transactional_id) for transactional_id in request.transactional_ids]
+def _describe_transactions(services: Services, request: Message) -> Message:
+    states = [_transaction(services, transactional_id) for transactional_id in request.transactional_ids]
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=states)
 
 
-def _transaction(gateway: "Gateway", transactional_id: str) -> Message:
+def _transaction(services: Services, transactional_id: str) -> Message:
     kind = DescribeTransactionsResponse.TransactionState
-    outcome = outcome_of(lambda: inspection.describe_transactions(gateway.cluster.store, [transactional_id])[0])
+    outcome = outcome_of(lambda: inspection.describe_transactions(services.cluster.store, [transactional_id])[0])
     if outcome.result is None:
         return kind(
             error_code=outcome.code,
@@ -102,17 +100,17 @@ def _transaction(gateway: "Gateway", transactional_id: str) -> Message:
     )
 
 
-async def list_transactions(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def list_transactions(services: Services, request: Message, _client: Client) -> Message:
     """The current or last transaction of each transactional id; only open ones have a duration."""
-    return await gateway.call(_list_transactions, gateway, request)
+    return await services.call(_list_transactions, services, request)
 
 
-def _list_transactions(gateway: "Gateway", request: Message) -> Message:
+def _list_transactions(services: Services, request: Message) -> Message:
     known = {each.value for each in TransactionState}
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
-    outcome = outcome_of(lambda: inspection.list_transactions(gateway.cluster.store))
+    outcome = outcome_of(lambda: inspection.list_transactions(services.cluster.store))
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=outcome.code,
@@ -132,7 +130,13 @@ def _list_transactions(gateway: "Gateway", request: Message) -> Message:
 
 
 APIS = (
-    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0), limits=TRANSACTIONS),
-    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0), limits=TRANSACTIONS),
-    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1), limits=TINY),
-)
+    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.READ),)),
+    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(
+            each_named(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transactional_ids", "transaction_states"),
+            Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic", within="transaction_states"),
+        )),
+    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1), limits=TINY,
+        rights=(Shown(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transaction_states", "transactional_id"),)),
+)  # fmt: skip

@@ -1,7 +1,6 @@
 """Transactions: their begin, the offsets that they commit, and their end. Produce sends their records."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
@@ -24,12 +23,14 @@ from spark_log.errors import (
     SparkLogError,
 )
 from spark_log.gateway import transactions
+from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic, on_group, on_transaction
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.committed_offset_requests import commit_outcomes
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.request_limits import TINY
+from spark_log.gateway.services import Services
 from spark_log.gateway.stored_names import with_storable_names
 from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits
@@ -37,12 +38,10 @@ from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
+from spark_log.security.acl_rules import Operation
 from spark_log.transactions import transaction_store, wire_transactions
 from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.wire_transactions import WireProducer
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 _OPERATION_NOT_ATTEMPTED = 55
@@ -66,36 +65,36 @@ def _code(error: Exception, request: Message) -> int:
     return error_code(error)
 
 
-async def init_producer_id(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def init_producer_id(services: Services, request: Message, client: Client) -> Message:
     """A new producer id, or the id and the next epoch of a transactional id."""
     try:
-        producer_id, epoch = await gateway.call(_init, gateway, request, client)
+        producer_id, epoch = await services.call(_init, services, request, client)
     except SparkLogError as error:
         code = _code(error, request)
         return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
 
 
-def _init(gateway: "Gateway", request: Message, client: Client) -> tuple[int, int]:
+def _init(services: Services, request: Message, client: Client) -> tuple[int, int]:
     name = request.transactional_id
     if name is None:
-        return register_producer(gateway.cluster.store, TIMEOUT_MS, client.checked_principal), 0
+        return register_producer(services.cluster.store, TIMEOUT_MS, client.checked_principal), 0
     if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
     given = None
     if request.version >= 3 and request.producer_id >= 0:
         given = request.producer_id, request.producer_epoch
     ref, claim = transaction_store.init_producer(
-        gateway.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
+        services.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
     )
     client.claims.keep(name, ref.producer_id, claim)
     return ref.producer_id, ref.epoch
 
 
-async def add_partitions_to_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
     """Begins the transaction. Which partitions it has is known from its records."""
     topics = request.v3_and_below_topics
-    known = await gateway.call(gateway.topics.find, [topic.name for topic in topics])
+    known = await services.call(services.topics.find, [topic.name for topic in topics])
     missing = {
         (topic.name, number)
         for topic in topics
@@ -109,7 +108,7 @@ async def add_partitions_to_txn(gateway: "Gateway", request: Message, client: Cl
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
         )
-        code = await _begin(gateway, client, producer, request)
+        code = await _begin(services, client, producer, request)
 
     def code_of(place: tuple[str, int]) -> int:
         if not missing:
@@ -134,31 +133,31 @@ async def add_partitions_to_txn(gateway: "Gateway", request: Message, client: Cl
     )
 
 
-async def add_offsets_to_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def add_offsets_to_txn(services: Services, request: Message, client: Client) -> Message:
     """Begins the transaction. Which groups it has is known from its offsets."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
-    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(gateway, client, producer, request))
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(services, client, producer, request))
 
 
-async def _begin(gateway: "Gateway", client: Client, producer: WireProducer, request: Message) -> int:
+async def _begin(services: Services, client: Client, producer: WireProducer, request: Message) -> int:
     def begin(claim: Claim) -> None:
-        wire_transactions.begin(gateway.cluster.store, producer, claim, timeout_ms=TIMEOUT_MS)
+        wire_transactions.begin(services.cluster.store, producer, claim, timeout_ms=TIMEOUT_MS)
 
     try:
-        await client.claims.call(gateway, producer, Role.COORDINATOR, begin)
+        await client.claims.call(services, producer, Role.COORDINATOR, begin)
     except (SparkLogError, ClaimTakenError) as error:
         return _code(error, request)
     return NONE
 
 
-async def txn_offset_commit(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def txn_offset_commit(services: Services, request: Message, client: Client) -> Message:
     """Offsets of a group that EndTxn will commit."""
     kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
     unknown: list[TopicPartition] = []
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
-    add = partial(_add_offsets, gateway, request, producer)
+    add = partial(_add_offsets, services, request, producer)
     try:
-        unknown = await client.claims.call(gateway, producer, Role.OFFSETS, add)
+        unknown = await client.claims.call(services, producer, Role.OFFSETS, add)
         code = NONE
     except (SparkLogError, ClaimTakenError) as error:
         code = _code(error, request)
@@ -166,8 +165,8 @@ async def txn_offset_commit(gateway: "Gateway", request: Message, client: Client
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
-def _add_offsets(gateway: "Gateway", request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
-    store = gateway.cluster.store
+def _add_offsets(services: Services, request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
+    store = services.cluster.store
     check_group_id(request.group_id)
     given = {
         TopicPartition(topic.name, each.partition_index): Commit(
@@ -187,34 +186,62 @@ def _add_offsets(gateway: "Gateway", request: Message, producer: WireProducer, c
     return add_offsets(store, producer, claim, who, check_commits(given, store.settings), timeout_ms=TIMEOUT_MS)
 
 
-async def end_txn(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def end_txn(services: Services, request: Message, client: Client) -> Message:
     """Commit or abort. After an error that is not final the transaction is open, and the client calls again."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     code = NONE
 
     def end(claim: Claim) -> None:
         if request.committed:
-            transactions.commit(gateway.log, producer, claim, timeout_ms=TIMEOUT_MS)
+            transactions.commit(services.log, producer, claim, timeout_ms=TIMEOUT_MS)
         else:
-            wire_transactions.abort(gateway.cluster, producer, claim, timeout_ms=TIMEOUT_MS)
+            wire_transactions.abort(services.cluster, producer, claim, timeout_ms=TIMEOUT_MS)
 
     try:
-        await client.claims.call(gateway, producer, Role.COORDINATOR, end)
+        await client.claims.call(services, producer, Role.COORDINATOR, end)
     except (SparkLogError, ClaimTakenError) as error:
         retriable = isinstance(error, SparkLogError) and error.retriable
         code = _COORDINATOR_NOT_AVAILABLE if retriable else _code(error, request)
     return EndTxnResponse(throttle_time_ms=0, error_code=code)
 
 
+def _cluster_if_not_transactional(request: Message) -> Resource | None:
+    return CLUSTER if request.transactional_id is None else None
+
+
 APIS = (
-    Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4), limits=TINY, lane=Lane.TRANSACTION),
-    Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3), lane=Lane.TRANSACTION),
-    Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
+    Api(
+        InitProducerIdRequest,
+        init_producer_id,
+        advertised=(0, 4),
+        rights=(on_transaction(), Whole(Operation.IDEMPOTENT_WRITE, _cluster_if_not_transactional, or_any_topic=True)),
+        limits=TINY,
+        lane=Lane.TRANSACTION,
+    ),
+    Api(
+        AddPartitionsToTxnRequest,
+        add_partitions_to_txn,
+        advertised=(0, 3),
+        rights=(
+            on_transaction("v3_and_below_transactional_id"),
+            each_topic(Operation.WRITE, "results_by_topic_v3_and_below", "v3_and_below_topics", together=True),
+        ),
+        lane=Lane.TRANSACTION,
+    ),
+    Api(
+        AddOffsetsToTxnRequest,
+        add_offsets_to_txn,
+        advertised=(0, 3),
+        rights=(on_transaction(), on_group(Operation.READ)),
+        limits=TINY,
+        lane=Lane.TRANSACTION,
+    ),
     Api(
         TxnOffsetCommitRequest,
         with_storable_names(TxnOffsetCommitRequest, txn_offset_commit),
         advertised=(0, 3),
+        rights=(on_transaction(), on_group(Operation.READ), each_topic(Operation.READ)),
         lane=Lane.TRANSACTION,
     ),
-    Api(EndTxnRequest, end_txn, advertised=(0, 3), limits=TINY, lane=Lane.TRANSACTION),
+    Api(EndTxnRequest, end_txn, advertised=(0, 3), rights=(on_transaction(),), limits=TINY, lane=Lane.TRANSACTION),
 )

@@ -33,8 +33,8 @@ from spark_log.admin.audit import read_changes
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
-from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Whole
-from spark_log.gateway.gateway import APIS
+from spark_log.gateway.access.rights import CODES, Each, Every, Whole
+from spark_log.gateway.server import APIS
 from spark_log.log.log import Log
 from spark_log.security.acl_rules import (
     CLUSTER_NAME,
@@ -94,7 +94,7 @@ def needs_of(api, version):
     request = request_about("flights", api.request, version)
     request._version = version
     found = []
-    for rule in RIGHTS[api.name]:
+    for rule in api.rights:
         if isinstance(rule, Whole):
             resource = rule.resource(request)
             found += [] if resource is None else [(rule.operation, *resource)]
@@ -156,8 +156,7 @@ def make_again(cluster):
 
 
 def test_every_api_has_an_entry_and_every_entry_an_api():
-    assert {api.name for api in APIS} == set(RIGHTS)
-    free = {name for name, rules in RIGHTS.items() if not rules}
+    free = {api.name for api in APIS if not api.rights}
     assert free == {"ApiVersions", "DescribeCluster"}
     for api, version in itertools.product(APIS, (0, 1)):
         for operation, resource_type, _ in needs_of(api, api.advertised[version]):

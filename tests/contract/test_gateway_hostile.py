@@ -12,7 +12,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.gateway.gateway import APIS
+from spark_log.gateway.server import APIS
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, request_about
 from tests.support.topics import make

@@ -10,7 +10,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import MetadataRequest
 
-from spark_log.gateway.gateway import APIS
+from spark_log.gateway.server import APIS
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about

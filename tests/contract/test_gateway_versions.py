@@ -10,7 +10,7 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import TopicAlreadyExistsError
-from spark_log.gateway.gateway import APIS
+from spark_log.gateway.server import APIS
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, forbidden_nulls, request_about
 

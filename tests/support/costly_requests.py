@@ -20,7 +20,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log.gateway.api import Api
-from spark_log.gateway.gateway import APIS
+from spark_log.gateway.server import APIS
 from spark_log.gateway.wire import Message
 from spark_log.records.kafka_batch.encode import encode
 from spark_log.records.kafka_batch.header import HEADER_BYTES

@@ -1,7 +1,5 @@
 """Access control lists, for kafka-acls.sh. Only a gateway that checks them shows and changes them."""
 
-from typing import TYPE_CHECKING
-
 from kafka.protocol.admin import (
     CreateAclsRequest,
     CreateAclsResponse,
@@ -13,20 +11,19 @@ from kafka.protocol.admin import (
 
 from spark_log.admin import acls as on_acls
 from spark_log.errors import SecurityDisabledError
+from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import Acl, AclFilter
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Acl, AclFilter, Operation
 
 _SOURCE = "gateway"
 
 
-def _check_enabled(gateway: "Gateway") -> None:
-    if gateway.authorizer is None:
+def _check_enabled(services: Services) -> None:
+    if services.authorizer is None:
         raise SecurityDisabledError("this gateway does not check ACLs: start it with --acls")
 
 
@@ -37,14 +34,14 @@ def _filter(wanted: Message) -> AclFilter:
     )  # fmt: skip
 
 
-async def describe_acls(gateway: "Gateway", request: Message, _client: Client) -> Message:
-    return await gateway.call(_describe, gateway, request)
+async def describe_acls(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_describe, services, request)
 
 
-def _describe(gateway: "Gateway", request: Message) -> Message:
+def _describe(services: Services, request: Message) -> Message:
     def found() -> list[Acl]:
-        _check_enabled(gateway)
-        return on_acls.find_acls(gateway.cluster, _filter(request))
+        _check_enabled(services)
+        return on_acls.find_acls(services.cluster, _filter(request))
 
     outcome = outcome_of(found)
     kind = DescribeAclsResponse.DescribeAclsResource
@@ -65,22 +62,22 @@ def _describe(gateway: "Gateway", request: Message) -> Message:
     )
 
 
-async def create_acls(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def create_acls(services: Services, request: Message, client: Client) -> Message:
     """Each on its own. This gateway applies them at once, others in a second."""
-    response = await gateway.call(_create, gateway, request, client)
-    if gateway.authorizer is not None:
-        gateway.authorizer.forget()
+    response = await services.call(_create, services, request, client)
+    if services.authorizer is not None:
+        services.authorizer.forget()
     return response
 
 
-def _create(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _create(services: Services, request: Message, client: Client) -> Message:
     def create(wanted: Message) -> None:
-        _check_enabled(gateway)
+        _check_enabled(services)
         acl = on_acls.acl_of_numbers(
             wanted.resource_type, wanted.resource_name, wanted.resource_pattern_type, wanted.principal, wanted.host,
             wanted.operation, wanted.permission_type,
         )  # fmt: skip
-        [error] = on_acls.create_acls(gateway.cluster, client.principal, _SOURCE, [acl])
+        [error] = on_acls.create_acls(services.cluster, client.principal, _SOURCE, [acl])
         if error is not None:
             raise error
 
@@ -91,17 +88,17 @@ def _create(gateway: "Gateway", request: Message, client: Client) -> Message:
     )
 
 
-async def delete_acls(gateway: "Gateway", request: Message, client: Client) -> Message:
-    response = await gateway.call(_delete, gateway, request, client)
-    if gateway.authorizer is not None:
-        gateway.authorizer.forget()
+async def delete_acls(services: Services, request: Message, client: Client) -> Message:
+    response = await services.call(_delete, services, request, client)
+    if services.authorizer is not None:
+        services.authorizer.forget()
     return response
 
 
-def _delete(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _delete(services: Services, request: Message, client: Client) -> Message:
     def delete(wanted: Message) -> list[Acl]:
-        _check_enabled(gateway)
-        return on_acls.delete_acls(gateway.cluster, client.principal, _SOURCE, [_filter(wanted)])[0]
+        _check_enabled(services)
+        return on_acls.delete_acls(services.cluster, client.principal, _SOURCE, [_filter(wanted)])[0]
 
     outcomes = [outcome_of(lambda wanted=wanted: delete(wanted)) for wanted in request.filters]  # type: ignore[misc]
     return DeleteAclsResponse(throttle_time_ms=0, filter_results=[_deleted(each) for each in outcomes])
@@ -124,7 +121,7 @@ def _deleted(outcome: Outcome[list[Acl]]) -> Message:
 
 
 APIS = (
-    Api(DescribeAclsRequest, describe_acls, advertised=(1, 3)),
-    Api(CreateAclsRequest, create_acls, advertised=(1, 3), limits=TRANSACTIONS),
-    Api(DeleteAclsRequest, delete_acls, advertised=(1, 3), limits=TRANSACTIONS),
-)
+    Api(DescribeAclsRequest, describe_acls, advertised=(1, 3), rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(CreateAclsRequest, create_acls, advertised=(1, 3), limits=TRANSACTIONS, rights=(on_cluster(Operation.ALTER),)),
+    Api(DeleteAclsRequest, delete_acls, advertised=(1, 3), limits=TRANSACTIONS, rights=(on_cluster(Operation.ALTER),)),
+)  # fmt: skip

@@ -1,115 +1,49 @@
-"""Serves a request as far as its client has the rights of the table (`rights.py`)."""
+"""Serves a request as far as its client has the rights that its API needs (`rights.py`)."""
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spark_log import clock
 from spark_log.cluster.topics import topics_of_uuids
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.refusals import refusal, refused_element
-from spark_log.gateway.access.rights import CODES, RIGHTS, Each, Every, Rule, Shown, Whole
-from spark_log.gateway.access.sasl import Call
+from spark_log.gateway.access.rights import CODES, Each, Every, Rule, Shown, Whole
+from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
-from spark_log.metadata.store import Store
-from spark_log.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
-from spark_log.security.acls import read_acls
+from spark_log.security.acl_rules import Operation
 
-if TYPE_CHECKING:
-    from spark_log.gateway.api import Api, Client
-    from spark_log.gateway.gateway import Gateway
-
-_FRESH_S = 1.0
 _OPERATION_NOT_ATTEMPTED = 55
 _UNKNOWN_TOPIC_ID = 100
 
 
-@dataclass(frozen=True)
-class Access:
-    """The rights of one client. `rights` None: the gateway does not check them."""
-
-    rights: Rights | None = None
-    principal: str = ""
-    host: str = ""
-
-    def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return self.rights is None or self.rights.allows(self.principal, self.host, operation, resource_type, name)
-
-    def allows_on_cluster(self, operation: Operation) -> bool:
-        return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
-
-    def allows_any_topic(self, operation: Operation) -> bool:
-        if self.rights is None:
-            return True
-        return self.rights.allows_any(self.principal, self.host, operation, ResourceType.TOPIC)
-
-
-EVERYTHING = Access()
-
-
-class Authorizer:
-    """The ACLs of the store, at most a second old. While the store is away, the last ones count."""
-
-    def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
-        self._store, self._call = store, call
-        self._super_users, self._everyone = super_users, everyone
-        self._rights: Rights | None = None
-        self._read_s = -_FRESH_S
-        self._reading = asyncio.Lock()
-
-    def forget(self) -> None:
-        """Read the ACLs again before the next request."""
-        self._read_s = -_FRESH_S
-
-    async def access(self, principal: str, host: str) -> Access:
-        """ConnectionError if the ACLs have never been read, and cannot be read now."""
-        if clock.monotonic_s() - self._read_s >= _FRESH_S:
-            async with self._reading:
-                if clock.monotonic_s() - self._read_s >= _FRESH_S:
-                    await self._read()
-        return Access(self._rights, principal, host)
-
-    async def _read(self) -> None:
-        began_s = clock.monotonic_s()
-        try:
-            acls = await self._call(lambda: read_acls(self._store))
-        except MetadataStoreUnavailableError as error:
-            if self._rights is None:
-                raise ConnectionAbortedError("the ACLs cannot be read now") from error
-        else:
-            self._rights = Rights(acls, self._super_users, self._everyone)
-        self._read_s = began_s
-
-
-async def authorized(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> Message | None:
+async def authorized(api: Api, services: Services, request: Message, client: Client) -> Message | None:
     """The response of the API's handler to what the client may do, with refusals of the rest.
 
     ConnectionAbortedError instead of a refusal where the client expects no response (Produce with acks=0).
     """
-    response, refused = await _served(api, gateway, request, client)
+    response, refused = await _served(api, services, request, client)
     if refused and api.name == "Produce" and request.acks == 0:
         raise ConnectionAbortedError("a produce request without acknowledgement was refused")
     return response
 
 
-async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Client") -> tuple[Message | None, bool]:
+async def _served(api: Api, services: Services, request: Message, client: Client) -> tuple[Message | None, bool]:
     """The response, and whether it refuses something."""
-    rules, access = RIGHTS[api.name], client.access
+    rules, access = api.rights, client.access
     # a pipelined API reaches its handler without waiting, so that requests stay in their order
     code = (
         _refused_whole(rules, request, access)
         if api.pipelined
-        else await gateway.compute(_refused_whole, rules, request, access)
+        else await services.compute(_refused_whole, rules, request, access)
     )
     if code is not None:
         return refusal(request, code), True
     names: Mapping[uuid.UUID, str] = {}
     ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
     if ids:
-        names = await gateway.call(_names_of, gateway, ids)
+        names = await services.call(_names_of, services, ids)
     refusals: list[Refused] = []
     empty = False
     for rule in rules:
@@ -117,12 +51,12 @@ async def _served(api: "Api", gateway: "Gateway", request: Message, client: "Cli
             if api.pipelined:
                 empty |= _take_refused(rule, request, access, names, refusals)
             else:
-                empty |= await gateway.compute(_take_refused, rule, request, access, names, refusals)
+                empty |= await services.compute(_take_refused, rule, request, access, names, refusals)
     if refusals and hasattr(request, "max_wait_ms"):
         request.max_wait_ms = 0  # a fetch with an error is answered at once
-    response = refusal(request, NONE) if empty else await api.handler(gateway, request, client)
+    response = refusal(request, NONE) if empty else await api.handler(services, request, client)
     if response is not None:
-        await gateway.compute(_complete, rules, response, access, refusals)
+        await services.compute(_complete, rules, response, access, refusals)
     return response, bool(refusals)
 
 
@@ -166,8 +100,8 @@ def _with_ids(request: Message, field: str) -> Sequence[Message]:
     return [each for each in getattr(request, field, None) or () if getattr(each, "topic_id", None) is not None]
 
 
-def _names_of(gateway: "Gateway", ids: Sequence[uuid.UUID]) -> Mapping[uuid.UUID, str]:
-    found = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
+def _names_of(services: Services, ids: Sequence[uuid.UUID]) -> Mapping[uuid.UUID, str]:
+    found = services.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
     return {uuid.UUID(hex=each): topic.name for each, topic in found.items()}
 
 

@@ -4,21 +4,18 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spark_log.gateway.access.login import KEYS, Login
-from spark_log.gateway.access.sasl import Call, Verifier
+from spark_log.gateway.access.sasl import Verifier
 from spark_log.gateway.access.tls import Certificates, start_tls
-from spark_log.gateway.api import ANONYMOUS, Api
+from spark_log.gateway.api import ANONYMOUS, Api, read_header
 from spark_log.gateway.client_reader import ClientReader
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
-from spark_log.gateway.wire import MalformedRequestError, encode_response, read_body, read_request_header
-from spark_log.metadata.store import Store
+from spark_log.gateway.services import Services
+from spark_log.gateway.wire import MalformedRequestError, encode_response, read_body
 from spark_log.security.distinguished_names import distinguished_name
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway_settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +39,10 @@ class Admitted:
 class Entry:
     """Admits the connections of one gateway. At most `unauthenticated_connections_max` are here at once."""
 
-    def __init__(
-        self,
-        settings: "GatewaySettings",
-        certificates: Certificates | None,
-        apis: dict[int, Api],
-        store: Store,
-        call: Call,
-    ) -> None:
-        self._settings, self._certificates, self._apis = settings, certificates, apis
-        self._verifier = Verifier(store, call)
+    def __init__(self, services: Services, certificates: Certificates | None, apis: Mapping[int, Api]) -> None:
+        self._settings, self._versions = services.settings, services.versions
+        self._certificates, self._apis = certificates, apis
+        self._verifier = Verifier(services.cluster.store, services.call)
         self._waiting: Counter[str] = Counter()
         """Unauthenticated connections by host."""
 
@@ -113,22 +104,18 @@ class Entry:
         """The response, and the client's software if the request names it."""
         if len(frame) < _HEADER_BYTES_MIN:
             raise MalformedRequestError(f"a frame of {len(frame)} bytes")
-        header = read_request_header(frame, self._is_flexible)
+        header = read_header(frame, self._apis)
         if header.api_key in KEYS:
             return await login.answer(header, frame), ""
         if header.api_key != _API_VERSIONS:
             raise MalformedRequestError(f"a request of API {header.api_key} before authentication")
         api = self._apis[_API_VERSIONS]
         if not api.serves(header.version):
-            unsupported = versions_response(self._apis.values(), UNSUPPORTED_VERSION)
+            unsupported = versions_response(self._versions, UNSUPPORTED_VERSION)
             return encode_response(unsupported, 0, header.correlation_id), ""
         request = read_body(api.request, header.version, frame[header.body :])
-        response = versions_response(self._apis.values())
+        response = versions_response(self._versions)
         return encode_response(response, header.version, header.correlation_id), software_of(request, header.version)
-
-    def _is_flexible(self, api_key: int, version: int) -> bool:
-        api = self._apis.get(api_key)
-        return api is not None and bool(api.request.flexible_version_q(version))
 
 
 async def _read_frame(reader: ClientReader, bytes_max: int) -> memoryview:

@@ -33,9 +33,9 @@ async def _of_connection(_gateway: object, _request: Message, _client: Client) -
 
 
 APIS = (
-    Api(SaslHandshakeRequest, _of_connection, advertised=(0, 1), limits=TINY, lane=Lane.LOGIN),
-    Api(SaslAuthenticateRequest, _of_connection, advertised=(0, 2), limits=TINY, lane=Lane.LOGIN),
-)
+    Api(SaslHandshakeRequest, _of_connection, advertised=(0, 1), limits=TINY, lane=Lane.LOGIN, rights=()),
+    Api(SaslAuthenticateRequest, _of_connection, advertised=(0, 2), limits=TINY, lane=Lane.LOGIN, rights=()),
+)  # fmt: skip
 KEYS = frozenset(api.key for api in APIS)
 _AUTHENTICATE = SaslAuthenticateRequest.API_KEY
 

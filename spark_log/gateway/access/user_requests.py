@@ -1,7 +1,6 @@
 """Users of gateways: their SCRAM credentials (KIP-554), for kafka-configs.sh --entity-type users."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from kafka.admin import UserScramCredentialDeletion, UserScramCredentialUpsertion
 from kafka.protocol.admin import (
@@ -13,24 +12,24 @@ from kafka.protocol.admin import (
 
 from spark_log.admin.users import alter_scram_credentials, known_credentials
 from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
+from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
-
-if TYPE_CHECKING:
-    from spark_log.gateway.gateway import Gateway
+from spark_log.security.acl_rules import Operation
 
 
-async def describe_users(gateway: "Gateway", request: Message, _client: Client) -> Message:
+async def describe_users(services: Services, request: Message, _client: Client) -> Message:
     """Mechanisms and iterations; all users for null and for an empty list."""
-    return await gateway.call(_describe_users, gateway, request)
+    return await services.call(_describe_users, services, request)
 
 
-def _describe_users(gateway: "Gateway", request: Message) -> Message:
+def _describe_users(services: Services, request: Message) -> Message:
     names = [each.name for each in request.users or ()]
     times = Counter(names)
-    outcome = outcome_of(lambda: known_credentials(gateway.cluster, times or None))
+    outcome = outcome_of(lambda: known_credentials(services.cluster, times or None))
     kind = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
     results = []
     for user, known in (outcome.result or {}).items():
@@ -53,18 +52,18 @@ def _describe_users(gateway: "Gateway", request: Message) -> Message:
     )
 
 
-async def alter_users(gateway: "Gateway", request: Message, client: Client) -> Message:
+async def alter_users(services: Services, request: Message, client: Client) -> Message:
     """The client has salted the passwords."""
-    return await gateway.call(_alter_users, gateway, request, client)
+    return await services.call(_alter_users, services, request, client)
 
 
-def _alter_users(gateway: "Gateway", request: Message, client: Client) -> Message:
+def _alter_users(services: Services, request: Message, client: Client) -> Message:
     alterations: list[object] = []
     for each in request.deletions:
         alterations.append(_Deletion(each.name, each.mechanism))
     for each in request.upsertions:
         alterations.append(_Upsertion(each))
-    found = alter_scram_credentials(gateway.cluster, client.principal, "gateway", alterations)
+    found = alter_scram_credentials(services.cluster, client.principal, "gateway", alterations)
     kind = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     return AlterUserScramCredentialsResponse(
         throttle_time_ms=0,
@@ -95,6 +94,8 @@ class _Upsertion(UserScramCredentialUpsertion):  # type: ignore[misc]
 
 
 APIS = (
-    Api(DescribeUserScramCredentialsRequest, describe_users, advertised=(0, 0)),
-    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0), limits=TRANSACTIONS),
-)
+    Api(DescribeUserScramCredentialsRequest, describe_users, advertised=(0, 0),
+        rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(on_cluster(Operation.ALTER),)),
+)  # fmt: skip

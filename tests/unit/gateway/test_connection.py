@@ -37,21 +37,21 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
     async def run():
         go_on = asyncio.Event()
 
-        async def answer(_gateway, _request, _client):
+        async def answer(_services, _request, _client):
             await go_on.wait()
             return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS)
+        api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
         settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
-        gateway = SimpleNamespace(
-            settings=settings, apis={api.key: api}, counters=Counters(), is_flexible=lambda *_: False,
-            authorizer=None, quotas=QuotaBudgets(None, None), frames=MemoryBudget(1), records=MemoryBudget(1),
-            responses=MemoryBudget(1),
+        services = SimpleNamespace(
+            settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
+            frames=MemoryBudget(1), records=MemoryBudget(1), responses=MemoryBudget(1),
         )  # fmt: skip
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
         reader = ClientReader(asyncio.get_running_loop())
         reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
-        serving = asyncio.create_task(Connection(gateway, Admitted(reader, GoneClient())).serve())
+        connection = Connection(services, {api.key: api}, Admitted(reader, GoneClient()))
+        serving = asyncio.create_task(connection.serve())
         while (
             not serving.done() and len(asyncio.all_tasks()) < 6
         ):  # this, reading, writing, and three requests, of which one has no room

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from spark_log.gateway.gateway import APIS
 from spark_log.gateway.request_limits import CostlyRequestError, check_cost
+from spark_log.gateway.server import APIS
 from spark_log.gateway.wire import MalformedRequestError, read_body, read_request_header
 from tests.support.gateway_wire import request_about
 

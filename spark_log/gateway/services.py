@@ -1,0 +1,98 @@
+"""What the handlers of requests use: one value for each gateway process."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.gateway.access.access import Authorizer
+from spark_log.gateway.appender import Appender
+from spark_log.gateway.bulkheads import Bulkheads
+from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.counters import Counters
+from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.heartbeats import Heartbeats
+from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
+from spark_log.gateway.quota_budgets import QuotaBudgets
+from spark_log.gateway.record_streams import RecordStreams
+from spark_log.gateway.request_context import request_context
+from spark_log.gateway.topic_cache import TopicCache
+from spark_log.log.log import Log
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
+"""Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of a gateway that serve requests. It imports no handler, and each handler gets it."""
+
+    cluster: Cluster
+    settings: GatewaySettings
+    bulkheads: Bulkheads
+    topics: TopicCache
+    log: Log
+    appender: Appender
+    streams: RecordStreams
+    changes: ChangeWatch
+    heartbeats: Heartbeats
+    quotas: QuotaBudgets
+    frames: MemoryBudget
+    records: MemoryBudget
+    responses: MemoryBudget
+    authorizer: Authorizer | None
+    """None: the gateway does not check rights."""
+    counters: Counters
+    versions: Mapping[int, tuple[int, int]] = field(repr=False)
+    """The lowest and highest version of each API that clients are told."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, settings: GatewaySettings, versions: Mapping[int, tuple[int, int]]) -> "Services":
+        """Of a gateway whose event loop runs. Nothing is started yet."""
+        loop, store = asyncio.get_running_loop(), cluster.store
+        bulkheads, topics, counters = Bulkheads(), TopicCache(cluster), Counters()
+        log = Log(cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
+        frames, records, responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
+        return cls(
+            cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, log=log,
+            appender=Appender(log, topics, loop, counters, provisional_offsets=settings.provisional_offsets),
+            streams=RecordStreams(cluster),
+            changes=ChangeWatch(store, loop),
+            heartbeats=Heartbeats(store, bulkheads.run_own),
+            quotas=QuotaBudgets(store, bulkheads.run_own),
+            frames=frames, records=records, responses=responses,
+            authorizer=Authorizer(
+                store, bulkheads.run_own, settings.super_users, settings.allow_everyone_if_no_acl_found
+            ) if settings.acls else None,
+            counters=counters, versions=versions,
+        )  # fmt: skip
+
+    async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Run a function that blocks, in a thread of the request that this task answers."""
+        context = request_context.get()
+        work = partial(function, *arguments, **keywords)
+        if context.cpu is not None:
+            work = partial(context.cpu.measure, work)
+        return await self.bulkheads.run(context.lane, context.client, work, context.name)
+
+    async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
+        memory = request_context.get().memory
+        if memory is None or memory.frame.bytes <= UNCOUNTED_BYTES:
+            return function(*arguments, **keywords)
+        return await self.call(function, *arguments, **keywords)
+
+    def live_gateways(self) -> list[LiveGateway]:
+        """The gateways of the cluster whose leases have not ended."""
+        store = self.cluster.store
+        return store.read(lambda connection: read_live_gateways(store, connection))
+
+    def is_at(self, gateway: LiveGateway) -> bool:
+        """Whether clients reach this gateway, or another process of it, at that address."""
+        return (gateway.host, gateway.port) == (self.settings.advertised_host, self.settings.advertised_port)
