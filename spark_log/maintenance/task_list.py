@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import sqlalchemy as sa
+
 from spark_log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
@@ -31,7 +33,8 @@ from spark_log.maintenance.topic_tasks import (
     plan_retain,
     retain,
 )
-from spark_log.metadata.commit_tokens import expire_tokens
+from spark_log.metadata import commit_tokens
+from spark_log.metadata.store import Store
 from spark_log.quantities import count_of
 from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
 
@@ -70,13 +73,23 @@ _CLOCK_WAS_SET = (
 )
 
 
+def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
+    """`fence` raises if the caller has lost its lease."""
+
+    def body(connection: sa.Connection, _attempt: object) -> None:
+        fence(connection)
+        commit_tokens.expire(connection, store.clock(connection).wall_ms)
+
+    store.transact(body)
+
+
 def _expire(context: MaintenanceContext) -> Iterator[Report]:
     store, settings = context.cluster.store, context.settings
     if context.topic_names is None:  # they belong to no topic
         offsets = expire_offsets(store, settings, context.fence)
         producers = expire_producers(store, settings, context.fence)
         ids = expire_ids(store, settings, context.fence)
-        expire_tokens(store, context.fence)
+        expire_commit_tokens(store, context.fence)
         yield from _expired(offsets, producers, ids)
 
 

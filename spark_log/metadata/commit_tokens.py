@@ -13,12 +13,11 @@ log: its answer, without a warning, proves that the standby has both.
 A transaction id would not do. PostgreSQL does not flush the assignment of an id, and assigns it again after a crash.
 
 Each connection deletes its earlier tokens, some at a time, so the table holds a few rows for each connection and one
-for each lost answer, until `expire_tokens`.
+for each lost answer, until `expire`.
 """
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -26,9 +25,6 @@ from spark_log import clock
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMMIT_TOKEN
 from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, one_message
-
-if TYPE_CHECKING:
-    from spark_log.metadata.store import Store
 
 ASKED_MS_MAX = 24 * 3_600_000
 """How long after its COMMIT a client may still ask about a transaction."""
@@ -111,12 +107,6 @@ def may_ask(committed_at_boot_ms: int) -> bool:
     return clock.boot_ms() - committed_at_boot_ms < ASKED_MS_MAX
 
 
-def expire_tokens(store: "Store", fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
-    """Delete the tokens that no client may ask about any more. `fence` raises if the caller has lost its lease."""
-
-    def body(connection: sa.Connection, _attempt: object) -> None:
-        fence(connection)
-        before_ms = store.clock(connection).wall_ms - KEPT_MS
-        connection.execute(t.commit_token.delete().where(COMMIT_TOKEN.at_ms < before_ms))
-
-    store.transact(body)
+def expire(connection: sa.Connection, now_ms: int) -> None:
+    """Delete the tokens that no client may ask about any more."""
+    connection.execute(t.commit_token.delete().where(COMMIT_TOKEN.at_ms < now_ms - KEPT_MS))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from spark_log.registry.schemas import SchemaText, problems
+from spark_log.registry.schema_types import problems
+from spark_log.registry.schemas import SchemaText
 
 LEVELS = (
     "NONE",

@@ -21,7 +21,7 @@ from spark_log.errors import (
 )
 from spark_log.registry.external import find_id
 from spark_log.registry.rows import lock_registry
-from spark_log.registry.schemas import column_source
+from spark_log.registry.schema_types import column_source
 from spark_log.registry.topic_schemas import SubjectName, external_subjects, subject_name, typed_columns
 
 logger = logging.getLogger(__name__)

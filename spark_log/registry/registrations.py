@@ -5,7 +5,8 @@ import sqlalchemy as sa
 from spark_log.errors import IncompatibleSchemaError, SchemaRegistryError
 from spark_log.registry import rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, incompatibilities
-from spark_log.registry.schemas import Reference, RegisteredSchema, SchemaText, schema_hash
+from spark_log.registry.schema_types import schema_hash
+from spark_log.registry.schemas import Reference, RegisteredSchema, SchemaText
 from spark_log.registry.topic_schemas import update_following_topics
 
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207

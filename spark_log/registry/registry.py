@@ -9,7 +9,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
 from spark_log.registry import registrations, rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS, incompatibilities
-from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type, schema_hash
+from spark_log.registry.schema_types import schema_hash
+from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type
 
 T = TypeVar("T")
 

@@ -16,7 +16,8 @@ from spark_log.config import SOURCES, PartConfigs, TopicConfig
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 from spark_log.metadata.columns import TOPIC
 from spark_log.registry import rows
-from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText, column_source
+from spark_log.registry.schema_types import column_source
+from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
 
 if TYPE_CHECKING:
     from spark_log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow

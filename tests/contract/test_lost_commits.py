@@ -10,9 +10,9 @@ from spark_log.append.write_ids import register, renew
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
+from spark_log.maintenance.task_list import expire_commit_tokens
 from spark_log.metadata import commit_tokens
 from spark_log.metadata import tables as t
-from spark_log.metadata.commit_tokens import expire_tokens
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 
@@ -103,11 +103,11 @@ def test_commit_tokens_do_not_accumulate(proxied):
     after = tokens()
     assert len(after) < 60, "at most 16 of each of three connections"
     store.transact(lambda connection, _: store.clock(connection))
-    expire_tokens(store)
+    expire_commit_tokens(store)
     assert tokens() == after, "neither has written anything"
     old = t.commit_token.update().values(at_ms=t.commit_token.c.at_ms - commit_tokens.KEPT_MS - 1)
     store.transact(lambda connection, _: connection.execute(old))
-    expire_tokens(store)
+    expire_commit_tokens(store)
     assert not tokens() & after
 
 

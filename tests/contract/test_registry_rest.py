@@ -24,7 +24,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.records.schema import read_schema
-from spark_log.registry.schemas import problems
+from spark_log.registry.schema_types import problems
 from spark_log.registry.server import serving
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
