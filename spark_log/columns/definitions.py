@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from spark_log.columns.decoding import ColumnsDefinition, schema_fields
+from spark_log.columns.decoded import ColumnsDefinition
+from spark_log.columns.decoding import schema_fields
 from spark_log.columns.field_paths import has_path, part_on_paths
 from spark_log.columns.resets import columns_after
 from spark_log.config import PartConfigs

@@ -6,7 +6,7 @@ with the present schema, and with the earlier ones: it is bad only if it fits no
 the newest schema with this column that the value fits. So a column never loses a value when its file is written again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.columns.checks import checked
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.decoded import ColumnsDefinition, Decoded, Decoder
 from spark_log.columns.evolution import evolve
 from spark_log.columns.schema_id_decoder import taken
 from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
@@ -110,7 +110,8 @@ def of_present_schema(definition: ColumnsDefinition) -> ColumnsDefinition:
 class ResetDecoder:
     """A decoder of a definition with earlier schemas. Threads may share it."""
 
-    def __init__(self, definition: ColumnsDefinition) -> None:
+    def __init__(self, definition: ColumnsDefinition, decoder: Callable[[ColumnsDefinition], Decoder]) -> None:
+        """`decoder` makes the decoder of each of the schemas."""
         self._fields = definition.fields
         self._schemas = []
         kinds = {column.name: column.type for column in definition.fields}

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.columns.decoding import Decoded, concatenated
+from spark_log.columns.decoded import Decoded, concatenated
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.columns.python_columns import Bad
 from spark_log.columns.value_bytes import Ints, parts

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.columns import types
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.decoded import ColumnsDefinition
+from spark_log.columns.decoding import decoder
 from spark_log.columns.parts import PARTS, TypedPart
 
 

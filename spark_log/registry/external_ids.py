@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, set_typed_columns
-from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.decoded import ColumnsDefinition
 from spark_log.columns.definitions import SubjectSchemas
 from spark_log.errors import (
     IncompatibleSchemaError,

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_log.columns.checks import walk
-from spark_log.columns.decoding import Decoded, concatenated
+from spark_log.columns.decoded import Decoded, concatenated
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.columns.json.field_by_field import BadRecordError, FieldByField
 from spark_log.columns.json.leaves import json_leaf

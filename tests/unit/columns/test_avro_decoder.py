@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_log.columns.avro.schema import avro_schema_fields
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.decoded import ColumnsDefinition, Decoded
+from spark_log.columns.decoding import decoder
 from spark_log.columns.types import parse_ddl, to_ddl
 from spark_log.errors import InvalidSchemaError
 

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from spark_log.columns.decoding import ColumnsDefinition, decoder, schema_fields
+from spark_log.columns.decoded import ColumnsDefinition
+from spark_log.columns.decoding import decoder, schema_fields
 from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.errors import InvalidSchemaError
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.columns.checks import checked
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.decoded import ColumnsDefinition
+from spark_log.columns.decoding import decoder
 from spark_log.columns.inference import infer_json
 from spark_log.columns.types import to_ddl
 from spark_log.errors import InvalidSchemaError

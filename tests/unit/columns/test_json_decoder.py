@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder, schema_fields
+from spark_log.columns.decoded import ColumnsDefinition, Decoded
+from spark_log.columns.decoding import decoder, schema_fields
 from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.columns.types import parse_ddl
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf import json_format
 
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.decoded import ColumnsDefinition, Decoded
+from spark_log.columns.decoding import decoder
 from spark_log.columns.protobuf.schema import protobuf_schema, protobuf_schema_fields
 from spark_log.columns.types import parse_ddl, to_ddl
 from spark_log.errors import InvalidSchemaError

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_log.columns import topic_columns
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.decoded import ColumnsDefinition
+from spark_log.columns.decoding import decoder
 from spark_log.columns.definitions import define
 from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.columns.resets import of_present_schema, present_fields

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.decoded import ColumnsDefinition
 from spark_log.columns.parts import PARTS, RECORDS
 from spark_log.columns.topic_columns import TopicColumns
 from spark_log.columns.types import parse_ddl
