@@ -14,7 +14,7 @@ from spark_log.cluster.topics import Topic, find_topics, unknown_topic
 from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
-from spark_log.jobs.produce import NewTopic
+from spark_log.jobs.job_arguments import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """`jobs/consume.py`: topics into the console, files, a Delta table or another topic."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf, only_with
 from spark_log.jobs.failures import guarded
+from spark_log.jobs.job_arguments import Console, ConsumeArguments, Files, Mode, OtherTopic, Sink
 from spark_log.jobs.run_options import AvailableNow, Batch, RunOptions, Shared
 from spark_log.quantities import parse_time_ms
 
@@ -26,45 +27,6 @@ spark-submit $JOBS/consume.py --subscribe flights \\
     --max-offsets-per-trigger 100000 --trigger '10 seconds'
 spark-submit $JOBS/consume.py --subscribe flights --to-topic copy \\
     --starting-timestamp 2013-06-01T00:00:00Z"""
-
-Mode = Literal["append", "overwrite", "errorifexists", "ignore"]
-
-
-@dataclass(frozen=True)
-class Console:
-    limit: int
-    """Rows shown: of the result, or of each batch of a stream."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """A folder of Parquet files or a Delta table."""
-
-    format: Literal["parquet", "delta"]
-    path: str
-    mode: Mode
-
-
-@dataclass(frozen=True)
-class OtherTopic:
-    """A copy: key, value, headers and timestamp stay as they are; the partition only if `keep_partitions`."""
-
-    topic: str
-    cluster: str
-    keep_partitions: bool
-
-
-Sink = Console | Files | OtherTopic
-
-
-@dataclass(frozen=True)
-class ConsumeArguments:
-    shared: Shared
-    options: Mapping[str, str]
-    """Options of format("spark_log"), without the cluster."""
-    value_schema: str | None
-    """DDL; the values are JSON objects and become these columns. None: key and value stay bytes."""
-    sink: Sink
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`jobs/join.py`: a topic joined with another one, with a table, or with files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,14 +11,13 @@ from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, only_with, option_name
 from spark_log.jobs.failures import guarded
+from spark_log.jobs.job_arguments import JoinArguments, Kind, OneSided, OtherStream, WithStatic, WithTable
 from spark_log.jobs.stream_options import (
     ONE_OUTPUT,
     OUTPUT,
     RUN,
-    Input,
     InputOptions,
     OutputOptions,
-    StreamArguments,
     StreamRunOptions,
     check_interval,
 )
@@ -42,53 +41,6 @@ spark-submit $JOBS/join.py … --right-subscribe payments … \\
 spark-submit $JOBS/join.py … --static /data/airports \\
     --static-format parquet --static-on origin=faa
 spark-submit $JOBS/join.py --config join.toml --trigger available-now"""
-
-Kind = Literal["inner", "left", "right", "full"]
-OneSided = Literal["inner", "left"]
-
-
-@dataclass(frozen=True)
-class OtherStream:
-    """The right side of a stream-stream join."""
-
-    input: Input
-    on: Mapping[str, str]
-    """Left column -> right column."""
-    within: "Bounds | None"
-    how: Kind
-
-
-@dataclass(frozen=True)
-class WithTable:
-    """A compacted topic of the same cluster."""
-
-    topic: str
-    value_schema: str
-    on: str
-    how: OneSided
-
-
-@dataclass(frozen=True)
-class WithStatic:
-    """Files or a Delta table, read once."""
-
-    path: str
-    format: str
-    schema: str | None
-    on: Mapping[str, str]
-    """Left column -> the static side's."""
-    how: OneSided
-
-
-@dataclass(frozen=True)
-class JoinArguments:
-    """At least one of `right`, `static` and `table`; they are joined in this order."""
-
-    stream: StreamArguments
-    left: Input
-    right: OtherStream | None
-    static: WithStatic | None
-    table: WithTable | None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`jobs/mirror.py`: topics of one cluster into another one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +17,11 @@ from spark_log.datasource.options.topic_choice import (
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.run_options import AvailableNow, Every, Json, parse_trigger
+from spark_log.jobs.job_arguments import MirrorArguments
+from spark_log.jobs.run_options import Json, parse_trigger
 
 if TYPE_CHECKING:
-    from spark_log.mirror.mirror import MirrorSettings
+    pass
 
 EXAMPLES = """\
 JOBS=$(spark-log path jobs)
@@ -30,17 +31,6 @@ spark-submit $JOBS/mirror.py --cluster /data/log \\
     --to-cluster postgresql+psycopg://me@db/log \\
     --subscribe-pattern '^eu-' --create-topics --prefix mirror. --groups \\
     --trigger '10 seconds' --max-offsets-per-trigger 1000000"""
-
-
-@dataclass(frozen=True)
-class MirrorArguments:
-    cluster: str = field(repr=False)
-    to_cluster: str = field(repr=False)
-    """Addresses; they may hold passwords."""
-    settings: "MirrorSettings"
-    run: AvailableNow | Every
-    groups: bool
-    json: bool
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """`jobs/produce.py`: files or a stream into a topic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import typer
 
 from spark_log.arguments import parse_pair, parse_pairs, usage_error
 from spark_log.jobs.command import Group, Job, only_with
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.run_options import AvailableNow, Every, Run, RunOptions, Shared
+from spark_log.jobs.job_arguments import Columns, Format, NewTopic, ProduceArguments
+from spark_log.jobs.run_options import AvailableNow, Every, Run, RunOptions
 
-Format = Literal["csv", "json", "parquet", "orc", "text", "delta", "rate"]
 _BY_SUFFIX: dict[str, Format] = {
     ".csv": "csv",
     ".json": "json",
@@ -36,44 +36,6 @@ spark-submit $JOBS/produce.py clicks /data/incoming --format json \\
     --stream --checkpoint /data/checkpoints/clicks
 spark-submit $JOBS/produce.py ticks --format rate \\
     --option rowsPerSecond=100 --stream --checkpoint /tmp/ticks"""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """SQL expressions over the input's columns, one for each record field. None: the default of a topic write."""
-
-    key: str | None
-    """None: null keys, distributed round-robin."""
-    value: str | None
-    """None: all columns as one JSON object."""
-    timestamp: str | None
-    """A timestamp, or a text that casts to one. None: the time of the write."""
-    partition: str | None
-    headers: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class NewTopic:
-    """The topic that --create-topic makes if it is missing."""
-
-    partitions: int
-    replication_factor: int
-    configs: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class ProduceArguments:
-    shared: Shared
-    topic: str
-    paths: tuple[str, ...]
-    """Empty for --format rate."""
-    format: Format
-    schema: str | None
-    """DDL; None: inferred (files) or the format's own."""
-    options: Mapping[str, str]
-    """Options for Spark's reader."""
-    columns: Columns
-    new_topic: NewTopic | None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`jobs/transform.py`: a function over the records of topics, exactly once, in plain Python."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
@@ -12,6 +12,7 @@ from spark_log.datasource.options.topic_choice import SubscribePattern, Subscrib
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf
 from spark_log.jobs.config_file import ConfigFile
+from spark_log.jobs.job_arguments import TransformArguments
 from spark_log.jobs.mirror import ONE_CHOICE, TOPICS, TopicChoice
 
 EXAMPLES = """\
@@ -29,26 +30,6 @@ def bill(records, producer):
     for record in records:
         value = b"paid " + record.value
         producer.send("bills", key=record.key, value=value)"""
-
-
-@dataclass(frozen=True)
-class TransformArguments:
-    cluster: str = field(repr=False)
-    """May hold a password."""
-    topics: SubscribeTopics | SubscribePattern
-    function: str | None
-    """`module:function`; None: copy to `to_topic`."""
-    arrow: bool
-    to_topic: str | None
-    group_id: str
-    transactional_id: str | None
-    """None: one of this run alone."""
-    consumer: Mapping[str, int | str]
-    """Settings of the consumer, by their names."""
-    producer: Mapping[str, int]
-    """Settings of the producer, by their names."""
-    retries: int | None
-    json: bool
 
 
 @dataclass(frozen=True)

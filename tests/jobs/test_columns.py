@@ -7,9 +7,8 @@ import pytest
 from pyspark.sql import DataFrame, Observation, SparkSession
 
 from spark_log.errors import InvalidOptionError
-from spark_log.jobs.consume import ConsumeArguments, Files
 from spark_log.jobs.failures import one_line
-from spark_log.jobs.produce import Columns
+from spark_log.jobs.job_arguments import Columns, ConsumeArguments, Files
 from spark_log.jobs.queries.consume_columns import shaped
 from spark_log.jobs.queries.measurement import Measured
 from spark_log.jobs.queries.produce_query import shape

@@ -3,7 +3,8 @@
 import pytest
 
 from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.jobs.mirror import JOB, MirrorArguments
+from spark_log.jobs.job_arguments import MirrorArguments
+from spark_log.jobs.mirror import JOB
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.mirror.mirror import MirrorSettings
 

@@ -6,8 +6,7 @@ import pytest
 
 from spark_log.jobs import consume as consume_job
 from spark_log.jobs import produce as produce_job
-from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
-from spark_log.jobs.produce import NewTopic, ProduceArguments
+from spark_log.jobs.job_arguments import Console, ConsumeArguments, Files, NewTopic, OtherTopic, ProduceArguments
 from spark_log.jobs.run_options import AvailableNow, Batch, Every
 
 

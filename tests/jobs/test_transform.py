@@ -4,8 +4,9 @@ import pytest
 
 from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidOptionError
+from spark_log.jobs.job_arguments import TransformArguments
 from spark_log.jobs.queries.transform_loop import load
-from spark_log.jobs.transform import JOB, TransformArguments
+from spark_log.jobs.transform import JOB
 
 BASE = ["--cluster", "a", "--group-id", "g"]
 

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
-from spark_log.jobs.consume import Console, ConsumeArguments, OtherTopic
+from spark_log.jobs.job_arguments import Console, ConsumeArguments, OtherTopic
 from spark_log.jobs.queries.measurement import Measured, bytes_of, measured
 
 MALFORMED = "_malformed"

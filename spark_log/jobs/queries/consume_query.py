@@ -14,7 +14,7 @@ from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.datasource.write.topic_write import write_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs.checks import check_new_folder, find_or_create
-from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
+from spark_log.jobs.job_arguments import Console, ConsumeArguments, Files, OtherTopic
 from spark_log.jobs.queries.consume_columns import shaped, show_first
 from spark_log.jobs.queries.measurement import Measured
 from spark_log.jobs.queries.query_runner import Totals, offsets_around, run_to_end, triggered

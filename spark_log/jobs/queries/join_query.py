@@ -4,7 +4,7 @@ from pyspark.sql import DataFrame
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
-from spark_log.jobs.join import JoinArguments, OtherStream, WithStatic, WithTable
+from spark_log.jobs.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.jobs.queries.stream_query import run_stream_job
 from spark_log.jobs.stream_options import Input
 from spark_log.streams.codecs import Json

@@ -8,7 +8,7 @@ from spark_log import clock
 from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.jobs.mirror import MirrorArguments
+from spark_log.jobs.job_arguments import MirrorArguments
 from spark_log.jobs.queries.query_runner import stop_on_signals
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.jobs.session import end_session, start_session

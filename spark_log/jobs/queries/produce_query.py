@@ -25,7 +25,7 @@ from spark_log.datasource.write.topic_write import write_topic
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.ids import OffsetRange
 from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
-from spark_log.jobs.produce import Columns, ProduceArguments
+from spark_log.jobs.job_arguments import Columns, ProduceArguments
 from spark_log.jobs.queries.measurement import Measured, bytes_of, measured
 from spark_log.jobs.queries.query_runner import Totals, run_to_end, triggered
 from spark_log.jobs.queries.stopwatch import Stopwatch

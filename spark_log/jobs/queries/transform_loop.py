@@ -21,8 +21,8 @@ from spark_log.consume.consumer import Consumer
 from spark_log.datasource.options.topic_choice import SubscribePattern
 from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.jobs.failures import one_line
+from spark_log.jobs.job_arguments import TransformArguments
 from spark_log.jobs.summary import print_lines
-from spark_log.jobs.transform import TransformArguments
 from spark_log.produce.producer import Producer
 from spark_log.streams.transactional_loop import TableTransform, Totals, TransactionalLoop
 
