@@ -136,19 +136,19 @@ def state_of(group: Group, members: Sequence[Member]) -> State:
 
 def list_groups(store: Store) -> list[GroupListing]:
     """Every group with members or offsets, by id."""
+    return store.read(lambda connection: read_groups(connection, store.clock(connection)))
 
-    def read(connection: sa.Connection) -> list[GroupListing]:
-        now = store.clock(connection)
-        members = rows.read_all_members(connection)
-        opaque = read_all_opaque(connection, now)
-        return [
-            _list_opaque(advance(opaque[group_id], now.lease_ms))
-            if group_id in opaque
-            else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
-            for group_id, (group, kind) in rows.read_all_groups(connection).items()
-        ]
 
-    return store.read(read)
+def read_groups(connection: sa.Connection, now: StoreClock) -> list[GroupListing]:
+    """As `list_groups`."""
+    members = rows.read_all_members(connection)
+    opaque = read_all_opaque(connection, now)
+    return [
+        _list_opaque(advance(opaque[group_id], now.lease_ms))
+        if group_id in opaque
+        else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
+        for group_id, (group, kind) in rows.read_all_groups(connection).items()
+    ]
 
 
 def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberRow]) -> GroupListing:

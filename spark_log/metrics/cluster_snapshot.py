@@ -13,12 +13,11 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
 from spark_log.columns.parts import PARTS
 from spark_log.delta.delta_lag import DeltaLag, delta_lags
+from spark_log.groups.group_inspection import read_groups
 from spark_log.ids import LogDirId, TopicId, TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import (
-    CONSUMER_GROUP,
     GATEWAY,
-    GROUP_MEMBER,
     GROUP_OFFSET,
     PARTITION,
     REPLICA,
@@ -128,7 +127,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         sum(not now.expired(row.lease_until_ms, row.lease_clock_epoch) for row in gateways),
         topics,
         tuple(_partitions(connection, topics, alive_log_dirs(connection, now))),
-        _members(connection, now),
+        {group.group_id: group.members for group in read_groups(connection, now)},
         tuple(_group_partitions(connection, now.wall_ms)),
         delta_lags(connection),
         open_transactions,
@@ -178,14 +177,6 @@ def _partitions(
         yield PartitionFacts(
             topic_id, topic.name, partition, leader, preferred, start, high_watermark, end, tail, *counts, minimum
         )
-
-
-def _members(connection: sa.Connection, now: StoreClock) -> dict[str, int]:
-    """Live members by group, with 0 for a group that has offsets only."""
-    members = dict.fromkeys(connection.execute(sa.select(CONSUMER_GROUP.group_id)).scalars(), 0)
-    for row in connection.execute(sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch)):
-        members[row.group_id] = members.get(row.group_id, 0) + (not now.expired(row.until_ms, row.clock_epoch))
-    return members
 
 
 def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupPartitionFacts]:
