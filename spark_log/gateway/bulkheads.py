@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -35,15 +36,85 @@ class Lane(Enum):
         self.threads, self.of_name, self.of_client = threads, of_name, of_client
 
 
-_Key = tuple[Lane, str, str]
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A call that waits until its lane, its client and its name all have a thread left. It holds none of them."""
+
+    client: str
+    name: str | None
+    start: asyncio.Future[None]
 
 
-@dataclass
-class _Share:
-    """The threads of a lane that one name or client may use."""
+class _Threads:
+    """The threads of one lane: how many are in use, in all, by each client and by each name."""
 
-    threads: asyncio.Semaphore
-    users: int = 0
+    def __init__(self, lane: Lane) -> None:
+        self._lane, self._used = lane, 0
+        self._of_client: Counter[str] = Counter()
+        self._of_name: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, list[_Waiting]] = OrderedDict()
+        """By client. The clients take turns."""
+
+    def _is_free(self, client: str, name: str | None) -> bool:
+        lane = self._lane
+        return (
+            self._used < lane.threads
+            and self._of_client[client] < lane.of_client
+            and (name is None or self._of_name[name] < lane.of_name)
+        )
+
+    def _add(self, client: str, name: str | None, count: int) -> None:
+        self._used += count
+        self._of_client[client] += count
+        if not self._of_client[client]:
+            del self._of_client[client]
+        if name is not None:
+            self._of_name[name] += count
+            if not self._of_name[name]:
+                del self._of_name[name]
+
+    async def acquire(self, client: str, name: str | None) -> None:
+        if self._is_free(client, name):
+            self._add(client, name, 1)
+            return
+        waiting = _Waiting(client, name, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(client, []).append(waiting)
+        try:
+            await waiting.start
+        except BaseException:
+            if waiting.start.done() and not waiting.start.cancelled():
+                self.release(client, name)
+            else:
+                self._forget(waiting)
+            raise
+
+    def release(self, client: str, name: str | None) -> None:
+        self._add(client, name, -1)
+        while self._start_one():
+            pass
+
+    def _start_one(self) -> bool:
+        """Start the first call that can start, of the clients in turn."""
+        if self._used >= self._lane.threads:
+            return False
+        for client, calls in self._waiting.items():
+            if self._of_client[client] >= self._lane.of_client:
+                continue
+            free = (each for each in calls if not each.start.done() and self._is_free(client, each.name))
+            waiting = next(free, None)
+            if waiting is not None:
+                self._add(client, waiting.name, 1)
+                self._waiting.move_to_end(client)
+                self._forget(waiting)
+                waiting.start.set_result(None)
+                return True
+        return False
+
+    def _forget(self, waiting: _Waiting) -> None:
+        calls = self._waiting[waiting.client]
+        calls.remove(waiting)
+        if not calls:
+            del self._waiting[waiting.client]
 
 
 class Bulkheads:
@@ -51,32 +122,21 @@ class Bulkheads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(sum(lane.threads for lane in Lane), thread_name_prefix="gateway")
-        self._lanes = {lane: asyncio.Semaphore(lane.threads) for lane in Lane}
-        self._shares: dict[_Key, _Share] = {}
+        self._threads = {lane: _Threads(lane) for lane in Lane}
 
     async def run(self, lane: Lane, client: str, function: Callable[[], T], name: str | None = None) -> T:
         """Call a function that blocks, in a thread of the lane. A cancelled call keeps its thread until it returns."""
-        # The name first: calls that wait for a slow group take nothing from the client's calls for other groups.
-        shares = [] if name is None else [((lane, "name", name), lane.of_name)]
-        shares.append(((lane, "client", client), lane.of_client))
-        acquired: list[_Key] = []
-        try:
-            for key, threads in shares:
-                await self._acquire(key, threads)
-                acquired.append(key)
-            await self._lanes[lane].acquire()
-        except BaseException:
-            self._release(acquired)
-            raise
+        threads = self._threads[lane]
+        await threads.acquire(client, name)
         job = self._pool.submit(function)
         try:
             return await asyncio.wrap_future(job)
         finally:
             if job.done():
-                self._end(lane, acquired)
+                threads.release(client, name)
             else:
-                loop, end = asyncio.get_running_loop(), partial(self._end, lane, acquired)
-                job.add_done_callback(lambda _: _call_soon(loop, end))
+                loop, release = asyncio.get_running_loop(), partial(threads.release, client, name)
+                job.add_done_callback(lambda _: _call_soon(loop, release))
 
     async def run_own(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that blocks, for the gateway itself or for many requests together."""
@@ -84,32 +144,6 @@ class Bulkheads:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
-
-    async def _acquire(self, key: _Key, threads: int) -> None:
-        share = self._shares.get(key)
-        if share is None:
-            share = self._shares[key] = _Share(asyncio.Semaphore(threads))
-        share.users += 1
-        try:
-            await share.threads.acquire()
-        except BaseException:
-            self._forget(key, share)
-            raise
-
-    def _end(self, lane: Lane, acquired: Sequence[_Key]) -> None:
-        self._lanes[lane].release()
-        self._release(acquired)
-
-    def _release(self, acquired: Sequence[_Key]) -> None:
-        for key in acquired:
-            share = self._shares[key]
-            share.threads.release()
-            self._forget(key, share)
-
-    def _forget(self, key: _Key, share: _Share) -> None:
-        share.users -= 1
-        if not share.users:
-            del self._shares[key]
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -56,3 +56,41 @@ def test_a_cancelled_call_keeps_its_thread_until_it_returns():
             bulkheads.close()
 
     asyncio.run(run())
+
+
+def test_who_waits_holds_no_thread_of_a_name_or_client_and_clients_take_turns():
+    async def run():
+        bulkheads, go_on, ran = Bulkheads(), threading.Event(), []
+
+        def call(client, name, wait=False):
+            def work():
+                if wait:
+                    go_on.wait(60)
+                ran.append((client, name))
+
+            return asyncio.create_task(bulkheads.run(Lane.GROUP, client, work, name))
+
+        try:
+            slow = [call("greedy", f"slow {number}", wait=True) for number in range(Lane.GROUP.of_client)]
+            await asyncio.sleep(0)
+            greedy = [call("greedy", "group") for _ in range(100)]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(call("client", "group"), 30) is None
+            greedy[50].cancel()
+            others = [call("client", "other", wait=True) for _ in range(2)]  # the lane is full
+            await asyncio.sleep(0)
+            last = [call("third", "group"), call("client", "group")]
+            await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(*slow, *others, *last), 30)
+            await asyncio.wait_for(asyncio.gather(*greedy, return_exceptions=True), 30)
+            assert greedy[50].cancelled()
+            assert ran.count(("greedy", "group")) == 99
+            calls = [each for each in ran if each[1] == "group"]
+            assert {calls.index(("third", "group")) < 12, calls.index(("client", "group"), 1) < 12} == {True}
+            assert await asyncio.wait_for(call("greedy", "group"), 30) is None
+        finally:
+            go_on.set()
+            bulkheads.close()
+
+    asyncio.run(run())
