@@ -1,7 +1,8 @@
-"""HTTP connections of uvicorn, with limits for clients that send slowly or open many connections.
+"""HTTP connections of uvicorn, with limits for clients that send or receive slowly, or open many connections.
 
-A request has to arrive within REQUEST_S of the connection's begin, or of the answer before it. Of the connections that
-have not sent a request completely there are at most WAITING_MAX: a further one ends the one that waits longest.
+A connection waits for its client until a request has arrived completely, and while the client does not receive the
+answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the one that has
+waited longest.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_S = 60.0
+WAIT_S = 60.0
 WAITING_MAX = 256
 """A process has 1,024 file descriptors on many systems, and a server needs some for its work."""
 
@@ -18,13 +19,11 @@ class LimitedProtocol(H11Protocol):
     """One connection. `self.connections` are all of the server, in the event loop of one thread."""
 
     _deadline: asyncio.TimerHandle | None = None
+    """Of a connection that waits for its client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        waiting = [each for each in self.connections if getattr(each, "_deadline", None) is not None]
-        if len(waiting) >= WAITING_MAX:
-            min(waiting, key=lambda each: each._deadline.when()).transport.abort()  # type: ignore[union-attr]
-        self._wait()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._done()
@@ -32,16 +31,34 @@ class LimitedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE and self.conn.their_state is not h11.SEND_BODY:
-            self._done()
+        self._watch()
 
     def on_response_complete(self) -> None:
-        self._wait()
         super().on_response_complete()
+        self._watch()
 
-    def _wait(self) -> None:
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Begin or end the wait, as the state of the connection says."""
+        receives = self.flow.write_paused or self.transport.is_closing()
+        if not receives and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._done()
+        elif self._deadline is None:
+            waiting = [each for each in self.connections if getattr(each, "_deadline", None) is not None]
+            if len(waiting) >= WAITING_MAX:
+                min(waiting, key=lambda each: each._deadline.when())._end()  # type: ignore[union-attr]
+            self._deadline = self.loop.call_later(WAIT_S, self._end)
+
+    def _end(self) -> None:
         self._done()
-        self._deadline = self.loop.call_later(REQUEST_S, self.transport.abort)
+        self.transport.abort()
 
     def _done(self) -> None:
         if self._deadline is not None:

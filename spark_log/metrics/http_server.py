@@ -1,10 +1,13 @@
 """The HTTP server of metrics, health and readiness: GET /metrics, /health, /ready."""
 
 import json
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.registry import CollectorRegistry
@@ -15,8 +18,10 @@ from spark_log.metrics.exposition import CONTENT_TYPE, exposition
 Probe = Callable[[], str | None]
 """The reason why something does not work; None: it works."""
 
-_REQUEST_S = 30.0
-"""A client that is slower than this loses its connection."""
+_READ_S = 30.0
+"""A client that sends nothing for so long loses its connection."""
+_CONNECTIONS_MAX = 64
+"""Each has a thread and a file descriptor of the process; a further connection ends the oldest one."""
 
 
 @contextmanager
@@ -41,15 +46,38 @@ def serving_metrics(host: str, port: int, registry: CollectorRegistry, health: P
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry, probes: dict[str, Probe]) -> None:
         self.registry, self.probes = registry, probes
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, None] = {}
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._connections) >= _CONNECTIONS_MAX:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with suppress(OSError):  # the client has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that closes its connection is not logged."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _REQUEST_S
+    timeout = _READ_S
     server_version, sys_version = "spark-log", ""
 
     def do_GET(self) -> None:

@@ -25,14 +25,14 @@ def register(
         raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
     new = rows.text_of(connection, type_, text, references)
     hash_ = schema_hash(new, references)
-    refused = problems_with(connection, subject, new, rows.versions_of(connection, subject))
+    refused = problems_with(connection, subject, new, versions_to_compare(connection, subject))
     if refused:
         raise IncompatibleSchemaError(
             f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
             f" {'; '.join(refused)}"
         )
     schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
-    version = max((each.version for each in rows.versions_of(connection, subject, deleted=True)), default=0) + 1
+    version = max((number for number, _ in rows.version_ids(connection, subject, deleted=True)), default=0) + 1
     rows.insert_version(connection, subject, version, schema.id)
     update_following_topics(connection, subject)
     return RegisteredSchema(subject, version, schema)
@@ -56,12 +56,12 @@ def import_schema(
         other = f"the schema has the id {known.id}" if known is not None else f"id {schema_id} is of another schema"
         raise SchemaRegistryError(f"Overwrite new schema with id {schema_id} is not permitted: {other}", _OTHER_ID)
     schema = known or rows.insert_schema(connection, type_, text, references, hash_, schema_id)
-    every = {each.version: each for each in rows.versions_of(connection, subject, deleted=True)}
+    every = dict(rows.version_ids(connection, subject, deleted=True))
     number = version or max(every, default=0) + 1
     if number not in every:
         rows.insert_version(connection, subject, number, schema.id)
         update_following_topics(connection, subject)
-    elif every[number].id != schema.id:
+    elif every[number] != schema.id:
         raise SchemaRegistryError(f"Version {number} of subject {subject} is another schema", _NOT_PERMITTED)
     return RegisteredSchema(subject, number, schema)
 
@@ -80,8 +80,8 @@ def find(
     schema = rows.find_hash(connection, hash_)
     if schema is None:
         return None
-    versions = rows.versions_of(connection, subject, deleted=deleted)
-    return next((each for each in reversed(versions) if each.id == schema.id), None)
+    numbers = [number for number, id_ in rows.version_ids(connection, subject, deleted=deleted) if id_ == schema.id]
+    return RegisteredSchema(subject, numbers[-1], schema) if numbers else None
 
 
 def problems_with(
@@ -95,9 +95,21 @@ def compared(
     connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
 ) -> tuple[str, SchemaText, list[tuple[int, SchemaText]]]:
     """The arguments of `incompatibilities` for the schema and these versions."""
-    level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
     texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
-    return level or DEFAULT_LEVEL, new, texts
+    return _level_of(connection, subject), new, texts
+
+
+def versions_to_compare(connection: sa.Connection, subject: str) -> list[RegisteredSchema]:
+    """The versions that the level of the subject compares a new schema with. All texts may be many MiB."""
+    if _level_of(connection, subject).endswith("_TRANSITIVE"):
+        return rows.versions_of(connection, subject)
+    versions = rows.version_ids(connection, subject)
+    return [rows.find_version(connection, subject, versions[-1][0])] if versions else []
+
+
+def _level_of(connection: sa.Connection, subject: str) -> str:
+    level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
+    return level or DEFAULT_LEVEL
 
 
 def delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:

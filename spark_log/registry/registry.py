@@ -86,7 +86,7 @@ class Registry:
         given = _references(references)
 
         def find(connection: sa.Connection) -> RegisteredSchema:
-            if not rows.versions_of(connection, subject, deleted=deleted):
+            if not rows.version_ids(connection, subject, deleted=deleted):
                 raise rows.subject_not_found(subject)
             found = registrations.find(connection, subject, type, schema, given, deleted=deleted)
             if found is None:
@@ -117,10 +117,10 @@ class Registry:
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
         """The version numbers of the subject. SchemaNotFoundError if it has none."""
-        found = self._store.read(lambda connection: rows.versions_of(connection, subject, deleted=deleted))
+        found = self._store.read(lambda connection: rows.version_ids(connection, subject, deleted=deleted))
         if not found:
             raise rows.subject_not_found(subject)
-        return [each.version for each in found]
+        return [version for version, _ in found]
 
     def version(self, subject: str, version: Version = "latest", *, deleted: bool = False) -> RegisteredSchema:
         """A version of the subject. SchemaNotFoundError."""
@@ -145,8 +145,8 @@ class Registry:
 
         def delete(connection: sa.Connection) -> list[int]:
             registrations.check_writable(connection, subject)
-            every = rows.versions_of(connection, subject, deleted=True)
-            live = rows.versions_of(connection, subject)
+            every = [version for version, _ in rows.version_ids(connection, subject, deleted=True)]
+            live = [version for version, _ in rows.version_ids(connection, subject)]
             if not every:
                 raise rows.subject_not_found(subject)
             if permanent and live:
@@ -157,7 +157,7 @@ class Registry:
                 raise SchemaNotFoundError(
                     f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently", _SUBJECT_DELETED
                 )
-            versions = [each.version for each in (every if permanent else live)]
+            versions = every if permanent else live
             registrations.delete(connection, subject, versions, permanent)
             rows.set_config(connection, subject, compatibility=None, mode=None)
             return versions
@@ -171,7 +171,7 @@ class Registry:
         def delete(connection: sa.Connection) -> int:
             registrations.check_writable(connection, subject)
             found = rows.find_version(connection, subject, number, deleted=permanent or number is not None)
-            is_live = any(each.version == found.version for each in rows.versions_of(connection, subject))
+            is_live = any(version == found.version for version, _ in rows.version_ids(connection, subject))
             if permanent and is_live:
                 raise SchemaNotFoundError(
                     f"Subject '{subject}' Version {found.version} was not deleted first before being permanently"
@@ -261,7 +261,9 @@ def _compared(
     new = rows.text_of(connection, type_, text, references)
     schema_hash(new, references)
     versions = (
-        rows.versions_of(connection, subject) if only is None else [rows.find_version(connection, subject, only[0])]
+        registrations.versions_to_compare(connection, subject)
+        if only is None
+        else [rows.find_version(connection, subject, only[0])]
     )
     return registrations.compared(connection, subject, new, versions)
 

@@ -19,6 +19,8 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 """Confluent's error codes."""
 
 _REFERENCES_DEPTH_MAX = 100
+_IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 16 << 20
+"""Of all schemas that one refers to, directly or not: a short reference may name a schema of 1 MiB."""
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 
@@ -80,8 +82,22 @@ def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool 
     return list(connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted)).scalars())
 
 
-def versions_of(connection: sa.Connection, subject: str, *, deleted: bool = False) -> list[RegisteredSchema]:
-    """The versions of a subject, in order; with `deleted` those that are softly deleted too."""
+def version_ids(connection: sa.Connection, subject: str, *, deleted: bool = False) -> list[tuple[int, int]]:
+    """The numbers of the versions of a subject and the ids of their schemas, in order; see `versions_of`."""
+    if not can_be_stored(subject):
+        return []
+    query = sa.select(SUBJECT_VERSION.version, SUBJECT_VERSION.schema_id).where(SUBJECT_VERSION.subject == subject)
+    query = query.order_by(SUBJECT_VERSION.version)
+    rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
+    return [(row.version, row.schema_id) for row in rows]
+
+
+def versions_of(
+    connection: sa.Connection, subject: str, *, deleted: bool = False, only: int | None = None
+) -> list[RegisteredSchema]:
+    """The versions of a subject, in order, with their texts; with `deleted` those that are softly deleted too. `only`:
+    this version.
+    """
     if not can_be_stored(subject):
         return []
     query = (
@@ -90,6 +106,8 @@ def versions_of(connection: sa.Connection, subject: str, *, deleted: bool = Fals
         .where(SUBJECT_VERSION.subject == subject)
         .order_by(SUBJECT_VERSION.version)
     )
+    if only is not None:
+        query = query.where(SUBJECT_VERSION.version == only)
     rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
     return [RegisteredSchema(subject, version, _schema(*row)) for version, *row in rows]
 
@@ -98,15 +116,14 @@ def find_version(
     connection: sa.Connection, subject: str, version: int | None, *, deleted: bool = False
 ) -> RegisteredSchema:
     """The version, or the latest one for None. SchemaNotFoundError."""
-    found = versions_of(connection, subject, deleted=deleted)
-    if not found:
+    numbers = [number for number, _ in version_ids(connection, subject, deleted=deleted)]
+    if not numbers:
         raise subject_not_found(subject)
-    if version is None:
-        return found[-1]
-    for each in found:
-        if each.version == version:
-            return each
-    raise SchemaNotFoundError(f"Version {version} not found.", VERSION_NOT_FOUND)
+    wanted = numbers[-1] if version is None else version
+    if wanted not in numbers:
+        raise SchemaNotFoundError(f"Version {version} not found.", VERSION_NOT_FOUND)
+    [found] = versions_of(connection, subject, deleted=deleted, only=wanted)
+    return found
 
 
 def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
@@ -156,13 +173,20 @@ def set_config(connection: sa.Connection, subject: str, **values: str | None) ->
 def text_of(connection: sa.Connection, type_: str, text: str, references: Sequence[Reference]) -> SchemaText:
     """The schema with the texts of all that it refers to. SchemaNotFoundError for a reference that does not exist."""
     imports: dict[str, str] = {}
+    characters = 0
 
     def add(references: Sequence[Reference], depth: int) -> None:
+        nonlocal characters
         if depth > _REFERENCES_DEPTH_MAX:
             raise InvalidSchemaError(f"references: a chain of more than {_REFERENCES_DEPTH_MAX} schemas")
         for each in references:
             if each.name not in imports:
                 schema = find_version(connection, each.subject, each.version, deleted=True).schema
+                characters += len(schema.text)
+                if len(imports) >= _IMPORTS_MAX:
+                    raise InvalidSchemaError(f"references: more than {_IMPORTS_MAX:,} schemas")
+                if characters > _IMPORTS_CHARACTERS_MAX:
+                    raise InvalidSchemaError(f"references: schemas of more than {_IMPORTS_CHARACTERS_MAX:,} characters")
                 add(schema.references, depth + 1)
                 imports[each.name] = schema.text
 

@@ -2,23 +2,28 @@
 
 import base64
 import json
+import select
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from urllib.parse import urljoin
 
 import httpx2
 import pytest
 
 from spark_log.admin.audit import read_changes
+from spark_log.console.access import basic
 from spark_log.console.access.access_file import read_access_file
+from spark_log.console.access.guard import OF_ONE_USER_MAX
 from spark_log.console.access.passwords import hash_password
 from spark_log.console.app import table
 from spark_log.console.pages import overview
 from spark_log.console.paths import url
-from spark_log.console.routes import Allow, Change, Done
+from spark_log.console.routes import Allow, Change, Done, View
 from spark_log.console.settings import AuthMethod
 from spark_log.controller.topic_operations import create_topic
 from spark_log.http_requests import BODY_BYTES_MAX
-from tests.support.console import running_console
+from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
 
@@ -195,6 +200,62 @@ def test_names_and_passwords_are_checked(cluster, access):
             header = malformed.encode("latin-1")
             assert console.client.get("/", headers={"Authorization": header}).status_code == 401, malformed
         assert console.client.get("/", auth=("bob", "b")).status_code == 403, "a group without a role"
+
+
+def test_many_wrong_passwords_from_one_address_delay_no_other_user(cluster, access, monkeypatch):
+    entered, proceed = threading.Semaphore(0), threading.Event()
+
+    def slow_for_wrong(password, hashed):
+        if password == "right":
+            return True
+        entered.release()
+        return not proceed.wait(10)
+
+    monkeypatch.setattr(basic, "matches", slow_for_wrong)
+    users = "".join(f'[users.{name}]\npassword = "scrypt:a:b"\ngroups = ["viewers"]\n' for name in ("ann", "bob"))
+    with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
+        assert console.client.get("/", auth=("ann", "right")).status_code == 200
+        guesses = {each.sock: each for each in (send(console, "ann", f"wrong {number}") for number in range(20))}
+        assert entered.acquire(timeout=10)
+        for _ in range(4):
+            [refused, *_], _, _ = select.select(list(guesses), [], [], 10)
+            answer = guesses.pop(refused).getresponse()
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        assert send(console, "bob", "right", "127.0.0.2").getresponse().status == 200, "of another address"
+        assert console.client.get("/", auth=("ann", "right")).status_code == 200, "remembered"
+        proceed.set()
+        assert {guess.getresponse().status for guess in guesses.values()} == {401}
+        assert send(console, "bob", "wrong").getresponse().status == 401
+
+
+def test_many_requests_of_one_user_delay_no_other(cluster, access, monkeypatch):
+    entered, proceed = threading.Semaphore(0), threading.Event()
+
+    def wait(call):
+        entered.release()
+        return proceed.wait(10)
+
+    monkeypatch.setattr(overview, "VIEWS", (*overview.VIEWS, View("/test-wait", "error.html", wait)))
+    hashed = hash_password("p")
+    users = "".join(f'[users.{name}]\npassword = "{hashed}"\ngroups = ["viewers"]\n' for name in ("ann", "bob"))
+    with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
+        assert console.client.get("/", auth=("ann", "p")).status_code == 200
+        running = [send(console, "ann", "p", path="/api/v1/test-wait") for _ in range(OF_ONE_USER_MAX)]
+        assert all(entered.acquire(timeout=10) for _ in running)
+        refused = console.client.get("/api/v1/test-wait", auth=("ann", "p"))
+        assert refused.status_code == 429 and "10 requests of yours" in refused.json()["error"]
+        assert console.client.get("/", auth=("bob", "p")).status_code == 200
+        proceed.set()
+        assert {each.getresponse().status for each in running} == {200}
+        assert console.client.get("/", auth=("ann", "p")).status_code == 200
+
+
+def send(console, user, password, address="127.0.0.1", path="/"):
+    """A connection that has sent a request and not read the answer."""
+    connection = HTTPConnection(console.url.removeprefix("http://"), timeout=10, source_address=(address, 0))
+    credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
+    connection.request("GET", path, headers={**SAME_ORIGIN, "Authorization": f"Basic {credentials}"})
+    return connection
 
 
 def test_metrics_are_for_users_who_see_all_topics(cluster, access):

@@ -24,6 +24,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.records.schema import read_schema
+from spark_log.registry import rows as registry_rows
 from spark_log.registry.schema_types import problems
 from spark_log.registry.server import serving
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
@@ -382,6 +383,41 @@ def test_large_and_deeply_nested_requests_are_refused(url):
         answer = httpx2.post(f"{url}/subjects/a/versions", content=content)
         assert (answer.status_code, answer.json()["error_code"]) == (status, status)
     assert httpx2.get(f"{url}/schemas/ids/{'9' * 5000}").status_code == 414
+
+
+def test_references_are_limited_in_number_and_in_total_length(url, monkeypatch):
+    monkeypatch.setattr(registry_rows, "_IMPORTS_MAX", 20)
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    large = json.dumps({**schema, "description": "x" * 1_000_000})
+    assert request("POST", f"{url}/subjects/large/versions", {"schema": large, "schemaType": "JSON"})[0] == 200
+    assert request("POST", f"{url}/subjects/small/versions", {"schema": ONE})[0] == 200
+    for subject, count, status in (("large", 16, 200), ("large", 17, 422), ("small", 20, 200), ("small", 21, 422)):
+        references = [{"name": f"n{number}", "subject": subject, "version": 1} for number in range(count)]
+        body = {"schema": json.dumps(schema), "schemaType": "JSON", "references": references}
+        assert request("POST", f"{url}/subjects/s/versions", body)[0] == status
+
+
+def test_requests_for_one_version_read_no_text_of_the_others(cluster, monkeypatch):
+    registry = Registry(cluster)
+    schemas = [json.dumps({"type": "object", "properties": {f"f{number}": {"type": "string"}}}) for number in range(6)]
+    for schema in schemas[:5]:
+        registry.register("s", schema, "JSON")
+    sizes = []
+    read = registry_rows.versions_of
+
+    def counted(*args, **options):
+        found = read(*args, **options)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(registry_rows, "versions_of", counted)
+    assert registry.versions("s") == [1, 2, 3, 4, 5]
+    assert registry.version("s", 2).schema.text == schemas[1] and registry.latest("s").version == 5
+    assert registry.lookup("s", schemas[2], "JSON").version == 3
+    assert not registry.test_compatibility("s", schemas[5], "JSON")
+    assert registry.register("s", schemas[5], "JSON").version == 6
+    assert registry.delete_version("s", 1) == 1 and registry.delete_subject("s") == [2, 3, 4, 5, 6]
+    assert max(sizes) == 1
 
 
 def test_pages_of_other_sites_reach_nothing(url):

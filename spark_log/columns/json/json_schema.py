@@ -26,7 +26,10 @@ from spark_log.errors import InvalidSchemaError
 IMPORTS = "$imports"
 """Key under which a text has the schemas that it refers to by other names."""
 
-_TYPES_MAX = 4 * MAX_FIELDS
+_TYPES_MAX = 16 * MAX_FIELDS
+"""Types, references, branches and names that are looked at: references to references multiply them."""
+_NAME_CHARACTERS = 256
+"""Characters of the name of a reference that take as long as a type."""
 
 _SCALARS = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _STRINGS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
@@ -55,6 +58,7 @@ class _Schema:
             return pa.string()
         schema, within = found
         kinds = schema.get("type", "object" if "properties" in schema else "")
+        self._count(0 if isinstance(kinds, str) else len(kinds))
         names = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
         kind = names[0] if len(names) == 1 else ""
         if kind == "object":
@@ -75,16 +79,17 @@ class _Schema:
 
     def _resolved(self, schema: Any, within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
         """The schema without $ref, allOf and unions with null; None if it allows several types, or contains itself."""
-        self._types += 1
-        if self._types > _TYPES_MAX:  # references to references multiply
-            raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types")
         while isinstance(schema, dict):
+            self._count(1)
             if name := schema.get("$ref"):
+                self._count(len(within) + len(name) // _NAME_CHARACTERS)
                 if name in within:
                     return None
                 schema, within = self._referred(name), (*within, name)
             elif "oneOf" in schema or "anyOf" in schema:
-                branches = [each for each in schema.get("oneOf") or schema["anyOf"] if each.get("type") != "null"]
+                every = schema.get("oneOf") or schema["anyOf"]
+                self._count(len(every))
+                branches = [each for each in every if each.get("type") != "null"]
                 if len(branches) != 1:
                     return None
                 [schema] = branches
@@ -95,6 +100,7 @@ class _Schema:
                 properties: dict[str, Any] = {}
                 merged: dict[str, Any] = {}
                 for each in (*known, rest):
+                    self._count(len(each) + len(each.get("properties") or ()))
                     merged |= each
                     properties |= each.get("properties") or {}
                 schema = {**merged, "properties": properties} if properties else merged
@@ -102,6 +108,11 @@ class _Schema:
             else:
                 return schema, within
         return None
+
+    def _count(self, more: int) -> None:
+        self._types += more
+        if self._types > _TYPES_MAX:
+            raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types, references to references included")
 
     def _referred(self, name: str) -> Any:
         document, _, pointer = name.partition("#")

@@ -14,7 +14,7 @@ from spark_log.console.access.sessions import Sessions
 
 
 class Refused(Exception):
-    """The request has no user. `headers`: of the answer; `status`: 401, or 403 for a user without a role."""
+    """The request has no user. `headers`: of the answer; `status`: 401, 403 for a user without a role, or 429."""
 
     def __init__(self, text: str, headers: dict[str, str] | None = None, status: int = 401) -> None:
         super().__init__(text)

@@ -5,7 +5,9 @@ import base64
 import hmac
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -21,6 +23,8 @@ _REMEMBERED_S = 300
 _REMEMBERED_MAX = 10_000
 _AT_ONCE_MAX = 2
 """Passwords that are checked at the same time: each takes a core and 16 MiB."""
+_OF_ONE_ADDRESS_MAX = 16
+"""Passwords from one address that are checked or wait, one at a time: further ones are refused."""
 
 
 class BasicAuthentication:
@@ -34,6 +38,7 @@ class BasicAuthentication:
         self._right: dict[bytes, float] = {}
         self._nobody = hash_password(secrets.token_urlsafe())
         self._at_once = asyncio.Semaphore(_AT_ONCE_MAX)
+        self._turns: dict[str, _Turns] = {}
 
     async def answer(self, request: Request) -> Response | None:
         return None
@@ -41,23 +46,57 @@ class BasicAuthentication:
     async def user(self, request: Request) -> User:
         name, password = _credentials(request.headers.get("authorization", ""))
         user = self._users.get(name)
-        if not await self._is_right(name, password, user) or user is None:
+        address = "" if request.client is None else request.client.host
+        if not await self._is_right(name, password, user, address) or user is None:
             raise Refused("A name and a password are needed.", {"WWW-Authenticate": 'Basic realm="spark-log"'})
         return user_with_role(name, user.groups, self._roles)
 
-    async def _is_right(self, name: str, password: str, user: FileUser | None) -> bool:
+    async def _is_right(self, name: str, password: str, user: FileUser | None, address: str) -> bool:
         if not name:
             return False
         digest = hmac.digest(self._key, f"{name}:{password}".encode(errors="replace"), "sha256")
-        if self._right.get(digest, 0.0) > time.monotonic():
+        if self._is_remembered(digest):
             return True
-        async with self._at_once:  # an unknown name takes as long as a known one
+        async with self._turn(address), self._at_once:
+            if self._is_remembered(digest):  # a browser sends several requests at the same time
+                return True
+            # an unknown name takes as long as a known one
             right = await run_in_threadpool(matches, password, self._nobody if user is None else user.password)
         if right and user is not None:
             if len(self._right) >= _REMEMBERED_MAX:
                 self._right.clear()
             self._right[digest] = time.monotonic() + _REMEMBERED_S
         return right
+
+    def _is_remembered(self, digest: bytes) -> bool:
+        """Whether it was right. Each use renews it, so that wrong passwords keep no user out who is working."""
+        if self._right.get(digest, 0.0) <= time.monotonic():
+            return False
+        self._right[digest] = time.monotonic() + _REMEMBERED_S
+        return True
+
+    @asynccontextmanager
+    async def _turn(self, address: str) -> AsyncGenerator[None]:
+        """Wait for the other passwords from this address. Refused if there are too many."""
+        turns = self._turns.setdefault(address, _Turns())
+        if turns.count >= _OF_ONE_ADDRESS_MAX:
+            raise Refused("Too many passwords are being checked: try again.", {"Retry-After": "1"}, 429)
+        turns.count += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.count -= 1
+            if not turns.count:
+                del self._turns[address]
+
+
+@dataclass
+class _Turns:
+    """The passwords from one address that are checked or wait."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    count: int = 0
 
 
 def _credentials(header: str) -> tuple[str, str]:

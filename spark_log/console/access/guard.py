@@ -1,5 +1,6 @@
 """The ASGI middleware in front of all routes: no request reaches a page without these checks."""
 
+from collections import Counter
 from collections.abc import Awaitable, Collection
 from typing import Protocol
 from urllib.parse import quote, urlsplit
@@ -16,6 +17,9 @@ from spark_log.http_requests import BODY_BYTES_MAX, TOO_LARGE, declared_length, 
 
 STATIC = "/static/"
 HEALTH = "/health"
+
+OF_ONE_USER_MAX = 10
+"""Requests of a user that are answered at the same time. A browser sends 6; the console has threads for 40."""
 
 
 class ErrorPage(Protocol):
@@ -46,6 +50,8 @@ class Guard:
         self._hosts = {*hosts, *([public.hostname] if public and public.hostname else [])}
         self._public_origins = {public.netloc} if public else set()
         self._error_page = error_page
+        self._answered: Counter[str] = Counter()
+        """Requests that are being answered, by user. For one event loop."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,12 +62,29 @@ class Guard:
         try:
             response = await self._refusal(request, is_static)
             if response is None:
-                await self._application(scope, limited(receive), guarded_send)
-                return
+                response = await self._answer(request, limited(receive), guarded_send)
+                if response is None:
+                    return
         except Refused as refused:
             response = await self._error_page(request, None, refused.status, str(refused))
             response.headers.update(refused.headers)
         await response(scope, receive, guarded_send)
+
+    async def _answer(self, request: Request, receive: Receive, send: Send) -> Response | None:
+        """Let the application answer; or return the answer, if the user has too many requests."""
+        user: User | None = request.scope.get("user")
+        name = "" if user is None else user.name
+        if user is not None and self._answered[name] >= OF_ONE_USER_MAX:
+            text = f"{OF_ONE_USER_MAX} requests of yours are being answered: try again later."
+            return await self._error_page(request, user, 429, text)
+        self._answered[name] += 1
+        try:
+            await self._application(request.scope, receive, send)
+        finally:
+            self._answered[name] -= 1
+            if not self._answered[name]:
+                del self._answered[name]
+        return None
 
     async def _refusal(self, request: Request, is_static: bool) -> Response | None:
         """The answer to a request that does not reach the routes; None: it may."""

@@ -22,7 +22,7 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.metadata.columns import PARTITION
 from spark_log.metrics.cluster_snapshot import GroupPartitionFacts
 from spark_log.metrics.history import Kind
-from spark_log.registry.rows import versions_of
+from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
 
 
@@ -255,7 +255,7 @@ def _schemas(connection: sa.Connection, topic: Topic) -> list[Schema]:
         except SparkLogError:
             subject = None
         own = subject is not None and not topic.config.schema_registry_url
-        versions = [each.version for each in versions_of(connection, subject.subject)] if own and subject else []
+        versions = [number for number, _ in version_ids(connection, subject.subject)] if own and subject else []
         found.append(
             Schema(
                 part.source,

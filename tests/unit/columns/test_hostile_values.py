@@ -53,3 +53,34 @@ def test_many_empty_messages_of_many_fields_are_bad():
     schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
     bad, good = reasons("protobuf", schema, b"\x0a\0" * (BYTES // 2), b"\x0a\0")
     assert (bad, good) == ("field i[]: more than 16777216 values in its messages", None)
+
+
+def repeated(count, definition, **others):
+    """A JSON Schema with so many fields that refer to one definition."""
+    fields = {f"f{number}": {"$ref": "#/definitions/d"} for number in range(count)}
+    return {"type": "object", "properties": fields, "definitions": {"d": definition, **others}}
+
+
+NAME = "n" * 400_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        repeated(9_000, {"anyOf": [{"type": "null"}] * 40_000 + [{"type": "string"}]}),
+        repeated(9_000, {"type": ["null"] * 80_000 + ["string"]}),
+        repeated(2_000, {"$ref": f"#/definitions/{NAME}"}, **{NAME: {"type": "string"}}),
+        repeated(5, {"$ref": "#/definitions/0"}, **{str(n): {"$ref": f"#/definitions/{n + 1}"} for n in range(10_000)}),
+        repeated(1, {"allOf": [{"$ref": "#/definitions/all"}] * 4_000},
+                 all={"type": "object", "properties": {f"f{number}": {"type": "string"} for number in range(9_000)}}),
+    ],
+    ids=["branches", "types", "name", "chain", "allOf"],
+)  # fmt: skip
+def test_references_do_not_multiply_the_work_on_a_json_schema(schema):
+    with pytest.raises(InvalidSchemaError, match="more than 160000 types, references to references included"):
+        schema_fields("json", json.dumps(schema))
+
+
+def test_a_json_schema_of_many_fields_that_may_be_null_is_allowed():
+    schema = repeated(9_999, {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/text"}]}, text={"type": "string"})
+    assert schema_fields("json", json.dumps(schema)).num_fields == 9_999
