@@ -1,14 +1,14 @@
 """The appends of a gateway: one transaction at a time, for all connections together.
 
 What arrives while a transaction runs is the next one. So the number of transactions follows what the store can do, and
-not the number of clients.
+not the number of clients, who take turns.
 """
 
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from spark_log import clock
@@ -31,6 +31,8 @@ _TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True)
 class _Request:
+    client: str
+    connection: str
     batches: Sequence[SentBatch | Checked]
     acks: Acks
     transactional_id: str | None
@@ -61,6 +63,66 @@ def _records(batch: SentBatch | Checked) -> int:
     return batch.records.table.num_rows if isinstance(batch, Accepted) else 0
 
 
+class _Queue:
+    """The requests that wait. A transaction has one request of each client, then a second one of each, and so on, and
+    begins with another client each time. The requests of a connection stay in their order.
+    """
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, list[_Request]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def put(self, request: _Request) -> None:
+        self._clients.setdefault(request.client, []).append(request)
+
+    def take(self) -> list[_Request]:
+        """The requests of the next transaction."""
+        client, [first, *_] = next(iter(self._clients.items()))
+        turns = {client: _that_may_join(first, requests) for client, requests in self._clients.items()}
+        taken = list(_within_limits(_one_of_each(turns)))
+        self._clients.move_to_end(client)
+        appended = set(map(id, taken))
+        for client in {request.client for request in taken}:
+            left = [request for request in self._clients[client] if id(request) not in appended]
+            if left:
+                self._clients[client] = left
+            else:
+                del self._clients[client]
+        return taken
+
+
+def _that_may_join(first: _Request, requests: Sequence[_Request]) -> Iterator[_Request]:
+    """Those that may be in one transaction with the first, without overtaking another one of their connection."""
+    overtaken: set[str] = set()
+    for request in requests:
+        if request.connection in overtaken or not request.may_join(first):
+            overtaken.add(request.connection)
+        else:
+            yield request
+
+
+def _one_of_each(turns: dict[str, Iterator[_Request]]) -> Iterator[_Request]:
+    while turns:
+        for client, requests in list(turns.items()):
+            request = next(requests, None)
+            if request is None:
+                del turns[client]
+            else:
+                yield request
+
+
+def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
+    """The first one, and the next ones up to the limits of a transaction."""
+    size = records = 0
+    for number, request in enumerate(requests):
+        size, records = size + request.bytes, records + request.records
+        if number and (size > _BYTES_TOGETHER_MAX or records > _RECORDS_TOGETHER_MAX):
+            return
+        yield request
+
+
 class Appender(threading.Thread):
     """Owns the Log of the gateway, and closes it at its end."""
 
@@ -78,7 +140,7 @@ class Appender(threading.Thread):
         self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
         self._provisional_offsets = provisional_offsets
         self._changed = threading.Condition()
-        self._queue: deque[_Request] = deque()
+        self._queue = _Queue()
         self._closing = False
 
     def check(self, batches: Sequence[SentBatch], limits: DecodingLimits) -> list[Checked]:
@@ -87,15 +149,21 @@ class Appender(threading.Thread):
         return check_batches(batches, topics, self._log.cluster.store.now().wall_ms, limits)
 
     def submit(
-        self, batches: Sequence[SentBatch | Checked], acks: Acks, transactional_id: str | None = None
+        self,
+        client: str,
+        connection: str,
+        batches: Sequence[SentBatch | Checked],
+        acks: Acks,
+        transactional_id: str | None = None,
     ) -> "asyncio.Future[list[Outcome]]":
-        """Append the batches after everything that was submitted before. Called in the event loop.
+        """Append the batches after those that this connection has submitted before. Called in the event loop.
 
         With a transactional id they become pending in its open transaction.
         """
-        request = _Request(batches, acks, transactional_id, self._loop.create_future())
+        done = self._loop.create_future()
+        request = _Request(client, connection, batches, acks, transactional_id, done)
         with self._changed:
-            self._queue.append(request)
+            self._queue.put(request)
             self._changed.notify()
         return request.done
 
@@ -116,15 +184,7 @@ class Appender(threading.Thread):
         """The next requests that may be in one transaction of the store; empty when the appender ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
-            found: list[_Request] = []
-            size = records = 0
-            while self._queue and (not found or self._queue[0].may_join(found[0])):
-                size += self._queue[0].bytes
-                records += self._queue[0].records
-                if found and (size > _BYTES_TOGETHER_MAX or records > _RECORDS_TOGETHER_MAX):
-                    break
-                found.append(self._queue.popleft())
-            return found
+            return self._queue.take() if self._queue else []
 
     def _append(self, requests: Sequence[_Request]) -> None:
         batches = [batch for request in requests for batch in request.batches]

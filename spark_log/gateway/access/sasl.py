@@ -4,7 +4,6 @@ A mechanism takes a token of the client and returns the server's. It raises `Sas
 after the same work whether the user does not exist or the password is wrong.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -17,8 +16,6 @@ from spark_log.security.users import find_credential
 T = TypeVar("T")
 PLAIN = "PLAIN"
 MECHANISMS = (PLAIN, *(each.sasl_name for each in Mechanism))
-_PASSWORDS_AT_ONCE = 2
-"""Each takes some milliseconds of a core."""
 
 
 class SaslFailedError(Exception):
@@ -39,7 +36,6 @@ class Verifier:
 
     def __init__(self, store: Store, call: "Call") -> None:
         self._store, self._call = store, call
-        self._at_once = asyncio.Semaphore(_PASSWORDS_AT_ONCE)
 
     async def credential(self, user: str, mechanism: Mechanism) -> scram.Credential:
         return await self._call(lambda: find_credential(self._store, user, mechanism))
@@ -54,8 +50,7 @@ class Verifier:
             ]
             return any(right)
 
-        async with self._at_once:
-            return await self._call(check)
+        return await self._call(check)
 
 
 class Call(Protocol):
