@@ -9,8 +9,8 @@ from spark_log.gateway.wire import MalformedRequestError
 
 STREAM_BYTES = 64 * 1024
 """asyncio reads ahead up to twice as much, of each connection."""
-_ID_START = 10
-"""Bytes of API key, version, correlation id, and the length of the client id."""
+_HEADER_BYTES, _ID_START = 8, 10
+"""Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _STEP_BYTES = 256 * 1024
 
 
@@ -64,14 +64,16 @@ async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], in
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    data = await reader.readexactly(_ID_START)
+    is_small = size <= UNCOUNTED_BYTES
+    data = await reader.readexactly(_ID_START if is_small else _HEADER_BYTES)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-    id_size = max(0, int.from_bytes(data[8:], "big", signed=True))
+    data += await reader.readexactly(_ID_START - len(data))
+    id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
-    data += await reader.readexactly(size - _ID_START if size <= UNCOUNTED_BYTES else id_size)
+    data += await reader.readexactly(size - _ID_START if is_small else id_size)
     return FrameStart(size, api_key, data[_ID_START : _ID_START + id_size].decode(errors="replace"), data)
 
 
