@@ -4,6 +4,7 @@ runs on executors.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ import pyarrow.compute as pc
 from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
+from spark_log.columns.decoded import Decoder
 from spark_log.columns.decoding import decoder
+from spark_log.columns.expansion import slices
 from spark_log.columns.resets import of_present_schema
 from spark_log.columns.topic_columns import TopicColumns
 from spark_log.errors import (
@@ -166,13 +169,20 @@ def bad_records(records: pa.Table, encoding: Encoding) -> dict[int, InvalidRecor
         if part.source not in encoding.rejecting:
             continue
         column = records.column(part.source).combine_chunks()
-        reasons = decoder(of_present_schema(definition)).decode(column).reasons
-        if reasons is None:
-            continue
-        rows = pc.indices_nonzero(reasons.is_valid())
-        for row, reason in zip(rows.to_pylist(), reasons.take(rows).to_pylist(), strict=True):
-            bad.setdefault(row, InvalidRecordError(f"{part.source}: in row {row}: {reason}"))
+        of_part = decoder(of_present_schema(definition))
+        for start, end in slices(len(column), partial(_most_values, of_part, column)):
+            reasons = of_part.decode(column.slice(start, end - start)).reasons
+            if reasons is None:
+                continue
+            rows = pc.indices_nonzero(reasons.is_valid())
+            for row, reason in zip(rows.to_pylist(), reasons.take(rows).to_pylist(), strict=True):
+                row += start
+                bad.setdefault(row, InvalidRecordError(f"{part.source}: in row {row}: {reason}"))
     return bad
+
+
+def _most_values(of_part: Decoder, column: pa.BinaryArray, start: int, end: int) -> float:
+    return of_part.most_values(column.slice(start, end - start))
 
 
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:

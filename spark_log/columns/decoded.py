@@ -61,3 +61,6 @@ def concatenated(parts: Sequence[Decoded], fields: pa.StructType) -> Decoded:
 
 class Decoder(Protocol):
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
+
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """At most how many values of structs these are decoded to, those that are missing included."""

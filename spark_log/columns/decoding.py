@@ -64,22 +64,30 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
         return JsonDecoder(definition.fields, definition.framing == "confluent")
     if definition.format == "avro":
-        from spark_log.columns.avro.decoder import ROWS, avro_reader
+        from spark_log.columns.avro.decoder import ROWS, avro_reader, avro_values_per_byte
 
-        return _with_schemas(definition, avro_reader, ROWS)
+        return _with_schemas(definition, avro_reader, avro_values_per_byte, ROWS)
     if definition.format == "protobuf":
         with needing_protobuf():
-            from spark_log.columns.protobuf.decoder import ROWS, protobuf_reader
+            from spark_log.columns.protobuf.decoder import ROWS, protobuf_reader, protobuf_values_per_byte
 
         framed = definition.framing == "confluent"
-        return _with_schemas(definition, partial(protobuf_reader, framed=framed), ROWS)
+        reader = partial(protobuf_reader, framed=framed)
+        return _with_schemas(definition, reader, protobuf_values_per_byte, ROWS)
     raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")
 
 
-def _with_schemas(definition: ColumnsDefinition, reader: "Callable[[str, pa.StructType], Read]", rows: int) -> Decoder:
+def _with_schemas(
+    definition: ColumnsDefinition,
+    reader: "Callable[[str, pa.StructType], Read]",
+    values_per_byte: Callable[[str, pa.StructType], float],
+    rows: int,
+) -> Decoder:
     from spark_log.columns.schema_id_decoder import SchemaIdDecoder
 
     if definition.framing != "confluent":
-        return SchemaIdDecoder(definition.fields, reader(definition.schema, definition.fields), rows)
+        one = reader(definition.schema, definition.fields)
+        return SchemaIdDecoder(definition.fields, one, rows, values_per_byte(definition.schema, definition.fields))
     readers = {number: reader(text, definition.fields) for number, text in definition.schemas_by_id.items()}
-    return SchemaIdDecoder(definition.fields, readers, rows)
+    most = max((values_per_byte(text, definition.fields) for text in definition.schemas_by_id.values()), default=0)
+    return SchemaIdDecoder(definition.fields, readers, rows, most)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from spark_log.columns.expansion import MAX_VALUES, item_type, struct_width
+
 Values = Sequence[Any]
 Convert = Callable[[Values], pa.Array]
 Split = Callable[[Values], Iterable[Values]]
@@ -43,10 +45,26 @@ class Parser(Protocol):
 
 
 class Bad:
-    """The rows that are bad, each with its first reason."""
+    """The rows that are bad, each with its first reason.
 
-    def __init__(self) -> None:
+    `counting`: whether a row may have more than MAX_VALUES values in structs within arrays and maps.
+    """
+
+    def __init__(self, counting: bool = False) -> None:
         self.reasons: dict[int, str] = {}
+        self.counting = counting
+        self._values: dict[int, int] = {}
+
+    def has_room(self, row: int, values: int, path: str) -> bool:
+        """Count more values of the row; if they are too many, it is bad and keeps those that it had."""
+        if not self.counting:
+            return True
+        count = self._values.get(row, 0) + values
+        if count > MAX_VALUES:
+            self.add(row, f"{path}: more than {MAX_VALUES} values with those before them, missing ones included")
+            return False
+        self._values[row] = count
+        return True
 
     def add(self, row: int, reason: str) -> None:
         self.reasons.setdefault(row, reason if len(reason) <= 200 else f"{reason[:197]}...")
@@ -108,8 +126,10 @@ class Columns:
 
     def _list(self, kind: pa.ListType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
         elements = self._column(kind.value_type, f"{path}[]")
+        limited = _limited(kind, path)
 
         def several(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            values = limited(values, row_of, bad)
             mask, offsets = _nulls(values), _offsets(values)
             flat = list(chain.from_iterable(value for value in values if value))
             items = elements(flat, _outer(offsets, row_of), bad)
@@ -119,8 +139,10 @@ class Columns:
 
     def _map(self, kind: pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
         entries = self._column(kind.item_type, f"{path}{{}}")
+        limited = _limited(kind, path)
 
         def pairs(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            values = limited(values, row_of, bad)
             mask, offsets = _nulls(values), _offsets(values)
             keys = pa.array(list(chain.from_iterable(value for value in values if value)), pa.string())
             flat = list(chain.from_iterable(value.values() for value in values if value))
@@ -128,6 +150,21 @@ class Columns:
             return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, type=kind, mask=mask)
 
         return pairs
+
+
+def _limited(kind: pa.ListType | pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], Values]:
+    """The arrays or maps without those that have no room, whose rows are then bad."""
+    width = struct_width(item_type(kind))
+
+    def limited(values: Values, row_of: _RowOf, bad: Bad) -> Values:
+        if not width or not bad.counting:
+            return values
+        return [
+            value if value and bad.has_room(row_of(position), len(value) * width, path) else value and None
+            for position, value in enumerate(values)
+        ]
+
+    return limited
 
 
 def _nulls(values: Values) -> pa.BooleanArray | None:

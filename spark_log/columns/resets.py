@@ -121,6 +121,10 @@ class ResetDecoder:
             alone = replace(each, fields=fields, renamed={}, replaced=(), previous=None)
             self._schemas.append((decoder(alone), list(column_of.values())))
 
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return sum(of_schema.most_values(values) for of_schema, _ in self._schemas)
+
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
         found = [(decode.decode(values), columns) for decode, columns in self._schemas]

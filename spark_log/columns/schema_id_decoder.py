@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.columns.decoded import Decoded, concatenated
+from spark_log.columns.expansion import MAX_VALUES, struct_width
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.columns.python_columns import Bad
-from spark_log.columns.value_bytes import Ints, parts
+from spark_log.columns.value_bytes import Ints, offsets_of, parts
 
 Read = Callable[[pa.BinaryArray, Ints, Bad], pa.StructArray]
 """The values at these rows, none of them null, as the columns. Rows that are bad have any value."""
@@ -18,11 +19,15 @@ Read = Callable[[pa.BinaryArray, Ints, Bad], pa.StructArray]
 class SchemaIdDecoder:
     """A decoder with one function for each schema id, or with a single one for values without framing.
 
-    `rows`: how many values are decoded together. Threads may share it.
+    `rows`: how many values are decoded together. `values_per_byte`: the most values of structs within arrays and maps
+    that one byte stands for. Threads may share it.
     """
 
-    def __init__(self, fields: pa.StructType, readers: Mapping[int, Read] | Read, rows: int) -> None:
+    def __init__(
+        self, fields: pa.StructType, readers: Mapping[int, Read] | Read, rows: int, values_per_byte: float
+    ) -> None:
         self._fields, self._rows = fields, rows
+        self._width, self._values_per_byte = struct_width(fields), values_per_byte
         self._framed = isinstance(readers, Mapping)
         self._readers = readers if isinstance(readers, Mapping) else {NOT_FRAMED: readers}
 
@@ -30,8 +35,16 @@ class SchemaIdDecoder:
         """See Decoder."""
         return concatenated([self._part(part) for part in parts(values, self._rows)], self._fields)
 
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return len(values) * self._width + self._most_in_items(values)
+
+    def _most_in_items(self, values: pa.BinaryArray) -> float:
+        offsets = offsets_of(values)
+        return int(offsets[-1] - offsets[0]) * self._values_per_byte
+
     def _part(self, values: pa.BinaryArray) -> Decoded:
-        bad = Bad()
+        bad = Bad(counting=self._most_in_items(values) > MAX_VALUES)
         record = self._record(values, bad)
         if not bad.reasons:
             return Decoded(record, None)

@@ -1,16 +1,18 @@
 """The typed columns of a topic: of its keys, of its values, or of both; and their text in the metadata store."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from spark_log.columns import types
+from spark_log.columns import expansion, types
 from spark_log.columns.decoded import ColumnsDefinition
 from spark_log.columns.decoding import decoder
 from spark_log.columns.parts import PARTS, TypedPart
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,27 @@ def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Colle
     found: dict[str, pa.Array] = {}
     for part, definition in columns.parts:
         if part.error in names or part.record in names:
-            source = rows.column(part.source)
-            values = source.combine_chunks() if isinstance(source, pa.ChunkedArray) else source
-            record, reasons = decoder(definition).decode(values)
+            record, reasons = decoder(definition).decode(_values(rows, part))
             errors = pa.nulls(len(record), pa.string()) if reasons is None else reasons
             found |= {part.error: errors, part.record: record}
     return {name: array for name, array in found.items() if name in names}
+
+
+def slices(rows: Rows, columns: TopicColumns, names: Collection[str]) -> Iterator[Rows]:
+    """`rows` in order, cut so that the typed columns of these names can be decoded in bounded memory (expansion.py)."""
+    wanted = [each for each in columns.parts if each[0].error in names or each[0].record in names]
+    sources = [(decoder(definition), _values(rows, part)) for part, definition in wanted]
+
+    def most_values(start: int, end: int) -> float:
+        return sum(each.most_values(values.slice(start, end - start)) for each, values in sources)
+
+    for start, end in expansion.slices(rows.num_rows, most_values):
+        yield rows.slice(start, end - start)
+
+
+def _values(rows: pa.RecordBatch | pa.Table, part: TypedPart) -> pa.BinaryArray:
+    source = rows.column(part.source)
+    return source.combine_chunks() if isinstance(source, pa.ChunkedArray) else source
 
 
 def to_text(columns: TopicColumns) -> str:

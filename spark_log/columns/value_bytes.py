@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _BYTES = 8 << 20
@@ -46,6 +47,13 @@ def slices(data: Any, starts: Ints, ends: Ints) -> pa.BinaryArray:
     bounds[::2], bounds[1::2] = starts, ends  # the values and the gaps between them
     everything = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), data])
     return everything.take(pa.array(np.arange(0, len(bounds), 2)))
+
+
+def data_of(values: pa.BinaryArray) -> Bytes:
+    """The bytes of all values, one after the other."""
+    offsets = offsets_of(values)
+    data = values.buffers()[2]
+    return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
 def offsets_of(values: pa.BinaryArray) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":

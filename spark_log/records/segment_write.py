@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from spark_log.columns.parts import PARTS, RECORDS, TYPED
 from spark_log.columns.resets import schemas
-from spark_log.columns.topic_columns import TopicColumns, decoded
+from spark_log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
@@ -207,10 +207,7 @@ class SegmentWriter:
         if self._waiting:
             # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
             parts = [pa.concat_tables(tables).combine_chunks() for tables in _of_one_schema(self._waiting)]
-            if self._columns is not None:
-                parts = [_typed(part, self._columns) for part in parts]
-            rows = pa.concat_tables(parts).combine_chunks()
-            for group in [rows] if self._columns is None else _groups(rows):
+            for group in parts if self._columns is None else _row_groups(parts, self._columns):
                 self._parquet.write_table(group, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
@@ -245,6 +242,22 @@ def _of_one_schema(tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
 
 def _is_typed(schema: pa.Schema) -> bool:
     return any(name in TYPED for name in schema.names)
+
+
+def _row_groups(parts: Sequence[pa.Table], columns: TopicColumns) -> Iterator[pa.Table]:
+    """The rows of the parts with their typed columns. Few are decoded at a time where they become many values."""
+    waiting: list[pa.Table] = []
+    size = 0
+    for part in parts:
+        for rows in [part] if _is_typed(part.schema) else slices(part, columns, TYPED):
+            typed = _typed(rows, columns)
+            record_bytes = max(typed.column(name).nbytes for name in typed.schema.names if name in RECORDS)
+            if waiting and size + record_bytes > ROW_GROUP_BYTES:
+                yield from _groups(pa.concat_tables(waiting).combine_chunks())
+                waiting, size = [], 0
+            waiting.append(typed)
+            size += record_bytes
+    yield from _groups(pa.concat_tables(waiting).combine_chunks())
 
 
 def _typed(rows: pa.Table, columns: TopicColumns) -> pa.Table:

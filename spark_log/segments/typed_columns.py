@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 import pyarrow as pa
 
 from spark_log.columns.parts import PARTS, TYPED
-from spark_log.columns.topic_columns import TopicColumns, decoded
+from spark_log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.errors import InvalidOptionError
 from spark_log.records.schema import read_schema, typed_fields
 from spark_log.segments.slices import Slice
@@ -77,9 +77,10 @@ def add_columns(
 ) -> Iterator[pa.RecordBatch]:
     """`batches`, read with `without_columns(schema)`, as batches of `schema`. Also runs in Spark's Python workers."""
     for batch in batches:
-        typed = decoded(batch, columns, schema.names)
-        arrays = [typed[name] if name in typed else batch.column(name) for name in schema.names]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for rows in slices(batch, columns, schema.names):
+            typed = decoded(rows, columns, schema.names)
+            arrays = [typed[name] if name in typed else rows.column(name) for name in schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:

@@ -8,7 +8,7 @@ outside of the years 1 to 9999, a decimal with too many digits. Of map entries w
 import pyarrow as pa
 
 from spark_log.columns.avro.cursor import Cursor
-from spark_log.columns.avro.readers import record_reader
+from spark_log.columns.avro.readers import record_reader, values_per_byte
 from spark_log.columns.avro.schema import avro_type
 from spark_log.columns.python_columns import Bad
 from spark_log.columns.schema_id_decoder import Read
@@ -16,6 +16,11 @@ from spark_log.columns.value_bytes import Ints
 
 ROWS = 8192
 """Values whose fields are decoded together."""
+
+
+def avro_values_per_byte(schema: str, fields: pa.StructType) -> float:
+    """See SchemaIdDecoder."""
+    return values_per_byte(avro_type(schema), fields)
 
 
 def avro_reader(schema: str, fields: pa.StructType) -> Read:

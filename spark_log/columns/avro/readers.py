@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_log.columns.avro.cursor import TRUNCATED, Cursor
 from spark_log.columns.avro.scalars import Boolean, Bytes, Decimal, Enum, Fixed, Floating, Number, zigzag
 from spark_log.columns.avro.schema import AvroType
+from spark_log.columns.expansion import item_type, struct_width
 from spark_log.columns.schema_id_decoder import taken
 from spark_log.columns.value_bytes import Ints
 
@@ -29,13 +30,31 @@ def record_reader(kind: AvroType, fields: pa.StructType) -> Reader:
     return Record(kind, fields, "")
 
 
+def values_per_byte(kind: AvroType, column: pa.DataType | None) -> float:
+    """The most values of structs within arrays and maps that one byte stands for: an item with few fields, or null in a
+    union, takes a byte, and has all fields of the column.
+    """
+    if column is None or kind.column is None:
+        return 0
+    if kind.name == "record":
+        columns = {field.name: field.type for field in column}
+        return max(map(values_per_byte, kind.parts, (columns.get(name) for name in kind.names)), default=0)
+    if kind.name == "union":
+        return max(values_per_byte(branch, column) for branch in kind.parts)
+    item = item_type(column)
+    if item is None:
+        return 0
+    item_bytes = kind.parts[0].min_bytes + (kind.name == "map")
+    return max(struct_width(item) / item_bytes, values_per_byte(kind.parts[0], item))
+
+
 def _reader(kind: AvroType, column: pa.DataType | None, path: str) -> Reader:
     if kind.name == "record":
         return Record(kind, column, path)
     if kind.name == "union":
         return Union([_reader(branch, column, path) for branch in kind.parts], column, path)
     if kind.name == "array":
-        return Array(_reader(kind.parts[0], column and column.value_type, f"{path}[]"), column)
+        return Array(_reader(kind.parts[0], column and column.value_type, f"{path}[]"), column, path)
     if kind.name == "map":
         return Map(_reader(kind.parts[0], column and column.item_type, f"{path}{{}}"), column, path)
     if kind.name == "null":
@@ -124,11 +143,12 @@ class Union:
 
 
 class Array:
-    def __init__(self, item: Reader, column: pa.ListType | None) -> None:
-        self._item, self._column = item, column
+    def __init__(self, item: Reader, column: pa.ListType | None, path: str) -> None:
+        self._item, self._column, self._path = item, column, path
+        self._width = struct_width(column.value_type) if column else 0
 
     def read(self, cursor: Cursor) -> pa.Array | None:
-        items, offsets = _items(cursor, self._item.skip)
+        items, offsets = _items(cursor, self._item.skip, self._width, self._path)
         array = self._item.read(items)
         return self._column and pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), array, type=self._column)
 
@@ -139,9 +159,10 @@ class Array:
 class Map:
     def __init__(self, item: Reader, column: pa.MapType | None, path: str) -> None:
         self._key, self._item, self._column = Bytes(pa.string(), f"{path}{{}}"), item, column
+        self._width, self._path = struct_width(column.item_type) if column else 0, path
 
     def read(self, cursor: Cursor) -> pa.Array | None:
-        entries, offsets = _items(cursor, self._skip_entry)
+        entries, offsets = _items(cursor, self._skip_entry, self._width, self._path)
         keys, values = self._key.read(entries), self._item.read(entries)
         if self._column is None or keys is None or values is None:
             return None
@@ -164,8 +185,10 @@ class Map:
 _Skip = Callable[[memoryview, int, int], int]
 
 
-def _items(cursor: Cursor, skip: _Skip) -> tuple[Cursor, Ints]:
+def _items(cursor: Cursor, skip: _Skip, width: int, path: str) -> tuple[Cursor, Ints]:
     """Step over an array or map at each position. Returns a cursor at all their items, and each one's first item.
+
+    Items of `width` values each for which the row has no room make it bad, and are left out.
 
     Each item has its own end: where one is bad, the positions of those that follow are still larger.
     """
@@ -179,6 +202,9 @@ def _items(cursor: Cursor, skip: _Skip) -> tuple[Cursor, Ints]:
         except IndexError:
             del bounds[before:]
             failed[number] = True
+        rows_items = (len(bounds) - before) // 2
+        if width and not cursor.bad.has_room(int(cursor.row[number]), rows_items * width, path):
+            del bounds[before:]
         ends.append(pos)
         counts.append((len(bounds) - before) // 2)
     cursor.pos = np.array(ends, np.int64)

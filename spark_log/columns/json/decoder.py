@@ -1,8 +1,8 @@
 """JSON to columns, with msgspec.
 
 A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep, with at most 16,777,216 fields in the
-structs of its arrays and maps. A field that is missing or null is null; fields that the schema does not have are
-ignored; the last of several fields with the same name counts.
+structs of its arrays and maps, those that are missing included. A field that is missing or null is null;
+fields that the schema does not have are ignored; the last of several fields with the same name counts.
 
     BIGINT      a whole number of 64 bits, without point and exponent
     DOUBLE      a number within the range of a double, rounded to the nearest one
@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from spark_log.columns.checks import walk
 from spark_log.columns.decoded import Decoded, concatenated
+from spark_log.columns.expansion import MAX_VALUES, struct_width, widest_item
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
-from spark_log.columns.json.field_by_field import BadRecordError, FieldByField
+from spark_log.columns.json.field_by_field import BadRecordError, FieldByField, most_items
 from spark_log.columns.json.leaves import json_leaf
 from spark_log.columns.json.record_classes import RecordClasses, splitting
 from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
-from spark_log.columns.value_bytes import bytes_of, parts
+from spark_log.columns.value_bytes import bytes_of, data_of, parts
 
 _ROWS, _FIELDS = 2048, 1 << 20
 """Records, and fields of records, that are Python objects at the same time."""
@@ -47,6 +48,7 @@ class JsonDecoder:
     def __init__(self, fields: pa.StructType, framed: bool = False) -> None:
         self._fields, self._framed = fields, framed
         self._rows = min(_ROWS, max(1, _FIELDS // sum(1 for _ in walk(fields))))
+        self._width, self._widest = struct_width(fields), widest_item(fields)
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
@@ -56,8 +58,21 @@ class JsonDecoder:
         """See Decoder."""
         return concatenated([self._part(part) for part in parts(values, self._rows)], self._fields)
 
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return len(values) * self._width + self._most_in_items(values)
+
+    def _most_in_items(self, values: pa.BinaryArray) -> int:
+        """At most how many values are in the structs of arrays and maps."""
+        if not self._widest:
+            return 0
+        data = data_of(values)
+        if len(data) * self._widest <= MAX_VALUES:
+            return len(data) * self._widest
+        return most_items(data) * self._widest
+
     def _part(self, values: pa.BinaryArray) -> Decoded:
-        bad = Bad()
+        bad = Bad(counting=self._most_in_items(values) > MAX_VALUES)
         if self._framed:
             framed, (values, ids) = values, unframed(values)
             for row in np.flatnonzero((ids == NOT_FRAMED) & framed.is_valid().to_numpy(zero_copy_only=False)).tolist():

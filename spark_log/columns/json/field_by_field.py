@@ -8,14 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.columns.expansion import MAX_VALUES, widest_item
 from spark_log.columns.json.record_classes import RecordClasses, leaf_class
 from spark_log.columns.types import type_name
+from spark_log.columns.value_bytes import Bytes
 
 MAX_NESTING = 200
 """Levels of a JSON text. Python's limit of recursion would depend on who calls."""
-MAX_VALUES = 1 << 24
-"""Values of one record in structs within arrays and maps: three bytes, `{},`, may stand for thousands of nulls."""
 
+_COUNTED_BYTES = 1 << 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = np.zeros(256, np.int8)
@@ -166,20 +167,14 @@ def needs_check(values: pa.BinaryArray, widest: int) -> bool:
     return bool(most > MAX_NESTING or pc.max(objects).as_py() * widest > MAX_VALUES)
 
 
-def widest_item(fields: pa.StructType) -> int:
-    """The most fields that one item of an array or map has, those of nested structs included."""
-    most = 0
-
-    def count(kind: pa.DataType) -> int:
-        nonlocal most
-        if pa.types.is_struct(kind):
-            return sum(1 + count(field.type) for field in kind)
-        if pa.types.is_list(kind) or pa.types.is_map(kind):
-            most = max(most, count(kind.value_type if pa.types.is_list(kind) else kind.item_type))
-        return 0
-
-    count(fields)
-    return most
+def most_items(data: Bytes) -> int:
+    """At most how many structs JSON texts have in their arrays and maps: each is an object or null."""
+    count = 0
+    for start in range(0, len(data), _COUNTED_BYTES):  # intermediate results stay in the processor's cache
+        part = data[start : start + _COUNTED_BYTES + 1]  # an item that two parts have in common may count twice
+        nulls = (part[:-1] == ord("n")) & (part[1:] == ord("u"))
+        count += int(np.count_nonzero(part == ord("{")) + np.count_nonzero(nulls))
+    return count
 
 
 def _check_brackets(value: bytes, widest: int) -> None:

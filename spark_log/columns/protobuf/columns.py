@@ -14,8 +14,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from spark_log.columns.json.field_by_field import MAX_VALUES, widest_item
+from spark_log.columns.expansion import MAX_VALUES, item_type, struct_width
 from spark_log.columns.protobuf.messages import below, is_map, is_timestamp, type_name
+from spark_log.columns.protobuf.parsed_size import repeated_fields, widest_repeated
 
 _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 """The years 1 to 9999, which is what google.protobuf.Timestamp allows."""
@@ -27,7 +28,8 @@ def message_columns(
     """The messages as structs of these columns; one that the message does not have is null. `errors` gets why the bytes
     at a position are bad.
     """
-    messages = [_parsed(value, row, kind, errors) for row, value in enumerate(values)]
+    widest = widest_repeated(kind.DESCRIPTOR)
+    messages = [_parsed(value, row, kind, widest, errors) for row, value in enumerate(values)]
     return _Columns(errors).structs(messages, range(len(messages)), kind.DESCRIPTOR, arrow, "")
 
 
@@ -39,10 +41,13 @@ def structs_of(values: pa.Array, kind: Any, arrow: pa.StructType) -> pa.Array:
     return pa.StructArray.from_arrays([columns, reasons], fields=list(arrow))
 
 
-def _parsed(value: bytes | None, row: int, kind: Any, errors: dict[int, str]) -> Any:
+def _parsed(value: bytes | None, row: int, kind: Any, widest: int, errors: dict[int, str]) -> Any:
     if value is None:
         return None
     name = kind.DESCRIPTOR.full_name
+    if len(value) * widest > 2 * MAX_VALUES and repeated_fields(value, kind.DESCRIPTOR) > MAX_VALUES:
+        errors[row] = f"more than {MAX_VALUES} fields in its messages, those that are missing included"
+        return None
     try:
         message = kind.FromString(value)
     except DecodeError as error:
@@ -60,6 +65,8 @@ class _Columns:
 
     def __init__(self, errors: dict[int, str]) -> None:
         self._errors = errors
+        self._counts: dict[int, int] = {}
+        """Values in the repeated messages of each row."""
 
     def structs(
         self, messages: Sequence[Any], rows: Sequence[int], kind: Descriptor, arrow: pa.StructType, path: str
@@ -98,13 +105,12 @@ class _Columns:
                 values = [None if each is None else getattr(each, name) for each in messages]
             return self._values(values, rows, field, arrow, where)
         several = [() if each is None else getattr(each, name) for each in messages]
-        widest = widest_item(pa.struct([(name, arrow)]))
-        items: dict[int, int] = {}
-        for place, (row, each) in enumerate(zip(rows, several, strict=True)):
-            items[row] = items.get(row, 0) + len(each)
-            if items[row] * widest > MAX_VALUES:  # two bytes, an empty message, may stand for thousands of values
-                self._errors.setdefault(row, f"field {where}: more than {MAX_VALUES} values in its messages")
-                several[place] = ()
+        if width := struct_width(item_type(arrow)):
+            for place, (row, each) in enumerate(zip(rows, several, strict=True)):
+                self._counts[row] = self._counts.get(row, 0) + len(each) * width
+                if self._counts[row] > MAX_VALUES:  # two bytes, an empty message, may stand for thousands of values
+                    self._errors.setdefault(row, f"field {where}: more than {MAX_VALUES} values in its messages")
+                    several[place] = ()
         if is_map(field):
             several = [self._pairs(each, row, where) for row, each in zip(rows, several, strict=True)]
         offsets = pa.array(list(accumulate(map(len, several), initial=0)), pa.int32())

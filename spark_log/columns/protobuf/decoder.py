@@ -2,8 +2,10 @@
 
 import pyarrow as pa
 
+from spark_log.columns.expansion import widest_item
 from spark_log.columns.protobuf.columns import message_columns
 from spark_log.columns.protobuf.messages import message_indexes
+from spark_log.columns.protobuf.parsed_size import widest_repeated
 from spark_log.columns.protobuf.schema import message_of
 from spark_log.columns.python_columns import Bad
 from spark_log.columns.schema_id_decoder import Read
@@ -13,6 +15,11 @@ ROWS = 2048
 """Values whose messages exist at the same time."""
 
 _FIRST_MESSAGE = (b"\0", b"\2\0")  # Confluent's short form, and the list with the one index 0
+
+
+def protobuf_values_per_byte(schema: str, fields: pa.StructType) -> float:
+    """See SchemaIdDecoder. An empty message takes two bytes."""
+    return max(widest_item(fields), widest_repeated(message_of(schema)[0].DESCRIPTOR)) / 2
 
 
 def protobuf_reader(schema: str, fields: pa.StructType, framed: bool) -> Read:

@@ -44,15 +44,68 @@ def test_an_avro_fixed_of_a_negative_size_is_no_column():
         schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields}))
 
 
-def test_many_empty_messages_of_many_fields_are_bad():
+def protobuf_of_wide_messages(label, oneof=None):
+    """Fields 1 and 2 are messages of 100 fields."""
     file = FileDescriptorProto(name="m.proto", syntax="proto3")
     item, outer = file.message_type.add(name="I"), file.message_type.add(name="M")
     for number in range(1, 101):
         item.field.add(name=f"c{number}", number=number, type=FieldDescriptorProto.TYPE_INT64, label=1)
-    outer.field.add(name="i", number=1, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=".I", label=3)
-    schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
-    bad, good = reasons("protobuf", schema, b"\x0a\0" * (BYTES // 2), b"\x0a\0")
-    assert (bad, good) == ("field i[]: more than 16777216 values in its messages", None)
+    if oneof is not None:
+        outer.oneof_decl.add(name="one")
+    for number in (1, 2):
+        outer.field.add(
+            name=f"i{number}", number=number, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=".I", label=label,
+            oneof_index=oneof,
+        )  # fmt: skip
+    return protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("schema", "messages"),
+    [(protobuf_of_wide_messages(3), b"\x0a\0"), (protobuf_of_wide_messages(1, oneof=0), b"\x0a\0\x12\0")],
+    ids=["repeated", "oneof"],
+)
+def test_many_empty_messages_of_many_fields_are_bad_before_they_are_parsed(schema, messages):
+    bad, good = reasons("protobuf", schema, messages * (BYTES // len(messages)), messages)
+    assert (bad, good) == ("more than 16777216 fields in its messages, those that are missing included", None)
+
+
+WIDE = 2_000
+ITEM = f"STRUCT<{', '.join(f'f{number}: BIGINT' for number in range(WIDE))}>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (f"ARRAY<{ITEM}>", b"[" + b"null," * 20_000 + b"null]"),
+        (f"MAP<STRING, {ITEM}>", json.dumps(dict.fromkeys(range(20_000))).encode()),
+    ],
+    ids=["array", "map"],
+)
+def test_many_nulls_in_place_of_wide_json_objects_are_bad(kind, value):
+    bad, good, few = reasons("json", f"a {kind}", b'{"a": ' + value + b"}", b"{}", b'{"a": null}')
+    assert (bad, good, few) == (
+        "a: more than 16777216 values with those before them, missing ones included", None, None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("container", ["array", "map"])
+def test_many_nulls_in_place_of_wide_avro_records_are_bad(container):
+    fields = [{"name": f"f{number}", "type": ["null", "long"]} for number in range(WIDE)]
+    item = ["null", {"type": "record", "name": "I", "fields": fields}]
+    several = {"type": container, "items" if container == "array" else "values": item}
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": several}]})
+    one = b"\0" if container == "array" else b"\0\0"
+    bad, good = reasons("avro", schema, avro_long(20_000) + one * 20_000 + b"\0", avro_long(1) + one + b"\0")
+    assert (bad, good) == ("a: more than 16777216 values with those before them, missing ones included", None)
+
+
+def avro_long(number):
+    zigzag, found = 2 * number, bytearray()
+    while zigzag > 127:
+        found.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    return bytes([*found, zigzag])
 
 
 def repeated(count, definition, **others):
