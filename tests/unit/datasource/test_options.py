@@ -27,7 +27,7 @@ from spark_log.datasource.options.source_options import (
 from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 
 BASE = {"cluster": "/c", "subscribe": "t"}
 T0 = TopicPartition("t", 0)
@@ -467,7 +467,7 @@ def test_streams_refuse_transaction_versions() -> None:
 
 
 def test_pending_writes() -> None:
-    pending = PendingWrite(TransactionRef(7, 0, 12), 3, 5)
+    pending = PendingWrite(ProducerRef(7, 12), 3, 5)
     assert write(transaction=str(pending)).pending == pending
     with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
         WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})
