@@ -451,7 +451,7 @@ def test_writes() -> None:
         ({"transaction": "1:2:3"}, "Option 'transaction' ('1:2:3') is set by spark_log.streams.batch_transaction"),
         ({"transaction": "1:2:3:x"}, "Option 'transaction' ('1:2:3:x') is set by"),
         (
-            {"transaction": "1:2:3:4:0", "txnAppId": "a", "txnVersion": "1"},
+            {"transaction": "1:2:3:4", "txnAppId": "a", "txnVersion": "1"},
             "Options 'txnAppId' ('a') and 'transaction' exclude each other",
         ),
     ],
