@@ -184,6 +184,23 @@ def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
     assert first.beat() == UNKNOWN_MEMBER_ID
 
 
+def test_a_member_that_heartbeats_and_never_syncs_is_dropped_at_the_rebalance_timeout(cluster, connect):
+    first, second = (OpaqueMember(connect(), rebalance_timeout_ms=600) for _ in range(2))
+    for member in (first, second):
+        member.reserve()
+    for member in (first, second):
+        member.send_join()
+    assert [member.joined().error_code for member in (first, second)] == [NONE, NONE]
+    leader, silent = (first, second) if first.others else (second, first)
+    assert (leader.assign("a"), silent.beat()) in ((b"a0", NONE), (b"a1", NONE))
+    beats = {silent.beat()}
+    while UNKNOWN_MEMBER_ID not in beats:
+        beats.add(silent.beat())
+    assert beats == {NONE, UNKNOWN_MEMBER_ID}
+    assert (leader.beat(), leader.join()) == (REBALANCE_IN_PROGRESS, NONE)
+    assert leader.others == [leader.member_id]
+
+
 def joining_members(cluster, group_id):
     query = sa.select(OPAQUE_MEMBER.member_id).where(
         OPAQUE_MEMBER.group_id == group_id, OPAQUE_MEMBER.phase == "joining"
