@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
+from spark_log.gateway.memory_budget import Hold
 from spark_log.gateway.wire import MalformedRequestError
 
 STREAM_BYTES = 64 * 1024
@@ -59,17 +59,23 @@ class FrameStart(NamedTuple):
     data: bytes
 
 
-async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], int]) -> FrameStart:
-    """The start of the next frame. `bytes_max`: of a frame, by its API key. MalformedRequestError."""
+async def read_start(
+    reader: asyncio.StreamReader, bytes_max: Callable[[int], int], uncounted_bytes: Callable[[], int]
+) -> FrameStart:
+    """The start of the next frame. MalformedRequestError.
+
+    `bytes_max`: of a frame, by its API key. `uncounted_bytes`: of a small frame, asked for when the frame begins.
+    """
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    is_small = size <= UNCOUNTED_BYTES
+    is_small = size <= uncounted_bytes()
     data = await reader.readexactly(_ID_START if is_small else _HEADER_BYTES)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-    data += await reader.readexactly(_ID_START - len(data))
+    if len(data) < _ID_START:
+        data += await reader.readexactly(_ID_START - len(data))
     id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
@@ -78,7 +84,7 @@ async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], in
 
 
 async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
-    """The whole frame, without its length. A large one is read as soon as there is memory for all of it."""
+    """The whole frame, without its length. One that is counted is read as soon as there is memory for all of it."""
     if len(start.data) == start.size:
         return memoryview(start.data)
     await hold.more(start.size)

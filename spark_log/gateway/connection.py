@@ -64,6 +64,7 @@ class Connection:
         self._claims = Claims()
         self._order = asyncio.Lock()
         self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
+        self._client_key = self._client.key
         self._cpu_share: tuple[Bucket, float] | None = None
         """The bucket that pays for the CPU time of the last request that was read, and what it was charged already."""
         self._active_s = clock.monotonic_s()
@@ -113,10 +114,10 @@ class Connection:
     async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
         services = self._services
-        memory = RequestMemory(services.frames, services.records, services.responses, self.close)
+        memory = RequestMemory(services.frames, services.records, services.responses, self.close, self._client_key)
         self._memory.add(memory)
         try:
-            start = await read_start(self._reader, self._frame_bytes_max)
+            start = await read_start(self._reader, self._frame_bytes_max, self._uncounted_bytes)
             await self._admit(start)
             try:
                 frame = await read_rest(self._reader, start, memory.frame)
@@ -134,6 +135,10 @@ class Connection:
         settings, api = self._services.settings, self._apis.get(api_key)
         own = None if api is None else api.limits.bytes_max
         return min(settings.frame_bytes_max, settings.small_frame_bytes_max if own is None else own)
+
+    def _uncounted_bytes(self) -> int:
+        """The size up to which the next frame is not counted: a connection has one uncounted frame at most."""
+        return UNCOUNTED_BYTES if len(self._memory) == 1 else 0
 
     async def _admit(self, start: FrameStart) -> None:
         """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
@@ -242,7 +247,7 @@ class Connection:
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = await self._encoded(response, header)
-        if answer is not None and len(answer) > UNCOUNTED_BYTES:
+        if answer is not None and (memory.response.bytes or len(answer) > UNCOUNTED_BYTES):
             memory.response.set(len(answer))
             memory.response.waits_for_client(True)
         return answer

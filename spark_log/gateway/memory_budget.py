@@ -1,39 +1,109 @@
 """The memory that the requests of all connections hold together: frames, decoded records, responses.
 
 Each of the three has a budget, and a request that holds one waits only for the next one: a frame for the records in it,
-and both for the response. So requests never wait for each other in a circle. A sender that stops in the middle of a
-frame, and a reader that does not take its response, hold memory for nothing. They may, while there is enough; when
-another request has waited for it, the largest of them lose their connections.
+and both for the response. So requests never wait for each other in a circle, but for responses that grow while they
+are made. A sender that stops in the middle of a frame, a reader that does not take its response, and a response that
+waits for more, hold memory for nothing. They may, while there is enough; when another request has waited for it, or
+responses that exist take more than there is, the largest of them lose their connections.
 """
 
 import asyncio
 import logging
-from bisect import insort
-from collections.abc import Callable
-from operator import itemgetter
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 
 from spark_log import clock
 
 logger = logging.getLogger(__name__)
 
 UNCOUNTED_BYTES = 16 * 1024
-"""Smaller frames and responses are not counted: they never wait for memory."""
+"""Smaller responses, and smaller frames that come alone, are not counted: they never wait for memory."""
 _PATIENCE_S = 0.25
 _STALLED_S = 1.0
+_SMALLEST_FIRST_S = 1.0
+"""Of clients that hold equally much, the smallest request is first until one of them has waited for so long."""
 _BYTES_PER_S_MIN = 4 * 1024 * 1024
 """A client that sends a frame more slowly may lose its connection when others need the memory."""
+
+
+class ResponseTooLargeError(ConnectionAbortedError):
+    """A response would pass response.max.bytes; its connection is closed."""
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request that waits for `size` bytes since `since_s`. Each has another `number`, in the order of the calls."""
+
+    client: str
+    size: int
+    since_s: float
+    number: int
+
+    @property
+    def by_size(self) -> tuple[int, int]:
+        return self.size, self.number
+
+
+@dataclass(frozen=True)
+class Front:
+    """The smallest and the oldest of the requests of one client that wait."""
+
+    smallest: Waiter
+    oldest: Waiter
+
+
+def first_of(fronts: Mapping[str, Front], held: Mapping[str, int], now_s: float) -> Waiter:
+    """The request that gets memory next: of the client that holds least (`held`, by client).
+
+    Of clients that hold equally much, the smallest request is first, until one of them has waited for a second, then
+    the oldest.
+    """
+    least = min(held.get(client, 0) for client in fronts)
+    equals = [front for client, front in fronts.items() if held.get(client, 0) == least]
+    oldest = min((front.oldest for front in equals), key=attrgetter("number"))
+    if now_s - oldest.since_s >= _SMALLEST_FIRST_S:
+        return oldest
+    return min((front.smallest for front in equals), key=attrgetter("by_size"))
+
+
+class _Queue:
+    """The requests of one client that wait. It has at least one."""
+
+    def __init__(self) -> None:
+        self._by_size: list[Waiter] = []
+        self._by_age: OrderedDict[int, Waiter] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_size)
+
+    def add(self, waiter: Waiter) -> None:
+        insort(self._by_size, waiter, key=attrgetter("by_size"))
+        self._by_age[waiter.number] = waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        del self._by_size[bisect_left(self._by_size, waiter.by_size, key=attrgetter("by_size"))]
+        del self._by_age[waiter.number]
+
+    @property
+    def front(self) -> Front:
+        return Front(self._by_size[0], next(iter(self._by_age.values())))
 
 
 class Hold:
     """The part of one request in a budget. After `close` it holds nothing any more."""
 
-    def __init__(self, budget: "MemoryBudget", abort: Callable[[], None]) -> None:
-        """`abort` closes the connection at once."""
-        self._budget, self.abort = budget, abort
+    def __init__(self, budget: "MemoryBudget", abort: Callable[[], None], client: str) -> None:
+        """`abort` closes the connection at once. `client`: as `Client.key`."""
+        self._budget, self.abort, self.client = budget, abort, client
         self.bytes = 0
         self.closed = False
         self.stalled_since_s: float | None = None
-        """Since when it has waited for the client to send or to take bytes."""
+        """Since when it has waited for the client to send or to take bytes, or for more memory than it has."""
+        self.waiter: Waiter | None = None
+        """While it waits for memory."""
 
     async def more(self, size: int) -> None:
         """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
@@ -54,8 +124,9 @@ class Hold:
             self.stalled_since_s += size / _BYTES_PER_S_MIN
 
     def close(self) -> None:
-        self.set(0)
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            self._budget.end(self)
 
 
 class MemoryBudget:
@@ -65,86 +136,167 @@ class MemoryBudget:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         self._holds: set[Hold] = set()
-        self._waiting: list[tuple[Hold, int, asyncio.Future[None]]] = []
-        """By size: what needs little does not wait behind what needs much."""
+        self._held: Counter[str] = Counter()
+        """Bytes by client."""
+        self._calls = 0
+        self._waiting: dict[int, tuple[Hold, asyncio.Future[None]]] = {}
+        """By the number of the waiter."""
+        self._queues: dict[str, _Queue] = {}
+        self._fronts: dict[str, Front] = {}
+        """Of the queues."""
+        self._check_is_due = False
 
-    def hold(self, abort: Callable[[], None]) -> Hold:
+    def hold(self, abort: Callable[[], None], client: str) -> Hold:
         """A hold of no bytes."""
-        return Hold(self, abort)
+        return Hold(self, abort, client)
 
     async def take(self, hold: Hold, size: int) -> None:
-        """Give the bytes to the hold: the fewest first, of as many in the order of the calls."""
+        """Give the bytes to the hold, in the order of `first_of`. A hold takes one after the other."""
         if hold.closed:
             raise ConnectionAbortedError("the connection has ended")
-        if self._has_room(hold, size) and not (self._waiting and self._waiting[0][1] <= size):
+        if not self._waiting and self._has_room(hold, size):
             self.give(hold, size)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = hold, size, granted
-        insort(self._waiting, entry, key=itemgetter(1))
+        self._calls += 1
+        waiter = Waiter(hold.client, size, clock.monotonic_s(), self._calls)
+        self._add(hold, waiter, granted)
+        grows = hold.bytes > 0 and hold.stalled_since_s is None
+        if grows:
+            hold.waits_for_client(True)
+        self._serve_waiting()
+        self._check_soon()
         try:
-            while not (await asyncio.wait([granted], timeout=_PATIENCE_S))[0]:
-                self._end_those_that_stall(entry)
-            granted.result()
+            await granted
         except BaseException:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if hold.waiter is waiter:
+                self._remove(hold, waiter)
                 self._serve_waiting()
             elif not granted.cancelled() and granted.exception() is None and not hold.closed:
                 self.give(hold, -size)
             raise
+        finally:
+            if grows:
+                hold.waits_for_client(False)
 
     def give(self, hold: Hold, size: int) -> None:
         """Change what the hold has, without waiting."""
+        self._change(hold, size)
+        if size < 0:
+            self._serve_waiting()
+        elif self.bytes_held > self.bytes_max:
+            self._check_soon()
+
+    def end(self, hold: Hold) -> None:
+        """Take back what a closed hold has, and end its waiting."""
+        if hold.waiter is not None:
+            granted = self._remove(hold, hold.waiter)
+            if not granted.done():  # it was not cancelled
+                granted.set_exception(ConnectionAbortedError("the connection has ended"))
+        if hold.bytes:
+            self._change(hold, -hold.bytes)
+        self._serve_waiting()
+
+    def _change(self, hold: Hold, size: int) -> None:
         hold.bytes += size
         self.bytes_held += size
+        self._held[hold.client] += size
+        if not self._held[hold.client]:
+            del self._held[hold.client]
         if hold.bytes:
             self._holds.add(hold)
         else:
             self._holds.discard(hold)
-        if size < 0:
-            self._serve_waiting()
 
     def _has_room(self, hold: Hold, size: int) -> bool:
         """A hold alone always has room."""
         return self.bytes_held + size <= self.bytes_max or self.bytes_held == hold.bytes
 
+    def _add(self, hold: Hold, waiter: Waiter, granted: "asyncio.Future[None]") -> None:
+        hold.waiter = waiter
+        self._waiting[waiter.number] = hold, granted
+        queue = self._queues.setdefault(waiter.client, _Queue())
+        queue.add(waiter)
+        self._fronts[waiter.client] = queue.front
+
+    def _remove(self, hold: Hold, waiter: Waiter) -> "asyncio.Future[None]":
+        """The future that the hold waits for."""
+        hold.waiter = None
+        queue = self._queues[waiter.client]
+        queue.remove(waiter)
+        if queue:
+            self._fronts[waiter.client] = queue.front
+        else:
+            del self._queues[waiter.client], self._fronts[waiter.client]
+        return self._waiting.pop(waiter.number)[1]
+
     def _serve_waiting(self) -> None:
         while self._waiting:
-            hold, size, granted = self._waiting[0]
-            if not (hold.closed or self._has_room(hold, size)):
+            waiter = first_of(self._fronts, self._held, clock.monotonic_s())
+            hold, granted = self._waiting[waiter.number]
+            if not (granted.done() or self._has_room(hold, waiter.size)):
                 return
-            del self._waiting[0]
-            if granted.done():
-                continue
-            if hold.closed:
-                granted.set_exception(ConnectionAbortedError("the connection has ended"))
-                continue
-            hold.bytes += size
-            self.bytes_held += size
-            self._holds.add(hold)
-            granted.set_result(None)
+            self._remove(hold, waiter)
+            if not granted.done():  # it was not cancelled
+                self._change(hold, waiter.size)
+                granted.set_result(None)
 
-    def _end_those_that_stall(self, waiting: tuple[Hold, int, "asyncio.Future[None]"]) -> None:
-        """Close the connections of the largest holds that wait for their clients, until another hold has room."""
-        for_hold, size, granted = waiting
-        until_s = clock.monotonic_s() - _STALLED_S
-        stalled = sorted(
-            (hold for hold in self._holds if hold.stalled_since_s is not None and hold.stalled_since_s <= until_s),
-            key=lambda hold: hold.bytes,
-        )
-        while stalled and not granted.done() and not self._has_room(for_hold, size):
-            largest = stalled.pop()
-            logger.warning("a connection that held %d bytes and did not go on was closed", largest.bytes)
-            largest.abort()
-            largest.close()
+    def _check_soon(self) -> None:
+        if not self._check_is_due and (self._waiting or self.bytes_held > self.bytes_max):
+            self._check_is_due = True
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._check)
+
+    def _check(self) -> None:
+        """End the largest holds that stall, until what exists fits and none has waited for long."""
+        self._check_is_due = False
+        self._serve_waiting()
+        if self._is_too_full():
+            until_s = clock.monotonic_s() - _STALLED_S
+            stalled = sorted(
+                (each for each in self._holds if each.stalled_since_s is not None and each.stalled_since_s <= until_s),
+                key=lambda each: (self._held[each.client], each.bytes),
+            )
+            while stalled and self._is_too_full():
+                largest = stalled.pop()
+                if (self._waiting or len(self._holds) > 1) and not self._is_first(largest):
+                    logger.warning("a connection that held %d bytes and did not go on was closed", largest.bytes)
+                    largest.abort()
+                    largest.close()
+        self._check_soon()
+
+    def _is_too_full(self) -> bool:
+        """Whether a request has waited for long, or more is held than there is."""
+        if self.bytes_held > self.bytes_max:
+            return True
+        if not self._waiting:
+            return False
+        now_s = clock.monotonic_s()
+        return now_s - first_of(self._fronts, self._held, now_s).since_s >= _PATIENCE_S
+
+    def _is_first(self, hold: Hold) -> bool:
+        """Whether it waits, and is the next."""
+        return hold.waiter is not None and hold.waiter is first_of(self._fronts, self._held, clock.monotonic_s())
 
 
 class RequestMemory:
     """The part of one request in each budget, until its response is written or its client has gone."""
 
-    def __init__(self, frames: MemoryBudget, records: MemoryBudget, responses: MemoryBudget, abort: Callable[[], None]):
-        self.frame, self.records, self.response = frames.hold(abort), records.hold(abort), responses.hold(abort)
+    def __init__(
+        self, frames: MemoryBudget, records: MemoryBudget, responses: MemoryBudget, abort: Callable[[], None],
+        client: str,
+    ) -> None:  # fmt: skip
+        self.frame, self.records = frames.hold(abort, client), records.hold(abort, client)
+        self.response = responses.hold(abort, client)
+        self.response_bytes = 0
+        """As estimated while the response grows."""
+
+    async def grow_response(self, size: int, bytes_max: int) -> None:
+        """Hold so many bytes more for the response. ResponseTooLargeError if they are more than `bytes_max` in all."""
+        self.response_bytes += size
+        if self.response_bytes > bytes_max:
+            raise ResponseTooLargeError(f"a response of more than {bytes_max} bytes")
+        if self.response_bytes > UNCOUNTED_BYTES:
+            await self.response.more(self.response_bytes - self.response.bytes)
 
     def close(self) -> None:
         for hold in (self.frame, self.records, self.response):

@@ -15,9 +15,9 @@ def patience(monkeypatch):
 
 
 class Client:
-    def __init__(self, budget):
+    def __init__(self, budget, key=None):
         self.closed = False
-        self.hold = budget.hold(self.close)
+        self.hold = budget.hold(self.close, key or f"User:ANONYMOUS@{id(self)}")
 
     def close(self):
         self.closed = True
