@@ -1,10 +1,12 @@
 """What the handlers of requests use: one value for each gateway process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.access.access import Authorizer
@@ -15,18 +17,31 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget, ResponseTooLargeError
 from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.request_context import request_context
+from spark_log.gateway.response_sizes import size_of
 from spark_log.gateway.topic_cache import TopicCache
+from spark_log.gateway.wire import Message
 from spark_log.log.log import Log
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
 
+_PORTION_BYTES = 256 * 1024
+"""About as much of a response is made before memory is held for it."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
 """Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
+
+
+class Needed(NamedTuple):
+    """The memory that a response needs before it is made."""
+
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,49 @@ class Services:
         if memory is None or memory.frame.bytes <= UNCOUNTED_BYTES:
             return function(*arguments, **keywords)
         return await self.call(function, *arguments, **keywords)
+
+    async def in_portions(self, make: Callable[[K], Message], keys: Iterable[K]) -> list[Message]:
+        """An element of the response for each key, once for equal keys, in their order. They are made in a thread, as
+        far as there is memory for them. ConnectionAbortedError for a response above response.max.bytes.
+        """
+        left = deque(dict.fromkeys(keys))
+
+        def portion() -> tuple[list[Message], int]:
+            made: list[Message] = []
+            size = 0
+            while left and size < _PORTION_BYTES:
+                made.append(make(left.popleft()))
+                size += size_of(made[-1])
+            return made, size
+
+        elements: list[Message] = []
+        while left:
+            made, size = await self.call(portion)
+            await self.hold_response(size)
+            elements += made
+        return elements
+
+    async def call_in_memory(self, make: Callable[[int], T | Needed]) -> T:
+        """Call a function that blocks, in a thread. Its argument is the memory that it may use for the response; if it
+        needs more it returns how much, and is called again when there is so much. Errors as of `in_portions`.
+        """
+        memory = request_context.get().memory
+        assert memory is not None
+        while True:
+            made = await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes))
+            if not isinstance(made, Needed):
+                return made
+            await self.hold_response(made.bytes - memory.response_bytes)
+
+    async def hold_response(self, size: int) -> None:
+        """Hold memory for so many bytes more of the response. ConnectionAbortedError above response.max.bytes."""
+        context = request_context.get()
+        assert context.memory is not None
+        try:
+            await context.memory.grow_response(size, self.settings.response_bytes_max)
+        except ResponseTooLargeError as error:
+            logger.warning("connection of %s closed: %s", context.client, error)
+            raise
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
