@@ -37,7 +37,8 @@ async def offset_commit(services: Services, request: Message, client: Client) ->
     """Commit for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
     code, unknown = await services.call(_commit, services, request, client)
-    topics = commit_outcomes(request, kind, kind.OffsetCommitResponsePartition, code, unknown)
+    partition = kind.OffsetCommitResponsePartition
+    topics = await services.compute(commit_outcomes, request, kind, partition, code, unknown)
     return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 

@@ -22,16 +22,18 @@ from spark_log.gateway.api import Api, Client, read_header
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, RequestMemory
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
-from spark_log.gateway.request_limits import ON_LOOP_BYTES
+from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
 from spark_log.gateway.services import Services
 from spark_log.gateway.wire import (
     MalformedRequestError,
     Message,
     RequestHeader,
+    decode_body,
     encode_response,
+    is_quick,
     read_body,
 )
 from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
@@ -114,22 +116,26 @@ class Connection:
     async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
         services = self._services
-        memory = RequestMemory(services.frames, services.records, services.responses, self.close, self._client_key)
+        memory = RequestMemory(
+            services.frames, services.records, services.responses, services.settings.response_bytes_max, self.close,
+            self._client_key,
+        )  # fmt: skip
         self._memory.add(memory)
         try:
             start = await read_start(self._reader, self._frame_bytes_max, self._uncounted_bytes)
             await self._admit(start)
+            frame = bytearray(start.data)
             try:
-                frame = await read_rest(self._reader, start, memory.frame)
+                await read_rest(self._reader, frame, start.size, memory.frame)
             except BaseException:
                 if start.api_key == _PRODUCE:
                     bucket = services.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
-                    services.quotas.charge(bucket, -start.size)
+                    services.quotas.charge(bucket, len(frame) - start.size)
                 raise
         except asyncio.IncompleteReadError:
             return None
         self._active_s = clock.monotonic_s()
-        return frame, memory
+        return memoryview(frame), memory
 
     def _frame_bytes_max(self, api_key: int) -> int:
         settings, api = self._services.settings, self._apis.get(api_key)
@@ -174,11 +180,13 @@ class Connection:
             return _Answer(asyncio.create_task(_done(encode_response(response, 0, header.correlation_id))), memory)
         if api.key == _PRODUCE:
             self._services.counters.produced_bytes += len(frame)
-        decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
-        if len(frame) <= ON_LOOP_BYTES:
-            request = decode()
+        body, limits = frame[header.body :], api.limits
+        if is_quick(api.request, header.version, body, limits.elements_max):
+            request = decode_body(api.request, header.version, body)
         else:
-            request = await self._services.bulkheads.run(Lane.CODEC, client.key, decode)
+            memory.is_large = True
+            decode = partial(read_body, api.request, header.version, body, limits.elements_max)
+            request = await self._services.bulkheads.run(Lane.CODEC, client.key, decode, memory=memory)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if not (api.pipelined and self._last_is_pipelined):
@@ -277,7 +285,9 @@ class Connection:
                         self._last = None
                     del answer  # its task has the bytes
         except Exception as error:
-            if not isinstance(error, ConnectionError):
+            if isinstance(error, ResponseTooLargeError):
+                logger.warning("connection of %s closed: %s", self._host, error)
+            elif not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
             # the reading may wait for room among the answers, which nobody takes any more
             assert self._serving is not None

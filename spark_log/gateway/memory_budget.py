@@ -9,13 +9,11 @@ responses that exist take more than there is, the largest of them lose their con
 
 import asyncio
 import logging
-from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from operator import attrgetter
+from collections import Counter
+from collections.abc import Callable
 
 from spark_log import clock
+from spark_log.gateway.memory_order import Front, Waiter, WaitersOfClient, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,73 +21,8 @@ UNCOUNTED_BYTES = 16 * 1024
 """Smaller responses, and smaller frames that come alone, are not counted: they never wait for memory."""
 _PATIENCE_S = 0.25
 _STALLED_S = 1.0
-_SMALLEST_FIRST_S = 1.0
-"""Of clients that hold equally much, the smallest request is first until one of them has waited for so long."""
 _BYTES_PER_S_MIN = 4 * 1024 * 1024
 """A client that sends a frame more slowly may lose its connection when others need the memory."""
-
-
-class ResponseTooLargeError(ConnectionAbortedError):
-    """A response would pass response.max.bytes; its connection is closed."""
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A request that waits for `size` bytes since `since_s`. Each has another `number`, in the order of the calls."""
-
-    client: str
-    size: int
-    since_s: float
-    number: int
-
-    @property
-    def by_size(self) -> tuple[int, int]:
-        return self.size, self.number
-
-
-@dataclass(frozen=True)
-class Front:
-    """The smallest and the oldest of the requests of one client that wait."""
-
-    smallest: Waiter
-    oldest: Waiter
-
-
-def first_of(fronts: Mapping[str, Front], held: Mapping[str, int], now_s: float) -> Waiter:
-    """The request that gets memory next: of the client that holds least (`held`, by client).
-
-    Of clients that hold equally much, the smallest request is first, until one of them has waited for a second, then
-    the oldest.
-    """
-    least = min(held.get(client, 0) for client in fronts)
-    equals = [front for client, front in fronts.items() if held.get(client, 0) == least]
-    oldest = min((front.oldest for front in equals), key=attrgetter("number"))
-    if now_s - oldest.since_s >= _SMALLEST_FIRST_S:
-        return oldest
-    return min((front.smallest for front in equals), key=attrgetter("by_size"))
-
-
-class _Queue:
-    """The requests of one client that wait. It has at least one."""
-
-    def __init__(self) -> None:
-        self._by_size: list[Waiter] = []
-        self._by_age: OrderedDict[int, Waiter] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._by_size)
-
-    def add(self, waiter: Waiter) -> None:
-        insort(self._by_size, waiter, key=attrgetter("by_size"))
-        self._by_age[waiter.number] = waiter
-
-    def remove(self, waiter: Waiter) -> None:
-        del self._by_size[bisect_left(self._by_size, waiter.by_size, key=attrgetter("by_size"))]
-        del self._by_age[waiter.number]
-
-    @property
-    def front(self) -> Front:
-        return Front(self._by_size[0], next(iter(self._by_age.values())))
 
 
 class Hold:
@@ -109,6 +42,10 @@ class Hold:
         """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
         if size > 0:
             await self._budget.take(self, size)
+
+    def more_at_once(self, size: int) -> bool:
+        """The same if there is room and no other request waits for it; else False, and nothing changes."""
+        return size <= 0 or self._budget.take_at_once(self, size)
 
     def set(self, size: int) -> None:
         """Hold so many bytes, which exist already."""
@@ -141,7 +78,7 @@ class MemoryBudget:
         self._calls = 0
         self._waiting: dict[int, tuple[Hold, asyncio.Future[None]]] = {}
         """By the number of the waiter."""
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, WaitersOfClient] = {}
         self._fronts: dict[str, Front] = {}
         """Of the queues."""
         self._check_is_due = False
@@ -150,12 +87,18 @@ class MemoryBudget:
         """A hold of no bytes."""
         return Hold(self, abort, client)
 
-    async def take(self, hold: Hold, size: int) -> None:
-        """Give the bytes to the hold, in the order of `first_of`. A hold takes one after the other."""
+    def take_at_once(self, hold: Hold, size: int) -> bool:
+        """Give the bytes to the hold if there is room and no other waits, and say whether they were given."""
         if hold.closed:
             raise ConnectionAbortedError("the connection has ended")
-        if not self._waiting and self._has_room(hold, size):
-            self.give(hold, size)
+        if self._waiting or not self._has_room(hold, size):
+            return False
+        self.give(hold, size)
+        return True
+
+    async def take(self, hold: Hold, size: int) -> None:
+        """Give the bytes to the hold, in the order of `first_of`. A hold takes one after the other."""
+        if self.take_at_once(hold, size):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls += 1
@@ -215,7 +158,7 @@ class MemoryBudget:
     def _add(self, hold: Hold, waiter: Waiter, granted: "asyncio.Future[None]") -> None:
         hold.waiter = waiter
         self._waiting[waiter.number] = hold, granted
-        queue = self._queues.setdefault(waiter.client, _Queue())
+        queue = self._queues.setdefault(waiter.client, WaitersOfClient())
         queue.add(waiter)
         self._fronts[waiter.client] = queue.front
 
@@ -276,28 +219,3 @@ class MemoryBudget:
     def _is_first(self, hold: Hold) -> bool:
         """Whether it waits, and is the next."""
         return hold.waiter is not None and hold.waiter is first_of(self._fronts, self._held, clock.monotonic_s())
-
-
-class RequestMemory:
-    """The part of one request in each budget, until its response is written or its client has gone."""
-
-    def __init__(
-        self, frames: MemoryBudget, records: MemoryBudget, responses: MemoryBudget, abort: Callable[[], None],
-        client: str,
-    ) -> None:  # fmt: skip
-        self.frame, self.records = frames.hold(abort, client), records.hold(abort, client)
-        self.response = responses.hold(abort, client)
-        self.response_bytes = 0
-        """As estimated while the response grows."""
-
-    async def grow_response(self, size: int, bytes_max: int) -> None:
-        """Hold so many bytes more for the response. ResponseTooLargeError if they are more than `bytes_max` in all."""
-        self.response_bytes += size
-        if self.response_bytes > bytes_max:
-            raise ResponseTooLargeError(f"a response of more than {bytes_max} bytes")
-        if self.response_bytes > UNCOUNTED_BYTES:
-            await self.response.more(self.response_bytes - self.response.bytes)
-
-    def close(self) -> None:
-        for hold in (self.frame, self.records, self.response):
-            hold.close()

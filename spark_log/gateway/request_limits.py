@@ -17,8 +17,8 @@ TINY_BYTES = 16 * 1024
 """For requests that name one thing, and for all requests before authentication."""
 UNCHECKED_BYTES = 1024
 """A request of so many bytes is decoded without a walk: it cannot cost more than a fraction of a millisecond."""
-ON_LOOP_BYTES = 16 * 1024
-"""Larger requests are walked and decoded in a thread, and responses of more bytes are encoded in one."""
+ON_LOOP_BYTES, ON_LOOP_ELEMENTS = 16 * 1024, 256
+"""Requests of more bytes or elements are decoded in a thread; so is what else works on each of their elements."""
 ELEMENTS_MAX = 20_000
 """Elements of all arrays of a request together."""
 ELEMENTS_OF_TRANSACTIONS_MAX = 2_000

@@ -2,11 +2,12 @@
 
 from spark_log.gateway.wire import Message
 
-ELEMENT_BYTES = 200
+ELEMENT_BYTES = 240
 """Of a struct of a response with a few numbers: its object, and its encoded bytes."""
-PARTITION_BYTES, TOPIC_BYTES = 400, 500
+PARTITION_BYTES, TOPIC_BYTES = 600, 500
 """Of descriptions of topics, with what is read for them."""
 _VALUE_BYTES = 40
+"""Of a string or an element of an array besides its bytes, which exist twice while the response is encoded."""
 
 
 def size_of(element: Message) -> int:
@@ -15,7 +16,7 @@ def size_of(element: Message) -> int:
     while left:
         one = left.pop()
         if isinstance(one, str | bytes):
-            size += _VALUE_BYTES + len(one)
+            size += _VALUE_BYTES + 2 * len(one)
         elif isinstance(one, list):
             if one and isinstance(one[0], int):
                 size += _VALUE_BYTES * len(one)

@@ -1,11 +1,10 @@
 """What the handlers of requests use: one value for each gateway process."""
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
@@ -17,16 +16,15 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget, ResponseTooLargeError
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.request_context import request_context
+from spark_log.gateway.request_memory import RequestMemory
 from spark_log.gateway.response_sizes import size_of
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.gateway.wire import Message
 from spark_log.log.log import Log
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,33 +92,40 @@ class Services:
         work = partial(function, *arguments, **keywords)
         if context.cpu is not None:
             work = partial(context.cpu.measure, work)
-        return await self.bulkheads.run(context.lane, context.client, work, context.name)
+        return await self.bulkheads.run(context.lane, context.client, work, context.name, context.memory)
 
     async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
         memory = request_context.get().memory
-        if memory is None or memory.frame.bytes <= UNCOUNTED_BYTES:
+        if memory is None or not memory.is_large:
             return function(*arguments, **keywords)
         return await self.call(function, *arguments, **keywords)
 
     async def in_portions(self, make: Callable[[K], Message], keys: Iterable[K]) -> list[Message]:
-        """An element of the response for each key, once for equal keys, in their order. They are made in a thread, as
-        far as there is memory for them. ConnectionAbortedError for a response above response.max.bytes.
+        """An element of the response for each key, once for equal keys, in their order. They are made in a thread.
+
+        A portion that finds no memory is thrown away, and made again when there is as much as it takes: so requests
+        that wait hold nothing uncounted. ResponseTooLargeError above response.max.bytes.
         """
-        left = deque(dict.fromkeys(keys))
+        memory, names = _memory(), list(dict.fromkeys(keys))
+        elements: list[Message] = []
 
         def portion() -> tuple[list[Message], int]:
             made: list[Message] = []
             size = 0
-            while left and size < _PORTION_BYTES:
-                made.append(make(left.popleft()))
+            for key in islice(names, len(elements), None):
+                made.append(make(key))
                 size += size_of(made[-1])
+                if size >= _PORTION_BYTES:
+                    break
             return made, size
 
-        elements: list[Message] = []
-        while left:
+        while len(elements) < len(names):
             made, size = await self.call(portion)
-            await self.hold_response(size)
+            if not memory.grow_response_at_once(size):
+                del made
+                await memory.grow_response(size)
+                made, _ = await self.call(portion)
             elements += made
         return elements
 
@@ -128,23 +133,10 @@ class Services:
         """Call a function that blocks, in a thread. Its argument is the memory that it may use for the response; if it
         needs more it returns how much, and is called again when there is so much. Errors as of `in_portions`.
         """
-        memory = request_context.get().memory
-        assert memory is not None
-        while True:
-            made = await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes))
-            if not isinstance(made, Needed):
-                return made
-            await self.hold_response(made.bytes - memory.response_bytes)
-
-    async def hold_response(self, size: int) -> None:
-        """Hold memory for so many bytes more of the response. ConnectionAbortedError above response.max.bytes."""
-        context = request_context.get()
-        assert context.memory is not None
-        try:
-            await context.memory.grow_response(size, self.settings.response_bytes_max)
-        except ResponseTooLargeError as error:
-            logger.warning("connection of %s closed: %s", context.client, error)
-            raise
+        memory = _memory()
+        while isinstance(made := await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes)), Needed):
+            await memory.grow_response(made.bytes - memory.response_bytes)
+        return made
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
@@ -154,3 +146,10 @@ class Services:
     def is_at(self, gateway: LiveGateway) -> bool:
         """Whether clients reach this gateway, or another process of it, at that address."""
         return (gateway.host, gateway.port) == (self.settings.advertised_host, self.settings.advertised_port)
+
+
+def _memory() -> RequestMemory:
+    """That of the request that this task answers."""
+    memory = request_context.get().memory
+    assert memory is not None
+    return memory

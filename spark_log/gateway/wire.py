@@ -9,7 +9,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from spark_log.gateway.null_checks import NullCheck
-from spark_log.gateway.request_limits import ELEMENTS_MAX, UNCHECKED_BYTES, CostlyRequestError, check_cost
+from spark_log.gateway.request_limits import (
+    ELEMENTS_MAX,
+    ON_LOOP_BYTES,
+    ON_LOOP_ELEMENTS,
+    UNCHECKED_BYTES,
+    CostlyRequestError,
+    check_cost,
+)
 
 Message = Any
 """A kafka-python ApiMessage."""
@@ -49,16 +56,34 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
     return RequestHeader(api_key, version, correlation_id, client_id, at)
 
 
-def read_body(kind: type[Message], version: int, body: memoryview, elements_max: int = ELEMENTS_MAX) -> Message:
-    """The decoded body. MalformedRequestError if it is shorter than its fields, or has more elements than it may.
+def is_quick(kind: type[Message], version: int, body: memoryview, elements_max: int) -> bool:
+    """Whether the body may be decoded at once, by `decode_body`: that takes less than a millisecond."""
+    if len(body) <= UNCHECKED_BYTES:
+        return True
+    if len(body) > ON_LOOP_BYTES:
+        return False
+    try:
+        check_cost(kind, version, body, min(elements_max, ON_LOOP_ELEMENTS))
+    except CostlyRequestError:
+        return False
+    return True
 
-    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
-    """
+
+def read_body(kind: type[Message], version: int, body: memoryview, elements_max: int = ELEMENTS_MAX) -> Message:
+    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may."""
     if len(body) > UNCHECKED_BYTES:
         try:
             check_cost(kind, version, body, elements_max)
         except CostlyRequestError as error:
             raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
+    return decode_body(kind, version, body)
+
+
+def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
+    """The decoded body. MalformedRequestError if it is shorter than its fields, or has a null where there is none.
+
+    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+    """
     decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
     try:
         message, end = decode(body, 0)

@@ -1,0 +1,128 @@
+"""What a connection reads and decodes is paid for: memory of frames, threads for many elements, quotas of bytes."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+
+from spark_log.gateway.access.entry import Admitted
+from spark_log.gateway.api import Api
+from spark_log.gateway.bulkheads import Bulkheads, Lane
+from spark_log.gateway.client_reader import ClientReader
+from spark_log.gateway.connection import Connection
+from spark_log.gateway.counters import Counters
+from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.memory_budget import MemoryBudget
+from spark_log.gateway.quota_budgets import QuotaBudgets
+from spark_log.gateway.request_limits import RECORDS
+from spark_log.quotas.rules import PRODUCER_BYTE_RATE, entity_of
+from tests.support.costly_requests import frame_of, produce_of
+
+
+class Writer:
+    def get_extra_info(self, _name):
+        return "127.0.0.1", 1
+
+    def write(self, _data):
+        pass
+
+    async def drain(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class CountedBulkheads(Bulkheads):
+    def __init__(self):
+        super().__init__()
+        self.lanes = []
+
+    async def run(self, lane, *arguments, **keywords):
+        self.lanes.append(lane)
+        return await super().run(lane, *arguments, **keywords)
+
+
+@asynccontextmanager
+async def served(api, data, frames_bytes=1_000_000):
+    """A connection that has sent this."""
+    services = SimpleNamespace(
+        settings=GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1), counters=Counters(), authorizer=None,
+        quotas=QuotaBudgets(None, None), frames=MemoryBudget(frames_bytes), records=MemoryBudget(1),
+        responses=MemoryBudget(1), bulkheads=CountedBulkheads(),
+    )  # fmt: skip
+    services.reader = ClientReader(asyncio.get_running_loop())
+    services.reader.feed_data(data)
+    services.serving = asyncio.create_task(
+        Connection(services, {api.key: api}, Admitted(services.reader, Writer())).serve()
+    )
+    try:
+        yield services
+    finally:
+        services.reader.feed_eof()
+        await asyncio.wait([services.serving], timeout=10)
+        services.bulkheads.close()
+
+
+def produce_api(handler):
+    return Api(ProduceRequest, handler, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
+
+
+def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
+    async def run():
+        go_on, begun = asyncio.Event(), []
+
+        async def produce(_services, request, _client):
+            begun.append(request)
+            await go_on.wait()
+            return ProduceResponse(responses=[], throttle_time_ms=0)
+
+        frame = produce_of("flights", [bytes(500)])
+        async with served(produce_api(produce), frame * 4, 2 * len(frame)) as services:
+            await asyncio.sleep(0.1)
+            assert len(begun) == 3
+            assert services.frames.bytes_held == 2 * (len(frame) - 4)
+            go_on.set()
+            await asyncio.sleep(0.1)
+            assert len(begun) == 4
+        assert services.frames.bytes_held == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("keys", "lanes"),
+    [(["group"], []), (["group" * 500], []), ([""] * 2_000, [Lane.CODEC]), ([""] * 16_000, [Lane.CODEC])],
+)
+def test_a_request_with_many_elements_is_decoded_in_a_thread_however_small_it_is(keys, lanes):
+    async def run():
+        answered = asyncio.Event()
+
+        async def find(_services, request, _client):
+            assert request.coordinator_keys == keys
+            answered.set()
+            return FindCoordinatorResponse(throttle_time_ms=0, coordinators=[])
+
+        api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
+        async with served(api, frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=keys), 4)) as services:
+            await asyncio.wait_for(answered.wait(), 10)
+            assert services.bulkheads.lanes == lanes
+
+    asyncio.run(run())
+
+
+def test_a_produce_frame_that_is_cut_off_is_charged_for_what_has_come():
+    async def run():
+        frame = produce_of("flights", [bytes(100_000)])
+        async with served(produce_api(None), frame[:-1]) as services:
+            services.quotas._quotas = {entity_of([("client-id", None)]): {PRODUCER_BYTE_RATE: 1_000.0}}
+            services.quotas._buckets.clear()
+            services.reader.feed_eof()
+            await asyncio.wait_for(services.serving, 10)
+            [bucket] = services.quotas._until_s
+            assert services.quotas.wait_s(bucket) > 80
+
+    asyncio.run(run())
