@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
+from typing import Any
 
 from kafka.protocol.schemas.fields.array import ArrayField
 
@@ -25,9 +26,11 @@ from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
 from spark_log.gateway.memory_budget import UNCOUNTED_BYTES
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
+from spark_log.gateway.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
 from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
 from spark_log.gateway.services import Services
 from spark_log.gateway.wire import (
+    Elements,
     MalformedRequestError,
     Message,
     RequestHeader,
@@ -185,8 +188,10 @@ class Connection:
             request = decode_body(api.request, header.version, body)
         else:
             memory.is_large = True
-            decode = partial(read_body, api.request, header.version, body, limits.elements_max)
-            request = await self._services.bulkheads.run(Lane.CODEC, client.key, decode, memory=memory)
+            read, held = partial(read_body, api.request, header.version, body, limits.elements_max), ON_LOOP_ELEMENTS
+            while isinstance(request := await self._in_thread(partial(read, held), client, memory), Elements):
+                held = request.number
+                await memory.records.more(held * ELEMENT_BYTES)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
         if not (api.pipelined and self._last_is_pipelined):
@@ -194,6 +199,9 @@ class Connection:
         task = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, memory))
         self._last, self._last_is_pipelined = _Answer(task, memory), api.pipelined
         return self._last
+
+    async def _in_thread(self, function: Callable[[], Any], client: Client, memory: RequestMemory) -> Any:
+        return await self._services.bulkheads.run(Lane.CODEC, client.key, function, memory=memory)
 
     async def _until_written(self) -> None:
         """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile."""

@@ -29,6 +29,12 @@ class MalformedRequestError(Exception):
     """The bytes are not a request that this gateway can decode; the connection is closed."""
 
 
+class Elements(NamedTuple):
+    """The number of elements of a request that was not decoded."""
+
+    number: int
+
+
 class RequestHeader(NamedTuple):
     """`body`: where the body begins in the frame."""
 
@@ -69,13 +75,24 @@ def is_quick(kind: type[Message], version: int, body: memoryview, elements_max: 
     return True
 
 
-def read_body(kind: type[Message], version: int, body: memoryview, elements_max: int = ELEMENTS_MAX) -> Message:
-    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may."""
+def read_body(
+    kind: type[Message],
+    version: int,
+    body: memoryview,
+    elements_max: int = ELEMENTS_MAX,
+    elements_held: int | None = None,
+) -> Message | Elements:
+    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may.
+
+    Elements, if they are more than `elements_held`: those that there is memory for.
+    """
     if len(body) > UNCHECKED_BYTES:
         try:
-            check_cost(kind, version, body, elements_max)
+            elements = check_cost(kind, version, body, elements_max)
         except CostlyRequestError as error:
             raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
+        if elements_held is not None and elements > elements_held:
+            return Elements(elements)
     return decode_body(kind, version, body)
 
 
