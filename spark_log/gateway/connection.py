@@ -183,6 +183,8 @@ class Connection:
             return _Answer(asyncio.create_task(_done(encode_response(response, 0, header.correlation_id))), memory)
         if api.key == _PRODUCE:
             self._services.counters.produced_bytes += len(frame)
+        if not (api.pipelined and self._last_is_pipelined):
+            await self._until_written(memory)
         body, limits = frame[header.body :], api.limits
         if is_quick(api.request, header.version, body, limits.elements_max):
             request = decode_body(api.request, header.version, body)
@@ -194,8 +196,6 @@ class Connection:
                 await memory.records.more(held * ELEMENT_BYTES)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
-        if not (api.pipelined and self._last_is_pipelined):
-            await self._until_written()
         task = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, memory))
         self._last, self._last_is_pipelined = _Answer(task, memory), api.pipelined
         return self._last
@@ -203,11 +203,16 @@ class Connection:
     async def _in_thread(self, function: Callable[[], Any], client: Client, memory: RequestMemory) -> Any:
         return await self._services.bulkheads.run(Lane.CODEC, client.key, function, memory=memory)
 
-    async def _until_written(self) -> None:
-        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile."""
+    async def _until_written(self, memory: RequestMemory) -> None:
+        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile.
+
+        The client has sent the request of this `memory` too early, so it counts as one that stalls.
+        """
         if self._last is not None:
             written = self._last.written
+            memory.frame.waits_for_client(True)
             await asyncio.wait([written, self._reader.gone], return_when=asyncio.FIRST_COMPLETED)
+            memory.frame.waits_for_client(False)
             if not written.done():
                 raise ConnectionResetError
 
@@ -224,7 +229,7 @@ class Connection:
         self, login: Login, header: RequestHeader, frame: memoryview, memory: RequestMemory
     ) -> "_Answer":
         """The answer to a request of SASL: the client authenticates again (KIP-368)."""
-        await self._until_written()
+        await self._until_written(memory)
         answer = _Answer(asyncio.create_task(_done(await login.answer(header, frame))), memory)
         if login.failed or login.takes_token:
             await self._answers.put(answer)

@@ -2,12 +2,14 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
+from spark_log.gateway import memory_budget
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.api import Api
 from spark_log.gateway.bulkheads import Bulkheads, Lane
@@ -23,6 +25,9 @@ from tests.support.costly_requests import frame_of, produce_of
 
 
 class Writer:
+    def __init__(self, reader):
+        self.transport, self.abort = self, partial(reader.set_exception, ConnectionResetError())
+
     def get_extra_info(self, _name):
         return "127.0.0.1", 1
 
@@ -57,7 +62,7 @@ async def served(api, data, frames_bytes=1_000_000):
     services.reader = ClientReader(asyncio.get_running_loop())
     services.reader.feed_data(data)
     services.serving = asyncio.create_task(
-        Connection(services, {api.key: api}, Admitted(services.reader, Writer())).serve()
+        Connection(services, {api.key: api}, Admitted(services.reader, Writer(services.reader))).serve()
     )
     try:
         yield services
@@ -125,5 +130,31 @@ def test_a_produce_frame_that_is_cut_off_is_charged_for_what_has_come():
             await asyncio.wait_for(services.serving, 10)
             [bucket] = services.quotas._until_s
             assert services.quotas.wait_s(bucket) > 80
+
+    asyncio.run(run())
+
+
+def test_a_large_frame_behind_a_slow_request_of_its_connection_gives_way_to_others(monkeypatch):
+    monkeypatch.setattr(memory_budget, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(memory_budget, "_STALLED_S", 0.05)
+
+    async def run():
+        begun = asyncio.Event()
+
+        async def find(_services, _request, _client):
+            begun.set()
+            await asyncio.Event().wait()
+
+        api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
+        frames = [
+            frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=["x" * size]), 4) for size in (10, 50_000)
+        ]
+        async with served(api, b"".join(frames), 60_000) as services:
+            await begun.wait()
+            other = services.frames.hold(lambda: None, "other")
+            while not services.frames.bytes_held:
+                await asyncio.sleep(0)
+            await asyncio.wait_for(other.more(50_000), 10)
+            await asyncio.wait_for(services.serving, 10)
 
     asyncio.run(run())
