@@ -31,7 +31,7 @@ class GatewaySettings:
     response_bytes_max: int = 100 * 1024 * 1024
     """Memory of a response while it is made, apart from records."""
     memory_bytes_max: int = 128 * 1024 * 1024
-    """queued.max.request.bytes: frames of all connections; their records and their responses have as much each."""
+    """queued.max.request.bytes: frames of all connections; what is decoded, and the responses, have as much each."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
     """Records of one produce request, decompressed."""
     records_max: int = 1_000_000

@@ -1,9 +1,10 @@
-"""The memory that the requests of all connections hold together: frames, decoded records, responses.
+"""The memory that the requests of all connections hold together: frames, decoded records and elements, responses.
 
-Each of the three has a budget, and a request that holds one waits only for the next one: a frame for the records in it,
-and both for the response. So requests never wait for each other in a circle, but for responses that grow while they
-are made. A sender that stops in the middle of a frame, a reader that does not take its response, and a response that
-waits for more, hold memory for nothing. They may, while there is enough; when another request has waited for it, or
+Each of the three has a budget, and a request that holds one waits only for the next one: a frame for what is decoded of
+it, and both for the response. So requests never wait for each other in a circle, but for those that hold a part of a
+budget and need more of it: responses that grow while they are made, and the records of a request with many elements.
+These, a sender that stops in the middle of a frame, and a reader that does not take its response, hold memory for
+nothing. They may, while there is enough; when another request has waited for it, or
 responses that exist take more than there is, the largest of them lose their connections.
 """
 
