@@ -33,7 +33,7 @@ SparkLogError
     ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
     │   RebalanceInProgressError, AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError,
     │   FencedMemberEpochError, StaleMemberEpochError, UnreleasedInstanceIdError, UnsupportedAssignorError,
-    │   GroupMaxSizeReachedError, InvalidRegularExpressionError
+    │   GroupMaxSizeReachedError, GroupAssignmentTooLargeError, InvalidRegularExpressionError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
@@ -578,9 +578,17 @@ class UnsupportedAssignorError(FatalError):
 
 
 class GroupMaxSizeReachedError(FatalError):
-    """The group has group.consumer.max.size members.
+    """The group has group.consumer.max.size members; or, where its leader assigns, 1,000 members or 4 MiB of their
+    metadata and assignments.
 
-    Remedy: run fewer consumers, or raise the cluster setting.
+    Remedy: run fewer consumers, or raise the cluster setting; give the group fewer topics.
+    """
+
+
+class GroupAssignmentTooLargeError(FatalError):
+    """The leader of a group has sent assignments that have more than 4 MiB with the metadata of the members.
+
+    Remedy: divide the work among several groups.
     """
 
 

@@ -10,6 +10,8 @@ from enum import Enum
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from spark_log.gateway.request_memory import RequestMemory
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -124,19 +126,32 @@ class Bulkheads:
         self._pool = ThreadPoolExecutor(sum(lane.threads for lane in Lane), thread_name_prefix="gateway")
         self._threads = {lane: _Threads(lane) for lane in Lane}
 
-    async def run(self, lane: Lane, client: str, function: Callable[[], T], name: str | None = None) -> T:
-        """Call a function that blocks, in a thread of the lane. A cancelled call keeps its thread until it returns."""
+    async def run(
+        self, lane: Lane, client: str, function: Callable[[], T], name: str | None = None,
+        memory: RequestMemory | None = None,
+    ) -> T:  # fmt: skip
+        """Call a function that blocks, in a thread of the lane. A cancelled call keeps its thread and the memory of its
+        request until it returns.
+        """
         threads = self._threads[lane]
         await threads.acquire(client, name)
+
+        def end() -> None:
+            threads.release(client, name)
+            if memory is not None:
+                memory.end_thread()
+
+        if memory is not None:
+            memory.begin_thread()
         job = self._pool.submit(function)
         try:
             return await asyncio.wrap_future(job)
         finally:
             if job.done():
-                threads.release(client, name)
+                end()
             else:
-                loop, release = asyncio.get_running_loop(), partial(threads.release, client, name)
-                job.add_done_callback(lambda _: _call_soon(loop, release))
+                loop = asyncio.get_running_loop()
+                job.add_done_callback(lambda _: _call_soon(loop, end))
 
     async def run_own(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that blocks, for the gateway itself or for many requests together."""

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, Hold
+from spark_log.gateway.memory_budget import Hold
 from spark_log.gateway.wire import MalformedRequestError
 
-STREAM_BYTES = 64 * 1024
-"""asyncio reads ahead up to twice as much, of each connection."""
+STREAM_BYTES = 32 * 1024
+"""asyncio reads ahead until it has more than twice as much, of each connection."""
+_READ_BYTES = 64 * 1024
+"""Bytes that asyncio reads at a time, without TLS."""
 _HEADER_BYTES, _ID_START = 8, 10
 """Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _STEP_BYTES = 256 * 1024
@@ -37,12 +39,19 @@ class ClientReader(asyncio.StreamReader):
 Connected = Callable[[ClientReader, asyncio.StreamWriter], Any]
 
 
+class _ClientProtocol(asyncio.StreamReaderProtocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if hasattr(transport, "max_size"):
+            transport.max_size = _READ_BYTES
+        super().connection_made(transport)
+
+
 async def start_server(connected: Connected, host: str, port: int, *, reuse_port: bool) -> asyncio.Server:
     """As asyncio.start_server, with readers of ours."""
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(ClientReader(loop), connected, loop=loop)  # type: ignore[arg-type]
+        return _ClientProtocol(ClientReader(loop), connected, loop=loop)  # type: ignore[arg-type]
 
     return await loop.create_server(protocol, host, port, reuse_port=reuse_port)
 
@@ -59,17 +68,23 @@ class FrameStart(NamedTuple):
     data: bytes
 
 
-async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], int]) -> FrameStart:
-    """The start of the next frame. `bytes_max`: of a frame, by its API key. MalformedRequestError."""
+async def read_start(
+    reader: asyncio.StreamReader, bytes_max: Callable[[int], int], uncounted_bytes: Callable[[], int]
+) -> FrameStart:
+    """The start of the next frame. MalformedRequestError.
+
+    `bytes_max`: of a frame, by its API key. `uncounted_bytes`: of a small frame, asked for when the frame begins.
+    """
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
-    is_small = size <= UNCOUNTED_BYTES
+    is_small = size <= uncounted_bytes()
     data = await reader.readexactly(_ID_START if is_small else _HEADER_BYTES)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
-    data += await reader.readexactly(_ID_START - len(data))
+    if len(data) < _ID_START:
+        data += await reader.readexactly(_ID_START - len(data))
     id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
@@ -77,16 +92,18 @@ async def read_start(reader: asyncio.StreamReader, bytes_max: Callable[[int], in
     return FrameStart(size, api_key, data[_ID_START : _ID_START + id_size].decode(errors="replace"), data)
 
 
-async def read_rest(reader: asyncio.StreamReader, start: FrameStart, hold: Hold) -> memoryview:
-    """The whole frame, without its length. A large one is read as soon as there is memory for all of it."""
-    if len(start.data) == start.size:
-        return memoryview(start.data)
-    await hold.more(start.size)
-    frame = bytearray(start.data)
+async def read_rest(reader: asyncio.StreamReader, frame: bytearray, size: int, hold: Hold) -> None:
+    """Read a frame that has begun to its `size`, without its length. One that is counted is read as soon as there is
+    memory for all of it.
+    """
+    if len(frame) == size:
+        return
+    await hold.more(size)
     hold.waits_for_client(True)
-    while (left := start.size - len(frame)) > 0:
-        part = await reader.readexactly(min(left, _STEP_BYTES))
+    while (left := size - len(frame)) > 0:
+        part = await reader.read(min(left, _STEP_BYTES))
+        if not part:
+            raise asyncio.IncompleteReadError(bytes(frame[:_HEADER_BYTES]), size)
         frame += part
         hold.has_received(len(part))
     hold.waits_for_client(False)
-    return memoryview(frame)

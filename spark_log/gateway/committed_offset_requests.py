@@ -37,7 +37,8 @@ async def offset_commit(services: Services, request: Message, client: Client) ->
     """Commit for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
     code, unknown = await services.call(_commit, services, request, client)
-    topics = commit_outcomes(request, kind, kind.OffsetCommitResponsePartition, code, unknown)
+    partition = kind.OffsetCommitResponsePartition
+    topics = await services.compute(commit_outcomes, request, kind, partition, code, unknown)
     return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
@@ -91,41 +92,44 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
 
 async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:
     """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
+    stable = bool(request.require_stable)
     if request.version < 8:
-        stable = bool(request.require_stable)
-        code, found, unstable = await services.call(_committed, services, request.group_id, request.topics, stable)
         kind = OffsetFetchResponse.OffsetFetchResponseTopic
-        topics = [
-            kind(
-                name=name,
-                partitions=[
-                    kind.OffsetFetchResponsePartition(**_fields(each, (name, each[0]) in unstable))
-                    for each in commits.items()
-                ],
-            )
-            for name, commits in found.items()
-        ]
-        return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
+
+        def one(group_id: str) -> Message:
+            code, topics = _fetched(services, kind, kind.OffsetFetchResponsePartition, group_id, request.topics, stable)
+            return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
+
+        [response] = await services.in_portions(one, [request.group_id])
+        return response
     group_kind = OffsetFetchResponse.OffsetFetchResponseGroup
     topic_kind = group_kind.OffsetFetchResponseTopics
-    groups = []
-    for wanted in request.groups:
-        stable = bool(request.require_stable)
-        code, found, unstable = await services.call(
-            _committed, services, wanted.group_id, wanted.topics, stable, wanted.member_id, wanted.member_epoch
+    wanted = {each.group_id: each for each in request.groups}
+
+    def group(group_id: str) -> Message:
+        asked = wanted[group_id]
+        code, topics = _fetched(
+            services, topic_kind, topic_kind.OffsetFetchResponsePartitions, group_id, asked.topics, stable,
+            asked.member_id, asked.member_epoch,
+        )  # fmt: skip
+        return group_kind(group_id=group_id, topics=topics, error_code=code)
+
+    return OffsetFetchResponse(throttle_time_ms=0, groups=await services.in_portions(group, wanted))
+
+
+def _fetched(
+    services: Services, of_topic: type, of_partition: type, group_id: str, topics: Collection[Message] | None,
+    stable: bool, member_id: str | None = None, epoch: int = -1,
+) -> tuple[int, list[Message]]:  # fmt: skip
+    """An error code, and the topics of the response in its classes. The other arguments are as of `_committed`."""
+    code, found, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
+    return code, [
+        of_topic(
+            name=name,
+            partitions=[of_partition(**_fields(each, (name, each[0]) in unstable)) for each in commits.items()],
         )
-        topics = [
-            topic_kind(
-                name=name,
-                partitions=[
-                    topic_kind.OffsetFetchResponsePartitions(**_fields(each, (name, each[0]) in unstable))
-                    for each in commits.items()
-                ],
-            )
-            for name, commits in found.items()
-        ]
-        groups.append(group_kind(group_id=wanted.group_id, topics=topics, error_code=code))
-    return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
+        for name, commits in found.items()
+    ]
 
 
 def _committed(

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
+from typing import Any
 
 from kafka.protocol.schemas.fields.array import ArrayField
 
@@ -22,16 +23,20 @@ from spark_log.gateway.api import Api, Client, read_header
 from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, RequestMemory
+from spark_log.gateway.memory_budget import UNCOUNTED_BYTES
 from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
-from spark_log.gateway.request_limits import ON_LOOP_BYTES
+from spark_log.gateway.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
+from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
 from spark_log.gateway.services import Services
 from spark_log.gateway.wire import (
+    Elements,
     MalformedRequestError,
     Message,
     RequestHeader,
+    decode_body,
     encode_response,
+    is_quick,
     read_body,
 )
 from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
@@ -64,6 +69,7 @@ class Connection:
         self._claims = Claims()
         self._order = asyncio.Lock()
         self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
+        self._client_key = self._client.key
         self._cpu_share: tuple[Bucket, float] | None = None
         """The bucket that pays for the CPU time of the last request that was read, and what it was charged already."""
         self._active_s = clock.monotonic_s()
@@ -113,27 +119,35 @@ class Connection:
     async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
         """The next frame without its length, and its memory; None at the end of the connection."""
         services = self._services
-        memory = RequestMemory(services.frames, services.records, services.responses, self.close)
+        memory = RequestMemory(
+            services.frames, services.records, services.responses, services.settings.response_bytes_max, self.close,
+            self._client_key,
+        )  # fmt: skip
         self._memory.add(memory)
         try:
-            start = await read_start(self._reader, self._frame_bytes_max)
+            start = await read_start(self._reader, self._frame_bytes_max, self._uncounted_bytes)
             await self._admit(start)
+            frame = bytearray(start.data)
             try:
-                frame = await read_rest(self._reader, start, memory.frame)
+                await read_rest(self._reader, frame, start.size, memory.frame)
             except BaseException:
                 if start.api_key == _PRODUCE:
                     bucket = services.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
-                    services.quotas.charge(bucket, -start.size)
+                    services.quotas.charge(bucket, len(frame) - start.size)
                 raise
         except asyncio.IncompleteReadError:
             return None
         self._active_s = clock.monotonic_s()
-        return frame, memory
+        return memoryview(frame), memory
 
     def _frame_bytes_max(self, api_key: int) -> int:
         settings, api = self._services.settings, self._apis.get(api_key)
         own = None if api is None else api.limits.bytes_max
         return min(settings.frame_bytes_max, settings.small_frame_bytes_max if own is None else own)
+
+    def _uncounted_bytes(self) -> int:
+        """The size up to which the next frame is not counted: a connection has one uncounted frame at most."""
+        return UNCOUNTED_BYTES if len(self._memory) == 1 else 0
 
     async def _admit(self, start: FrameStart) -> None:
         """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
@@ -169,24 +183,36 @@ class Connection:
             return _Answer(asyncio.create_task(_done(encode_response(response, 0, header.correlation_id))), memory)
         if api.key == _PRODUCE:
             self._services.counters.produced_bytes += len(frame)
-        decode = partial(read_body, api.request, header.version, frame[header.body :], api.limits.elements_max)
-        if len(frame) <= ON_LOOP_BYTES:
-            request = decode()
+        if not (api.pipelined and self._last_is_pipelined):
+            await self._until_written(memory)
+        body, limits = frame[header.body :], api.limits
+        if is_quick(api.request, header.version, body, limits.elements_max):
+            request = decode_body(api.request, header.version, body)
         else:
-            request = await self._services.bulkheads.run(Lane.CODEC, client.key, decode)
+            memory.is_large = True
+            read, held = partial(read_body, api.request, header.version, body, limits.elements_max), ON_LOOP_ELEMENTS
+            while isinstance(request := await self._in_thread(partial(read, held), client, memory), Elements):
+                held = request.number
+                await memory.records.more(held * ELEMENT_BYTES)
         if api.key == _API_VERSIONS:
             self._software = software_of(request, header.version)
-        if not (api.pipelined and self._last_is_pipelined):
-            await self._until_written()
         task = asyncio.create_task(self._answer(api, request, header, client, self._cpu_share, memory))
         self._last, self._last_is_pipelined = _Answer(task, memory), api.pipelined
         return self._last
 
-    async def _until_written(self) -> None:
-        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile."""
+    async def _in_thread(self, function: Callable[[], Any], client: Client, memory: RequestMemory) -> Any:
+        return await self._services.bulkheads.run(Lane.CODEC, client.key, function, memory=memory)
+
+    async def _until_written(self, memory: RequestMemory) -> None:
+        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile.
+
+        The client has sent the request of this `memory` too early, so it counts as one that stalls.
+        """
         if self._last is not None:
             written = self._last.written
+            memory.frame.waits_for_client(True)
             await asyncio.wait([written, self._reader.gone], return_when=asyncio.FIRST_COMPLETED)
+            memory.frame.waits_for_client(False)
             if not written.done():
                 raise ConnectionResetError
 
@@ -203,7 +229,7 @@ class Connection:
         self, login: Login, header: RequestHeader, frame: memoryview, memory: RequestMemory
     ) -> "_Answer":
         """The answer to a request of SASL: the client authenticates again (KIP-368)."""
-        await self._until_written()
+        await self._until_written(memory)
         answer = _Answer(asyncio.create_task(_done(await login.answer(header, frame))), memory)
         if login.failed or login.takes_token:
             await self._answers.put(answer)
@@ -242,7 +268,7 @@ class Connection:
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = await self._encoded(response, header)
-        if answer is not None and len(answer) > UNCOUNTED_BYTES:
+        if answer is not None and (memory.response.bytes or len(answer) > UNCOUNTED_BYTES):
             memory.response.set(len(answer))
             memory.response.waits_for_client(True)
         return answer
@@ -272,7 +298,9 @@ class Connection:
                         self._last = None
                     del answer  # its task has the bytes
         except Exception as error:
-            if not isinstance(error, ConnectionError):
+            if isinstance(error, ResponseTooLargeError):
+                logger.warning("connection of %s closed: %s", self._host, error)
+            elif not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
             # the reading may wait for room among the answers, which nobody takes any more
             assert self._serving is not None

@@ -159,14 +159,15 @@ async def consumer_group_describe(services: Services, request: Message, client: 
     """GROUP_ID_NOT_FOUND for groups of another type, which DescribeGroups describes. TOPIC_AUTHORIZATION_FAILED for a
     group that reads a topic that the client may not describe.
     """
-    return await services.call(_describe, services, request, client)
+    groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
+    return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)
 
 
-def _describe(services: Services, request: Message, client: Client) -> Message:
+def _described(services: Services, request: Message, client: Client, group_id: str) -> Message:
     kind = ConsumerGroupDescribeResponse.DescribedGroup
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
-    def describe(group_id: str) -> GroupDescription:
+    def describe() -> GroupDescription:
         [found] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
         if found.state == "Dead":
             raise GroupIdNotFoundError(f"Group {group_id} not found.")
@@ -174,30 +175,25 @@ def _describe(services: Services, request: Message, client: Client) -> Message:
             raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group.")
         return found
 
-    groups = []
-    for group_id in request.group_ids:
-        outcome = outcome_of(lambda group_id=group_id: describe(group_id))  # type: ignore[misc]
-        if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
-            outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
-        found, operations = outcome.result, _UNKNOWN_OPERATIONS
-        members = [] if found is None else found.members
-        topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
-        if found is not None and request.include_authorized_operations:
-            operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
-        groups.append(
-            kind(
-                error_code=outcome.code,
-                error_message=outcome.message,
-                group_id=group_id,
-                group_state="" if found is None else found.state,
-                group_epoch=0 if found is None else found.generation,
-                assignment_epoch=0 if found is None else found.target_generation,
-                assignor_name="" if found is None else found.assignor,
-                members=[_member(topics_here, member) for member in members],
-                authorized_operations=operations,
-            )
-        )
-    return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)
+    outcome = outcome_of(describe)
+    if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
+        outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
+    found, operations = outcome.result, _UNKNOWN_OPERATIONS
+    members = [] if found is None else found.members
+    topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
+    if found is not None and request.include_authorized_operations:
+        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
+    return kind(
+        error_code=outcome.code,
+        error_message=outcome.message,
+        group_id=group_id,
+        group_state="" if found is None else found.state,
+        group_epoch=0 if found is None else found.generation,
+        assignment_epoch=0 if found is None else found.target_generation,
+        assignor_name="" if found is None else found.assignor,
+        members=[_member(topics_here, member) for member in members],
+        authorized_operations=operations,
+    )
 
 
 def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Message:

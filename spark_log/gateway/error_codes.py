@@ -73,6 +73,8 @@ SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
     "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
     "DeltaNotInstalledError",
+    # a broker gives this code when it cannot store a group as one record
+    "GroupAssignmentTooLargeError",
     # a gateway never raises these: they belong to clients of the library
     "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError",
 })  # fmt: skip

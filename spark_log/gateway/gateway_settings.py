@@ -28,15 +28,17 @@ class GatewaySettings:
     """sasl.server.max.receive.size: of a frame before the client has authenticated."""
     fetch_bytes_max: int = 55 * 1024 * 1024
     """fetch.max.bytes: records of a response, or one batch."""
+    response_bytes_max: int = 100 * 1024 * 1024
+    """Memory of a response while it is made, apart from records."""
     memory_bytes_max: int = 128 * 1024 * 1024
-    """queued.max.request.bytes: frames of all connections; their records and their responses have as much each."""
+    """queued.max.request.bytes: frames of all connections; what is decoded, and the responses, have as much each."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
     """Records of one produce request, decompressed."""
     records_max: int = 1_000_000
     """Of one produce request."""
     connections_max: int = 10_000
     """max.connections."""
-    connections_per_ip_max: int = 5_000
+    connections_per_ip_max: int = 1_000
     """max.connections.per.ip."""
     connections_max_idle_ms: int = 600_000
     """connections.max.idle.ms."""
@@ -101,6 +103,7 @@ LIMITS: Mapping[str, str] = {
     "small.request.max.bytes": "small_frame_bytes_max",
     "sasl.server.max.receive.size": "login_bytes_max",
     "fetch.max.bytes": "fetch_bytes_max",
+    "response.max.bytes": "response_bytes_max",
     "queued.max.request.bytes": "memory_bytes_max",
     "decompressed.request.max.bytes": "decompressed_bytes_max",
     "request.max.records": "records_max",

@@ -21,7 +21,8 @@ from spark_log.gateway.authorized_operations import operations_on
 from spark_log.gateway.classic_groups import encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
-from spark_log.gateway.services import Services
+from spark_log.gateway.response_sizes import ELEMENT_BYTES
+from spark_log.gateway.services import Needed, Services
 from spark_log.gateway.wire import Message
 from spark_log.groups import group_inspection
 from spark_log.groups.group_inspection import GroupDescription, MemberDescription
@@ -44,11 +45,14 @@ def classic_state(state: str) -> str:
 
 async def list_groups(services: Services, request: Message, _client: Client) -> Message:
     """Opaque groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
-    return await services.call(_list_groups, services, request)
+    return await services.call_in_memory(partial(_list_groups, services, request))
 
 
-def _list_groups(services: Services, request: Message) -> Message:
+def _list_groups(services: Services, request: Message, held: int) -> Message | Needed:
     outcome = outcome_of(lambda: group_inspection.list_groups(services.cluster.store))
+    size = sum(ELEMENT_BYTES + len(group.group_id) for group in outcome.result or ())
+    if size > held:
+        return Needed(size)
     states = {each.lower() for each in request.states_filter or ()}
     types = {each.lower() for each in request.types_filter or ()}
     groups = [
@@ -69,10 +73,7 @@ async def describe_groups(services: Services, request: Message, client: Client) 
     """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043). Topics that the client may
     not describe are left out.
     """
-    return await services.call(_describe_groups, services, request, client)
 
-
-def _describe_groups(services: Services, request: Message, client: Client) -> Message:
     def operations(group_id: str) -> Collection[int] | None:
         wanted = request.include_authorized_operations
         return operations_on(client.access, ResourceType.GROUP, group_id) if wanted else None
@@ -81,16 +82,13 @@ def _describe_groups(services: Services, request: Message, client: Client) -> Me
         check_group_id(group_id)
         return group_inspection.describe_groups(services.cluster.store, [group_id])[0]
 
-    groups = [
-        _described(
-            group_id,
-            outcome_of(lambda group_id=group_id: describe(group_id)),  # type: ignore[misc]
-            operations(group_id),
-            request.version,
-            partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC),
-        )
-        for group_id in request.groups
-    ]
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
+
+    def described(group_id: str) -> Message:
+        outcome = outcome_of(lambda: describe(group_id))
+        return _described(group_id, outcome, operations(group_id), request.version, may_describe)
+
+    groups = await services.in_portions(described, request.groups)
     return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
 
 

@@ -28,7 +28,8 @@ from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.request_limits import TINY
-from spark_log.gateway.services import Services
+from spark_log.gateway.response_sizes import PARTITION_BYTES, TOPIC_BYTES
+from spark_log.gateway.services import Needed, Services
 from spark_log.gateway.wire import Message
 from spark_log.metadata.columns import PARTITION
 from spark_log.security.acl_rules import Operation, ResourceType
@@ -65,12 +66,12 @@ def software_of(request: Message, version: int) -> str:
 
 async def metadata(services: Services, request: Message, client: Client) -> Message:
     """Brokers are the live gateways; the leader of a partition is the gateway that its producers should use."""
-    response, missing = await services.call(_metadata, services, request, client, {})
+    response, missing = await services.call_in_memory(partial(_metadata, services, request, client, {}))
     if missing and request.allow_auto_topic_creation is not False and services.settings.auto_create_topics:
         create = partial(_create, services, missing[:_CREATED_TOGETHER_MAX], client.access)
         codes = await services.bulkheads.run(Lane.ADMIN, client.key, create)
         codes |= dict.fromkeys(missing[_CREATED_TOGETHER_MAX:], _LEADER_NOT_AVAILABLE)
-        response, _ = await services.call(_metadata, services, request, client, codes)
+        response, _ = await services.call_in_memory(partial(_metadata, services, request, client, codes))
     return response
 
 
@@ -91,9 +92,9 @@ def _create(services: Services, names: Sequence[str], access: Access) -> dict[st
 
 
 def _metadata(
-    services: Services, request: Message, client: Client, codes: Mapping[str, int]
-) -> tuple[Message, Sequence[str]]:
-    """The response, and the names without a topic. `codes`: why one of them was not created."""
+    services: Services, request: Message, client: Client, codes: Mapping[str, int], held: int
+) -> tuple[Message, Sequence[str]] | Needed:
+    """The response, and the names without a topic. `codes`: why one of them was not created. `held`: as `Needed`."""
     everything = request.topics is None or (request.version == 0 and not request.topics)
     names = [] if everything else list(dict.fromkeys(each.name for each in request.topics if each.name is not None))
     ids = (
@@ -103,13 +104,20 @@ def _metadata(
     )
     store = services.cluster.store
 
-    def read(connection: sa.Connection) -> _Facts:
+    def read(connection: sa.Connection) -> _Facts | Needed:
         by_name = find_topics(connection, None if everything else names)
         by_id = topics_of_uuids(connection, [each.hex for each in ids]) if ids else {}
-        topic_ids = None if everything else [topic.topic_id for topic in (*by_name.values(), *by_id.values())]
+        topics = (*by_name.values(), *by_id.values())
+        partitions = sum(topic.partition_count for topic in topics)
+        size = partitions * PARTITION_BYTES + (len(topics) + len(names) + len(ids)) * TOPIC_BYTES
+        if size > held:
+            return Needed(size)
+        topic_ids = None if everything else [topic.topic_id for topic in topics]
         return _Facts(read_live_gateways(store, connection), by_name, by_id, leader_epochs(connection, topic_ids))
 
     facts = store.read(read)
+    if isinstance(facts, Needed):
+        return facts
     answers: list[Message] = []
     for name in facts.by_name if everything else names:
         if name in facts.by_name:

@@ -36,19 +36,27 @@ async def list_offsets(services: Services, request: Message, _client: Client) ->
     Log start offsets and high watermarks are those of one moment, read at once; times are looked up in files, some
     partitions at a time. A partition that is named twice is refused, as by a broker.
     """
-    places = [
-        (TopicPartition(topic.name, each.partition_index), each.timestamp)
-        for topic in request.topics
-        for each in topic.partitions
-    ]
-    times = dict(places)
+    times, twice = await services.compute(_asked, request)
     outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times)
     timed = [tp for tp in times if tp not in outcomes]
     for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
         together = timed[begin : begin + _LOOKED_UP_TOGETHER]
         outcomes |= await services.call(_from_records, services, {tp: times[tp] for tp in together})
-    twice = {tp for tp, mentions in Counter(tp for tp, _ in places).items() if mentions > 1}
     outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1))
+    return await services.compute(_response, request, outcomes)
+
+
+def _asked(request: Message) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
+    """The time that is asked for, by partition, and the partitions that are named twice."""
+    places = [
+        (TopicPartition(topic.name, each.partition_index), each.timestamp)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    return dict(places), {tp for tp, mentions in Counter(tp for tp, _ in places).items() if mentions > 1}
+
+
+def _response(request: Message, outcomes: Mapping[TopicPartition, _Outcome]) -> Message:
     kind = ListOffsetsResponse.ListOffsetsTopicResponse
     topics = []
     for topic in request.topics:

@@ -1,26 +1,30 @@
 """Requests of members of opaque groups: Kafka Connect, Kafka Streams, consumers with an assignor of their own.
 
 The store has the group's state, so each request may reach another gateway. A request that waits (JoinGroup for the
-other members, SyncGroup for the leader) wakes when the store changes or a time of the group is over; meanwhile its
-gateway keeps the member's session alive.
+other members, SyncGroup for the leader) wakes when its group changes or a time of the group is over; meanwhile its
+gateway keeps the member's session alive, and holds neither its metadata nor the group.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 
-from spark_log.errors import SparkLogError
+from spark_log.errors import GroupAssignmentTooLargeError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.gateway import classic_groups
 from spark_log.gateway.api import Client
 from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.opaque_waits import wait_for_change
+from spark_log.gateway.request_context import request_context
 from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.opaque import rules
-from spark_log.groups.opaque.opaque_operations import Seen, change, has_opaque_members, join_opaque
-from spark_log.groups.opaque.rules import Joining, OpaqueGroup, State
+from spark_log.groups.opaque.limits import check_assignment
+from spark_log.groups.opaque.opaque_operations import Seen, change, change_own, has_opaque_members, join_opaque
+from spark_log.groups.opaque.rules import JoinAnswer, Joining, OpaqueGroup, State
+from spark_log.metadata.store import Store
 
 T = TypeVar("T")
 
@@ -28,7 +32,16 @@ _MEMBER_ID_REQUIRED = 79
 _MEMBER_ID_REQUIRED_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
 """Versions of JoinGroup: KIP-394, KIP-814."""
 _BEATS_PER_SESSION = 3
-_WAIT_S_MIN = 0.01
+
+
+class _Progress(NamedTuple, Generic[T]):
+    """Of a request that may wait: the answer or None, and the facts of the group that it has seen."""
+
+    answer: T | None
+    state: State
+    generation: int
+    protocol_type: str
+    protocol: str
 
 
 async def is_opaque(services: Services, request: Message) -> bool:
@@ -40,71 +53,93 @@ async def is_opaque(services: Services, request: Message) -> bool:
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Waits for the other members, up to the rebalance timeout. The leader gets the metadata of all members."""
+    """Waits for the other members, up to the rebalance timeout. The leader gets the metadata of all members.
+    GROUP_MAX_SIZE_REACHED if the group has no room for the member.
+    """
     joining = _joining(request, client)
     store, group_id = services.cluster.store, request.group_id
     member_id = joining.member_id or joining.new_id
-    instance_id = joining.instance_id
+    instance_id, session_timeout_ms = joining.instance_id, joining.session_timeout_ms
+    id_required = joining.id_required
 
-    def begin() -> Seen:
-        check_group_id(group_id)
-        check_instance_id(instance_id)
-        check_session_timeout(joining.session_timeout_ms, store.settings)
-        return join_opaque(store, group_id, joining)
+    def answer(group: OpaqueGroup) -> JoinAnswer | None:
+        return rules.join_answer(group, member_id, instance_id)
 
     def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
         return _touched(group, member_id, instance_id, now_ms)
 
+    def again() -> _Progress[JoinAnswer]:
+        seen = change_own(store, group_id, member_id, wait)
+        if rules.leads(seen.group, member_id):
+            seen = change(store, group_id, wait)  # the leader is told of all members
+        return _progress(seen, answer)
+
     try:
-        if joining.id_required:
-            await services.call(begin)
+        progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
+        if id_required:
             return _refused(member_id, _MEMBER_ID_REQUIRED)
-        found, answer = await _wait_for(
-            services, begin, lambda: change(store, group_id, wait),
-            lambda group: rules.join_answer(group, member_id, instance_id), joining.session_timeout_ms,
-        )  # fmt: skip
+        # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
+        del joining
+        request.protocols = []
+        _give_frame_back()
+        found, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
     except SparkLogError as error:
         return _refused(request.member_id, error_code(error))
-    skipped = answer.skip_assignment and request.version < _SKIPS_ASSIGNMENT_SINCE
+    skipped = answered.skip_assignment and request.version < _SKIPS_ASSIGNMENT_SINCE
     kind = JoinGroupResponse.JoinGroupResponseMember
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
-        generation_id=answer.generation,
+        generation_id=answered.generation,
         protocol_type=found.protocol_type,
-        protocol_name=answer.protocol,
-        leader="" if skipped else answer.leader,
-        skip_assignment=answer.skip_assignment,
+        protocol_name=answered.protocol,
+        leader="" if skipped else answered.leader,
+        skip_assignment=answered.skip_assignment,
         member_id=member_id,
         members=[] if skipped else [
             kind(member_id=each, group_instance_id=instance, metadata=metadata)
-            for each, instance, metadata in answer.members
+            for each, instance, metadata in answered.members
         ],
     )  # fmt: skip
 
 
+def _begin_join(
+    store: Store, group_id: str, joining: Joining, answer: Callable[[OpaqueGroup], JoinAnswer | None] | None
+) -> _Progress[JoinAnswer]:
+    check_group_id(group_id)
+    check_instance_id(joining.instance_id)
+    check_session_timeout(joining.session_timeout_ms, store.settings)
+    return _progress(join_opaque(store, group_id, joining), answer or (lambda _: None))
+
+
 async def sync_group(services: Services, request: Message) -> Message:
-    """The member's assignment, as soon as the leader has sent it."""
+    """The member's assignment, as soon as the leader has sent it. UNKNOWN_SERVER_ERROR to the leader if that is too
+    large, as in Kafka; then the group begins another rebalance.
+    """
     store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
-    instance_id = getattr(request, "group_instance_id", None)
-    given = {each.member_id: bytes(each.assignment) for each in request.assignments}
-
-    def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
-        after = rules.sync(group, member_id, instance_id, request.generation_id, given, now_ms)
-        rules.check_protocol(group, getattr(request, "protocol_type", None), getattr(request, "protocol_name", None))
-        return after
-
-    def step() -> Seen:
-        found = change(store, group_id, sync)
-        failpoint("gateway.group-synced")
-        return found
+    instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id
 
     def answer(group: OpaqueGroup) -> bytes | None:
         return rules.sync_answer(group, member_id)
 
+    def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.wait_for_assignment(group, member_id, instance_id, generation, now_ms)
+
+    def again() -> _Progress[bytes]:
+        return _progress(change_own(store, group_id, member_id, wait), answer)
+
+    def begin_again(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.begin_again(group, generation, now_ms)
+
     try:
-        found, assignment = await _wait_for(services, step, step, answer, store.settings.group_min_session_timeout_ms)
+        progress = await services.call(_begin_sync, store, request, answer)
+        request.assignments = []
+        _give_frame_back()
+        session_ms = store.settings.group_min_session_timeout_ms
+        found, assignment = await _wait_for(services, group_id, member_id, progress, again, session_ms)
     except SparkLogError as error:
+        if isinstance(error, GroupAssignmentTooLargeError):
+            await services.call(change, store, group_id, begin_again)
         return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
     return SyncGroupResponse(
         throttle_time_ms=0,
@@ -115,6 +150,23 @@ async def sync_group(services: Services, request: Message) -> Message:
     )
 
 
+def _begin_sync(
+    store: Store, request: Message, answer: Callable[[OpaqueGroup], bytes | None]
+) -> _Progress[bytes]:  # fmt: skip
+    instance_id = getattr(request, "group_instance_id", None)
+    given = {each.member_id: bytes(each.assignment) for each in request.assignments}
+
+    def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        after = rules.sync(group, request.member_id, instance_id, request.generation_id, given, now_ms)
+        rules.check_protocol(group, getattr(request, "protocol_type", None), getattr(request, "protocol_name", None))
+        check_assignment(group, after)
+        return after
+
+    seen = change(store, request.group_id, sync)
+    failpoint("gateway.group-synced")
+    return _progress(seen, answer)
+
+
 async def heartbeat(services: Services, request: Message) -> bool:
     """Keep the session alive. True: the member must join again. The errors of `rules.heartbeat`."""
     instance_id = getattr(request, "group_instance_id", None)
@@ -122,7 +174,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
     def beat(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
         return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
 
-    found = await services.call(change, services.cluster.store, request.group_id, beat)
+    found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, beat)
     return found.group.state is State.PREPARING
 
 
@@ -166,17 +218,25 @@ def _refused(member_id: str, code: int) -> Message:
     )  # fmt: skip
 
 
+def _progress(seen: Seen, answer: Callable[[OpaqueGroup], T | None]) -> _Progress[T]:
+    group = seen.group
+    return _Progress(answer(group), group.state, group.generation, group.protocol_type, group.protocol)
+
+
+def _give_frame_back() -> None:
+    """The bytes of the request are not needed any more, while it waits: others may use the memory."""
+    memory = request_context.get().memory
+    if memory is not None:
+        memory.frame.set(0)
+
+
 async def _wait_for(
-    services: Services, begin: Callable[[], Seen], again: Callable[[], Seen],
-    answer: Callable[[OpaqueGroup], T | None], session_timeout_ms: int,
-) -> tuple[OpaqueGroup, T]:  # fmt: skip
-    """The group and the answer, as soon as there is one."""
-    seen = await services.call(services.changes.current)
-    found = await services.call(begin)
+    services: Services, group_id: str, member_id: str, progress: _Progress[T], again: Callable[[], _Progress[T]],
+    session_timeout_ms: int,
+) -> tuple[_Progress[T], T]:  # fmt: skip
+    """The answer as soon as there is one, after `progress`."""
     beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
-    while (said := answer(found.group)) is None:
-        left_s = beat_s if found.wait_ms is None else min(found.wait_ms / 1000, beat_s)
-        await services.changes.wait(seen, max(left_s, _WAIT_S_MIN))
-        seen = await services.call(services.changes.current)
-        found = await services.call(again)
-    return found.group, said
+    while (answer := progress.answer) is None:
+        await wait_for_change(services, group_id, member_id, progress.state, progress.generation, beat_s)
+        progress = await services.call(again)
+    return progress, answer

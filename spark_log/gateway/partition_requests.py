@@ -33,7 +33,8 @@ from spark_log.gateway.error_codes import NONE, client_message, error_code, outc
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.metadata_requests import leader_epochs
 from spark_log.gateway.request_limits import TRANSACTIONS
-from spark_log.gateway.services import Services
+from spark_log.gateway.response_sizes import PARTITION_BYTES, TOPIC_BYTES
+from spark_log.gateway.services import Needed, Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.partitions.replication_rules import Truncation
@@ -78,27 +79,43 @@ def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int
     return Page(topics, None)
 
 
+class _Facts(NamedTuple):
+    """Facts of one moment. `epochs`: leader epochs by topic id and partition, of the topics on the page."""
+
+    gateways: Sequence[LiveGateway]
+    topics: Mapping[str, Topic]
+    page: Page
+    epochs: Mapping[int, Mapping[int, int]]
+
+
 async def describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
     """As Metadata: the leader and only replica of a partition is a gateway."""
-    return await services.call(_describe_topic_partitions, services, request, client)
+    return await services.call_in_memory(partial(_describe_topic_partitions, services, request, client))
 
 
-def _describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
+def _describe_topic_partitions(services: Services, request: Message, client: Client, held: int) -> Message | Needed:
     store = services.cluster.store
     names = {each.name for each in request.topics} or None
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
     begin = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
 
-    def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], Page, dict[int, dict[int, int]]]:
+    def read(connection: sa.Connection) -> _Facts | Needed:
         topics = find_topics(connection, names)
         if names is None:  # so that no page ends at a topic that the client may not describe
             topics = {name: topic for name, topic in topics.items() if may_describe(name)}
         counts = {**dict.fromkeys(names or (), 0), **{name: topic.partition_count for name, topic in topics.items()}}
         page = page_of(counts, begin, min(request.response_partition_limit, _PARTITIONS_MAX))
         ids = [topics[name].topic_id for name, _, _ in page.topics if name in topics]
-        return read_live_gateways(store, connection), topics, page, leader_epochs(connection, ids)
+        partitions = sum(topics[name].partition_count for name, _, _ in page.topics if name in topics)
+        size = partitions * PARTITION_BYTES + len(page.topics) * TOPIC_BYTES
+        if size > held:
+            return Needed(size)
+        return _Facts(read_live_gateways(store, connection), topics, page, leader_epochs(connection, ids))
 
-    gateways, topics, page, epochs = store.read(read)
+    facts = store.read(read)
+    if isinstance(facts, Needed):
+        return facts
+    gateways, topics, page, epochs = facts
     zone = client.zone or services.settings.zone
     kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
     described = []

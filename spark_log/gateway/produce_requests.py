@@ -89,9 +89,11 @@ async def _checked(services: Services, batches: Sequence[SentBatch], client: Cli
     settings, memory = services.settings, request_context.get().memory
     assert memory is not None
     limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
+    of_elements = memory.records.bytes
     await memory.records.more(decoded_bytes_max(batches, limits))
-    checked = await services.bulkheads.run(Lane.CODEC, client.key, partial(services.appender.check, batches, limits))
-    memory.records.set(sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
+    check = partial(services.appender.check, batches, limits)
+    checked = await services.bulkheads.run(Lane.CODEC, client.key, check, memory=memory)
+    memory.records.set(of_elements + sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
     return checked
 
 

@@ -7,7 +7,7 @@ from time import thread_time
 from typing import ParamSpec, TypeVar
 
 from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.memory_budget import RequestMemory
+from spark_log.gateway.request_memory import RequestMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")

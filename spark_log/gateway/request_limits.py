@@ -17,8 +17,10 @@ TINY_BYTES = 16 * 1024
 """For requests that name one thing, and for all requests before authentication."""
 UNCHECKED_BYTES = 1024
 """A request of so many bytes is decoded without a walk: it cannot cost more than a fraction of a millisecond."""
-ON_LOOP_BYTES = 16 * 1024
-"""Larger requests are walked and decoded in a thread, and responses of more bytes are encoded in one."""
+ON_LOOP_BYTES, ON_LOOP_ELEMENTS = 16 * 1024, 256
+"""Requests of more bytes or elements are decoded in a thread; so is what else works on each of their elements."""
+ELEMENT_BYTES = 600
+"""Memory of an element of a request when it is decoded, with what its handler makes of it."""
 ELEMENTS_MAX = 20_000
 """Elements of all arrays of a request together."""
 ELEMENTS_OF_TRANSACTIONS_MAX = 2_000
@@ -47,15 +49,16 @@ RECORDS = RequestLimits(bytes_max=2**31 - 1)
 TRANSACTIONS = RequestLimits(elements_max=ELEMENTS_OF_TRANSACTIONS_MAX)
 
 
-def check_cost(kind: Any, version: int, body: memoryview, elements_max: int) -> None:
-    """CostlyRequestError if the decoded body of this kafka-python message class would have more than `elements_max`
-    elements, or if a length, a count or a varint in it does not fit into its bytes.
+def check_cost(kind: Any, version: int, body: memoryview, elements_max: int) -> int:
+    """The number of elements that the decoded body of this kafka-python message class would have. CostlyRequestError if
+    they are more than `elements_max`, or if a length, a count or a varint in it does not fit into its bytes.
     """
     walk = _Walk(body, elements_max)
     try:
         walk.fields(_plan(kind, version), 0)
     except (IndexError, struct.error):
         raise CostlyRequestError("a field is cut off") from None
+    return walk.elements
 
 
 class _Step(NamedTuple):
@@ -118,6 +121,10 @@ class _Walk:
         self._data, self._size = data, len(data)
         self._elements_left, self._elements_max = elements_max, elements_max
         self._copied_left = max(_COPIED_BYTES_MAX, 2 * self._size)
+
+    @property
+    def elements(self) -> int:
+        return self._elements_max - self._elements_left
 
     def fields(self, steps: Sequence[_Step], at: int) -> int:
         """The position after a struct that begins at `at`."""

@@ -1,10 +1,11 @@
 """What the handlers of requests use: one value for each gateway process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from itertools import islice
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.access.access import Authorizer
@@ -19,14 +20,26 @@ from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.quota_budgets import QuotaBudgets
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.request_context import request_context
+from spark_log.gateway.request_memory import RequestMemory
+from spark_log.gateway.response_sizes import size_of
 from spark_log.gateway.topic_cache import TopicCache
+from spark_log.gateway.wire import Message
 from spark_log.log.log import Log
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
 
+_PORTION_BYTES = 256 * 1024
+"""About as much of a response is made before memory is held for it."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
 """Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
+
+
+class Needed(NamedTuple):
+    """The memory that a response needs before it is made."""
+
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -79,14 +92,51 @@ class Services:
         work = partial(function, *arguments, **keywords)
         if context.cpu is not None:
             work = partial(context.cpu.measure, work)
-        return await self.bulkheads.run(context.lane, context.client, work, context.name)
+        return await self.bulkheads.run(context.lane, context.client, work, context.name, context.memory)
 
     async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
         memory = request_context.get().memory
-        if memory is None or memory.frame.bytes <= UNCOUNTED_BYTES:
+        if memory is None or not memory.is_large:
             return function(*arguments, **keywords)
         return await self.call(function, *arguments, **keywords)
+
+    async def in_portions(self, make: Callable[[K], Message], keys: Iterable[K]) -> list[Message]:
+        """An element of the response for each key, once for equal keys, in their order. They are made in a thread.
+
+        A portion that finds no memory is thrown away, and made again when there is as much as it takes: so requests
+        that wait hold nothing uncounted. ResponseTooLargeError above response.max.bytes.
+        """
+        memory, names = _memory(), list(dict.fromkeys(keys))
+        elements: list[Message] = []
+
+        def portion() -> tuple[list[Message], int]:
+            made: list[Message] = []
+            size = 0
+            for key in islice(names, len(elements), None):
+                made.append(make(key))
+                size += size_of(made[-1])
+                if size >= _PORTION_BYTES:
+                    break
+            return made, size
+
+        while len(elements) < len(names):
+            made, size = await self.call(portion)
+            if not memory.grow_response_at_once(size):
+                del made
+                await memory.grow_response(size)
+                made, _ = await self.call(portion)
+            elements += made
+        return elements
+
+    async def call_in_memory(self, make: Callable[[int], T | Needed]) -> T:
+        """Call a function that blocks, in a thread. Its argument is the memory that it may use for the response; if it
+        needs more it returns how much, and is called again when there is so much. Errors as of `in_portions`.
+        """
+        memory = _memory()
+        while isinstance(made := await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes)), Needed):
+            await memory.grow_response(made.bytes - memory.response_bytes)
+        return made
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
@@ -96,3 +146,10 @@ class Services:
     def is_at(self, gateway: LiveGateway) -> bool:
         """Whether clients reach this gateway, or another process of it, at that address."""
         return (gateway.host, gateway.port) == (self.settings.advertised_host, self.settings.advertised_port)
+
+
+def _memory() -> RequestMemory:
+    """That of the request that this task answers."""
+    memory = request_context.get().memory
+    assert memory is not None
+    return memory

@@ -2,6 +2,8 @@
 
 import uuid
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from kafka.admin import ConfigSourceType
 from kafka.protocol.admin import (
@@ -16,19 +18,20 @@ from kafka.protocol.admin import (
 )
 
 from spark_log.admin.configs import entries_of
-from spark_log.cluster.topics import Topic, topics_of_uuids
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.config import canonical
 from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.errors import (
     IllegalArgumentError,
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
+    PolicyViolationError,
     TopicAlreadyExistsError,
 )
 from spark_log.gateway.access.access import EVERYTHING
 from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.error_codes import NONE, Outcome, failed, outcome_of
 from spark_log.gateway.request_limits import TRANSACTIONS
 from spark_log.gateway.services import Services
 from spark_log.gateway.wire import Message
@@ -41,6 +44,8 @@ _NO_ID = uuid.UUID(int=0)
 _DEFAULT = -1
 """num.partitions and default.replication.factor."""
 _DEFAULT_REPLICATION_FACTOR = 1
+PARTITIONS_OF_REQUEST_MAX = 10_000
+"""New partitions of all topics of a request together, as in KRaft: each is a row, and they are written in turn."""
 
 
 async def create_topics(services: Services, request: Message, client: Client) -> Message:
@@ -51,13 +56,47 @@ async def create_topics(services: Services, request: Message, client: Client) ->
 def _create_topics(services: Services, request: Message, client: Client) -> Message:
     times = Counter(each.name for each in request.topics)
     topics = {each.name: each for each in request.topics}.values()
-    results = [_created(services, client, each, times[each.name], bool(request.validate_only)) for each in topics]
-    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+    default = services.settings.partitions_of_new_topics
+    partitions = {each.name: default if each.num_partitions == _DEFAULT else each.num_partitions for each in topics}
+    too_many = _too_many(partitions.values())
+
+    def created(wanted: Message) -> Message:
+        if too_many is not None:
+            return _not_created(wanted, too_many)
+        return _created(
+            services, client, wanted, partitions[wanted.name], times[wanted.name], bool(request.validate_only)
+        )
+
+    return CreateTopicsResponse(throttle_time_ms=0, topics=[created(each) for each in topics])
 
 
-def _created(services: Services, client: Client, wanted: Message, times: int, validate_only: bool) -> Message:
-    partitions, factor = wanted.num_partitions, wanted.replication_factor
-    partitions = services.settings.partitions_of_new_topics if partitions == _DEFAULT else partitions
+def _too_many(new_partitions: Iterable[int]) -> Outcome[None] | None:
+    """POLICY_VIOLATION if the topics of a request would get more partitions together than one request may add."""
+    if sum(max(each, 0) for each in new_partitions) <= PARTITIONS_OF_REQUEST_MAX:
+        return None
+    return failed(
+        PolicyViolationError(
+            f"Excessively large number of partitions per request: more than {PARTITIONS_OF_REQUEST_MAX} together."
+        )
+    )
+
+
+def _not_created(wanted: Message, outcome: Outcome[Any]) -> Message:
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=wanted.name,
+        topic_id=_NO_ID,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        num_partitions=-1,
+        replication_factor=-1,
+        configs=[],
+    )
+
+
+def _created(
+    services: Services, client: Client, wanted: Message, partitions: int, times: int, validate_only: bool
+) -> Message:
+    factor = wanted.replication_factor
     factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
     configs: dict[str, str] = {}
 
@@ -85,15 +124,7 @@ def _created(services: Services, client: Client, wanted: Message, times: int, va
 
     outcome = outcome_of(create)
     if outcome.code != NONE:
-        return CreateTopicsResponse.CreatableTopicResult(
-            name=wanted.name,
-            topic_id=_NO_ID,
-            error_code=outcome.code,
-            error_message=outcome.message,
-            num_partitions=-1,
-            replication_factor=-1,
-            configs=[],
-        )
+        return _not_created(wanted, outcome)
     topic = outcome.result
     entry = CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs
     return CreateTopicsResponse.CreatableTopicResult(
@@ -157,6 +188,10 @@ async def create_partitions(services: Services, request: Message, _client: Clien
 
 
 def _create_partitions(services: Services, request: Message) -> Message:
+    names = [each.name for each in request.topics]
+    there = services.cluster.store.read(lambda connection: find_topics(connection, names))
+    too_many = _too_many(each.count - there[each.name].partition_count for each in request.topics if each.name in there)
+
     def add(wanted: Message) -> None:
         if wanted.assignments:
             raise InvalidReplicationAssignmentError(
@@ -167,7 +202,7 @@ def _create_partitions(services: Services, request: Message) -> Message:
 
     results = []
     for wanted in request.topics:
-        outcome = outcome_of(lambda wanted=wanted: add(wanted))  # type: ignore[misc]
+        outcome = too_many or outcome_of(lambda wanted=wanted: add(wanted))  # type: ignore[misc]
         results.append(
             CreatePartitionsResponse.CreatePartitionsTopicResult(
                 name=wanted.name, error_code=outcome.code, error_message=outcome.message

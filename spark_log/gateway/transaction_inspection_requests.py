@@ -1,5 +1,7 @@
 """Descriptions of producers and transactions."""
 
+from functools import partial
+
 from kafka.protocol.admin import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -13,7 +15,8 @@ from spark_log.gateway.access.rights import Shown, each_named, each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.error_codes import outcome_of
 from spark_log.gateway.request_limits import TINY, TRANSACTIONS
-from spark_log.gateway.services import Services
+from spark_log.gateway.response_sizes import ELEMENT_BYTES
+from spark_log.gateway.services import Needed, Services
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.security.acl_rules import Operation, ResourceType
@@ -25,18 +28,15 @@ _NONE = -1
 
 
 async def describe_producers(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_describe_producers, services, request)
-
-
-def _describe_producers(services: Services, request: Message) -> Message:
-    topics = [
-        DescribeProducersResponse.TopicResponse(
-            name=topic.name,
-            partitions=[_producers(services, TopicPartition(topic.name, number)) for number in topic.partition_indexes],
-        )
-        for topic in request.topics
-    ]
-    return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
+    topics: dict[str, list[int]] = {}
+    for topic in request.topics:
+        topics.setdefault(topic.name, []).extend(topic.partition_indexes)
+    answers = []
+    for name, numbers in topics.items():
+        places = [TopicPartition(name, number) for number in numbers]
+        partitions = await services.in_portions(partial(_producers, services), places)
+        answers.append(DescribeProducersResponse.TopicResponse(name=name, partitions=partitions))
+    return DescribeProducersResponse(throttle_time_ms=0, topics=answers)
 
 
 def _producers(services: Services, tp: TopicPartition) -> Message:
@@ -62,11 +62,7 @@ def _producers(services: Services, tp: TopicPartition) -> Message:
 
 
 async def describe_transactions(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_describe_transactions, services, request)
-
-
-def _describe_transactions(services: Services, request: Message) -> Message:
-    states = [_transaction(services, transactional_id) for transactional_id in request.transactional_ids]
+    states = await services.in_portions(partial(_transaction, services), request.transactional_ids)
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=states)
 
 
@@ -102,15 +98,18 @@ def _transaction(services: Services, transactional_id: str) -> Message:
 
 async def list_transactions(services: Services, request: Message, _client: Client) -> Message:
     """The current or last transaction of each transactional id; only open ones have a duration."""
-    return await services.call(_list_transactions, services, request)
+    return await services.call_in_memory(partial(_list_transactions, services, request))
 
 
-def _list_transactions(services: Services, request: Message) -> Message:
+def _list_transactions(services: Services, request: Message, held: int) -> Message | Needed:
     known = {each.value for each in TransactionState}
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
     outcome = outcome_of(lambda: inspection.list_transactions(services.cluster.store))
+    size = sum(ELEMENT_BYTES + len(each.transactional_id) for each in outcome.result or ())
+    if size > held:
+        return Needed(size)
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=outcome.code,

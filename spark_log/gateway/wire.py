@@ -9,7 +9,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from spark_log.gateway.null_checks import NullCheck
-from spark_log.gateway.request_limits import ELEMENTS_MAX, UNCHECKED_BYTES, CostlyRequestError, check_cost
+from spark_log.gateway.request_limits import (
+    ELEMENTS_MAX,
+    ON_LOOP_BYTES,
+    ON_LOOP_ELEMENTS,
+    UNCHECKED_BYTES,
+    CostlyRequestError,
+    check_cost,
+)
 
 Message = Any
 """A kafka-python ApiMessage."""
@@ -20,6 +27,12 @@ _DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, st
 
 class MalformedRequestError(Exception):
     """The bytes are not a request that this gateway can decode; the connection is closed."""
+
+
+class Elements(NamedTuple):
+    """The number of elements of a request that was not decoded."""
+
+    number: int
 
 
 class RequestHeader(NamedTuple):
@@ -49,16 +62,45 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
     return RequestHeader(api_key, version, correlation_id, client_id, at)
 
 
-def read_body(kind: type[Message], version: int, body: memoryview, elements_max: int = ELEMENTS_MAX) -> Message:
-    """The decoded body. MalformedRequestError if it is shorter than its fields, or has more elements than it may.
+def is_quick(kind: type[Message], version: int, body: memoryview, elements_max: int) -> bool:
+    """Whether the body may be decoded at once, by `decode_body`: that takes less than a millisecond."""
+    if len(body) <= UNCHECKED_BYTES:
+        return True
+    if len(body) > ON_LOOP_BYTES:
+        return False
+    try:
+        check_cost(kind, version, body, min(elements_max, ON_LOOP_ELEMENTS))
+    except CostlyRequestError:
+        return False
+    return True
 
-    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+
+def read_body(
+    kind: type[Message],
+    version: int,
+    body: memoryview,
+    elements_max: int = ELEMENTS_MAX,
+    elements_held: int | None = None,
+) -> Message | Elements:
+    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may.
+
+    Elements, if they are more than `elements_held`: those that there is memory for.
     """
     if len(body) > UNCHECKED_BYTES:
         try:
-            check_cost(kind, version, body, elements_max)
+            elements = check_cost(kind, version, body, elements_max)
         except CostlyRequestError as error:
             raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
+        if elements_held is not None and elements > elements_held:
+            return Elements(elements)
+    return decode_body(kind, version, body)
+
+
+def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
+    """The decoded body. MalformedRequestError if it is shorter than its fields, or has a null where there is none.
+
+    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+    """
     decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
     try:
         message, end = decode(body, 0)

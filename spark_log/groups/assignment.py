@@ -1,5 +1,7 @@
 """kafka-python's assignors, and custom ones of that interface, as a function: members and partitions -> assignment.
 
+`sticky` and `cooperative-sticky` are names of `groups.sticky_assignment`.
+
 An assignor computes the final assignment, whatever its protocol: `groups.rules` ensures that the old owner revokes a
 partition before the new owner gets it. Prior ownership is read from the store; claims of members are not used.
 """
@@ -19,6 +21,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
 from spark_log.groups.rules import NO_PARTITIONS, Partitions
+from spark_log.groups.sticky_assignment import assign_sticky
 from spark_log.ids import TopicPartition
 
 Assignor: TypeAlias = AbstractPartitionAssignor
@@ -35,6 +38,9 @@ ASSIGNORS: dict[str, type[Assignor]] = {
     )
 }
 """kafka-python's assignors by name."""
+
+_STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
+"""Of these, only name and class are kafka-python's: `sticky_assignment` assigns."""
 
 UNIFORM = "uniform"
 """Kafka's name of its default assignor on the server; here it is cooperative-sticky."""
@@ -156,6 +162,10 @@ def _ask(
     try:
         if type(assignor) is RoundRobinPartitionAssignor:
             return _round_robin(ordered, counts)
+        if type(assignor) in _STICKY:
+            return assign_sticky(
+                {c.member_id: c.topics for c in ordered}, {c.member_id: c.owned for c in ordered}, counts
+            )
         members = [_Member(c.member_id, c.instance_id, _metadata(assignor, c, generation)) for c in ordered]
         answer = assignor.assign(_Topics(counts), members)
         given = {

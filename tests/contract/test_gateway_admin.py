@@ -14,7 +14,13 @@ from kafka.errors import (
     NonEmptyGroupError,
     TransactionalIdNotFoundError,
 )
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeTopicPartitionsRequest, ElectionType
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DescribeConfigsRequest,
+    DescribeTopicPartitionsRequest,
+    ElectionType,
+)
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.structs import OffsetAndMetadata
 
@@ -24,6 +30,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 
 A0 = TopicPartition("a", 0)
+POLICY_VIOLATION = 44
 
 on_sqlite = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 """The methods behind a gateway have contract tests on both stores."""
@@ -58,6 +65,33 @@ def results(futures):
     return {
         key: each.exception().args[0].name() if each.exception() else each.result() for key, each in futures.items()
     }
+
+
+@on_sqlite
+def test_partitions_of_a_request_are_bounded_together(cluster, gateway):
+    wanted, more = CreateTopicsRequest.CreatableTopic, CreatePartitionsRequest.CreatePartitionsTopic
+
+    def create(**counts):
+        topics = [
+            wanted(name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
+            for name, count in counts.items()
+        ]
+        answer = wire.exchange(CreateTopicsRequest(topics=topics, timeout_ms=60_000, validate_only=False), 5)
+        return {each.name: (each.error_code, each.error_message) for each in answer.topics}
+
+    def add(**counts):
+        topics = [more(name=name, count=count, assignments=None) for name, count in counts.items()]
+        answer = wire.exchange(CreatePartitionsRequest(topics=topics, timeout_ms=60_000, validate_only=True), 3)
+        return {each.name: each.error_code for each in answer.results}
+
+    with WireConnection(gateway.port) as wire:
+        refused = create(a=5_000, b=5_000, c=-1)
+        assert {code for code, _ in refused.values()} == {POLICY_VIOLATION}
+        assert refused["c"][1].startswith("Excessively large number of partitions per request")
+        assert list_topics(cluster) == [], "nothing is done for a part of the topics"
+        assert create(a=2, b=3, c=-1) == dict.fromkeys("abc", (0, None))
+        assert add(a=5_002, b=5_004) == dict.fromkeys("ab", POLICY_VIOLATION)
+        assert add(a=5_002, b=5_003) == dict.fromkeys("ab", 0), "those that a topic has already do not count"
 
 
 @on_sqlite

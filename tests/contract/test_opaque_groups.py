@@ -2,9 +2,11 @@
 
 import contextlib
 import threading
+import time
 
 import kafka
 import pytest
+import sqlalchemy as sa
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from kafka.protocol.admin import (
     DeleteGroupsRequest,
@@ -26,11 +28,11 @@ from spark_log.metadata.columns import OPAQUE_MEMBER
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.opaque_member import OpaqueMember, assign, settle
+from tests.support.opaque_member import JOIN, OpaqueMember, assign, settle
 from tests.support.topics import make
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
-NON_EMPTY_GROUP, FENCED_INSTANCE_ID = 68, 82
+NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
 
 
 @pytest.fixture
@@ -180,6 +182,65 @@ def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
     assert second.join() == NONE, "first does not join again"
     assert second.others == [second.member_id]
     assert first.beat() == UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_heartbeats_and_never_syncs_is_dropped_at_the_rebalance_timeout(cluster, connect):
+    first, second = (OpaqueMember(connect(), rebalance_timeout_ms=600) for _ in range(2))
+    for member in (first, second):
+        member.reserve()
+    for member in (first, second):
+        member.send_join()
+    assert [member.joined().error_code for member in (first, second)] == [NONE, NONE]
+    leader, silent = (first, second) if first.others else (second, first)
+    assert (leader.assign("a"), silent.beat()) in ((b"a0", NONE), (b"a1", NONE))
+    beats = {silent.beat()}
+    while UNKNOWN_MEMBER_ID not in beats:
+        beats.add(silent.beat())
+    assert beats == {NONE, UNKNOWN_MEMBER_ID}
+    assert (leader.beat(), leader.join()) == (REBALANCE_IN_PROGRESS, NONE)
+    assert leader.others == [leader.member_id]
+
+
+def joining_members(cluster, group_id):
+    query = sa.select(OPAQUE_MEMBER.member_id).where(
+        OPAQUE_MEMBER.group_id == group_id, OPAQUE_MEMBER.phase == "joining"
+    )
+    return len(cluster.store.read(lambda connection: connection.execute(query).all()))
+
+
+def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster, cluster_address, tmp_path):
+    """The gateway has memory for the frames of four of these members at a time."""
+    options = ("--config", "queued.max.request.bytes=4000000")
+    with contextlib.ExitStack() as stack, GatewayProcess(tmp_path, cluster_address, *options) as gateway:
+
+        def member(group_id, metadata=b"metadata"):
+            made = OpaqueMember(stack.enter_context(WireConnection(gateway.port)), group_id)
+            made.metadata = metadata
+            return made
+
+        for group_id in "gh":
+            first = member(group_id)
+            settle(first)
+            others = [member(group_id, bytes(1_000_000)) for _ in range(4)]
+            for other in others:
+                other.send_join()
+            until_s = time.monotonic() + 20
+            while joining_members(cluster, group_id) < len(others):
+                assert time.monotonic() < until_s, "a request waits for the memory of those that wait"
+        refused = member("h", bytes(1_000_000))
+        answer = refused.wire.exchange(refused.join_request(), JOIN)
+        assert (answer.error_code, answer.member_id) == (GROUP_MAX_SIZE_REACHED, ""), "and it is not waited for"
+        assert first.join() == NONE
+        assert [other.joined().error_code for other in others] == [NONE] * 4
+        [leader] = [each for each in (first, *others) if each.others]
+        assert len(leader.others) == 5
+        followers = [each for each in (first, *others) if each is not leader]
+        followers[0].send_sync()
+        leader.send_sync(dict.fromkeys(leader.others, bytes(100_000)))
+        assert leader.synced() == UNKNOWN_SERVER_ERROR
+        assert followers[0].synced() == REBALANCE_IN_PROGRESS
+        assert [each.beat() for each in (leader, *followers)] == [REBALANCE_IN_PROGRESS] * 5
+        assert "Traceback" not in gateway.output
 
 
 def test_static_members_start_again_without_a_rebalance(cluster, connect):

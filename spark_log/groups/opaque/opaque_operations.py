@@ -10,10 +10,11 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.errors import InconsistentGroupProtocolError, UnknownMemberIdError
+from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
-from spark_log.groups.opaque.opaque_rows import delete_opaque, read_opaque, save_opaque
+from spark_log.groups.opaque.limits import check_join, check_request
+from spark_log.groups.opaque.opaque_rows import delete_opaque, read_member_ids, read_opaque, read_part, save_opaque
 from spark_log.groups.opaque.rules import (
     Joining,
     OpaqueGroup,
@@ -35,6 +36,65 @@ class Seen(NamedTuple):
 
     group: OpaqueGroup
     wait_ms: int | None
+
+
+class Mark(NamedTuple):
+    """The facts of a group that members wait to change: what `wait_ms` of `Seen` is, and `member_ids` of all."""
+
+    state: State
+    generation: int
+    member_ids: set[str]
+    wait_ms: int | None
+
+
+def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
+    """As `change`, for a step that only renews the session of one member, if that. The group is returned with this
+    member alone, unless time has changed it: the others are not read, whose metadata may be large.
+    """
+
+    def decide(connection: sa.Connection) -> tuple[OpaqueGroup, Seen, StoreClock] | None:
+        """The group before and after, with this member; None if that is not enough."""
+        now = store.clock(connection)
+        part = read_part(connection, group_id, member_id, now)
+        if part is None or (part.until_ms is not None and part.until_ms <= now.lease_ms):
+            return None
+        try:
+            after = step(part.group, now.lease_ms)
+        except (UnknownMemberIdError, FencedInstanceIdError):
+            return None  # which of the two it is depends on the others
+        wait_ms = None if part.until_ms is None else part.until_ms - now.lease_ms
+        return part.group, Seen(after, wait_ms), now
+
+    def renew(connection: sa.Connection, _attempt: Attempt) -> Seen | None:
+        rows.read_group(connection, group_id, lock=True)
+        decided = decide(connection)
+        if decided is None:
+            return None
+        before, seen, now = decided
+        save_opaque(connection, before, seen.group, now)
+        return seen
+
+    decided = store.read(decide)
+    seen: Seen | None = None
+    if decided is not None:
+        before, seen, _ = decided
+        if seen.group != before:
+            seen = store.transact(renew)
+    return seen or change(store, group_id, step)
+
+
+def mark_of(store: Store, group_id: str) -> Mark | None:
+    """None if there is no such group."""
+
+    def read(connection: sa.Connection) -> Mark | None:
+        now = store.clock(connection)
+        part = read_part(connection, group_id, "", now)
+        if part is None:
+            return None
+        wait_ms = None if part.until_ms is None else max(part.until_ms - now.lease_ms, 0)
+        return Mark(part.group.state, part.group.generation, read_member_ids(connection, group_id), wait_ms)
+
+    return store.read(read)
 
 
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:
@@ -63,8 +123,9 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
 
 def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
     """Apply `rules.join`. A group without members becomes opaque; InconsistentGroupProtocolError if it has members of
-    another kind.
+    another kind. GroupMaxSizeReachedError.
     """
+    check_request(request)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> tuple[OpaqueGroup | None, OpaqueGroup, StoreClock]:
         row = rows.lock_or_make_group(connection, group_id, store.clock(connection))
@@ -81,6 +142,7 @@ def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
         now_ms = now.lease_ms
         group = OpaqueGroup(group_id, row.group.generation) if before is None else advance(before, now_ms)
         after = join(group, request, now_ms)
+        check_join(group, request, after)
         save_opaque(connection, before, after, now)
         return before, after, now
 

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,6 +30,27 @@ _ALL_MEMBERS = sa.select(
     OPAQUE_MEMBER.until_ms, OPAQUE_MEMBER.clock_epoch, OPAQUE_MEMBER.phase, OPAQUE_MEMBER.assignment,
 )  # fmt: skip
 _MEMBERS = Prepared(_ALL_MEMBERS.where(OPAQUE_MEMBER.group_id == sa.bindparam("g")))
+_MEMBER = Prepared(
+    _ALL_MEMBERS.where(OPAQUE_MEMBER.group_id == sa.bindparam("g"), OPAQUE_MEMBER.member_id == sa.bindparam("m"))
+)
+_FIRST_END = Prepared(
+    sa.select(
+        sa.func.min(
+            sa.case(
+                (OPAQUE_MEMBER.clock_epoch == sa.bindparam("epoch"), OPAQUE_MEMBER.until_ms),
+                else_=sa.literal_column(str(_EXPIRED_MS)),
+            )
+        )
+    ).where(OPAQUE_MEMBER.group_id == sa.bindparam("g"))
+)
+_MEMBER_IDS = Prepared(sa.select(OPAQUE_MEMBER.member_id).where(OPAQUE_MEMBER.group_id == sa.bindparam("g")))
+
+
+class Part(NamedTuple):
+    """A group with one of its members, or none. It is what was written until the time `until_ms`; None: for ever."""
+
+    group: OpaqueGroup
+    until_ms: int | None
 
 
 def read_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> OpaqueGroup | None:
@@ -38,6 +59,23 @@ def read_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> Op
     if not found:
         return None
     return replace(_group(found[0], now), members=_by_id(_MEMBERS.rows(connection, {"g": group_id}), now))
+
+
+def read_part(connection: sa.Connection, group_id: str, member_id: str, now: StoreClock) -> Part | None:
+    """The group with this member alone, without the bytes of the others; None if it is none of this kind."""
+    found = _GROUP.rows(connection, {"g": group_id})
+    if not found:
+        return None
+    members = _by_id(_MEMBER.rows(connection, {"g": group_id, "m": member_id}), now)
+    group = replace(_group(found[0], now), members=members)
+    [(first_end_ms,)] = _FIRST_END.rows(connection, {"g": group_id, "epoch": now.clock_epoch})
+    times = [each for each in (first_end_ms, group.deadline_ms) if each is not None]
+    return Part(group, min(times, default=None))
+
+
+def read_member_ids(connection: sa.Connection, group_id: str) -> set[str]:
+    """Those of PENDING members too."""
+    return {member_id for (member_id,) in _MEMBER_IDS.rows(connection, {"g": group_id})}
 
 
 def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, OpaqueGroup]:
@@ -72,7 +110,7 @@ def save_opaque(connection: sa.Connection, before: OpaqueGroup | None, after: Op
             connection.execute(t.opaque_member.insert(), values)
         elif member != old[member_id]:
             mine = (OPAQUE_MEMBER.group_id == after.group_id) & (OPAQUE_MEMBER.member_id == member_id)
-            connection.execute(t.opaque_member.update().where(mine).values(_of_member(member, now)))
+            connection.execute(t.opaque_member.update().where(mine).values(_changed(old[member_id], member, now)))
     was_empty = before is None or not before.joined
     if before is None or before.generation != after.generation or was_empty is bool(after.joined):
         empty_since_ms = None if after.joined else now.wall_ms
@@ -120,18 +158,34 @@ def _of_group(group: OpaqueGroup, now: StoreClock) -> dict[str, Any]:
     }
 
 
+def _changed(before: OpaqueMember, after: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+    """Columns to write: those that may be large only if they have changed."""
+    values = _of_state(after, now)
+    if after.protocols != before.protocols:
+        values |= _of_metadata(after)
+    if after.assignment != before.assignment:
+        values["assignment"] = after.assignment
+    return values
+
+
 def _of_member(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+    return {**_of_state(member, now), **_of_metadata(member), "assignment": member.assignment}
+
+
+def _of_metadata(member: OpaqueMember) -> dict[str, Any]:
     said = [(name, base64.b64encode(metadata).decode()) for name, metadata in member.protocols]
+    return {"protocols": json.dumps(said, separators=(",", ":"))}
+
+
+def _of_state(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
     return {
         "instance_id": member.instance_id,
         "client": json.dumps({"id": member.client_id, "host": member.host}),
-        "protocols": json.dumps(said, separators=(",", ":")),
         "session_timeout_ms": member.session_timeout_ms,
         "rebalance_timeout_ms": member.rebalance_timeout_ms,
         "until_ms": member.until_ms,
         "clock_epoch": now.clock_epoch,
         "phase": member.phase.value,
-        "assignment": member.assignment,
     }
 
 

@@ -173,6 +173,11 @@ def join_answer(group: OpaqueGroup, member_id: str, instance_id: str | None) -> 
     return JoinAnswer(group.generation, group.protocol, group.leader, members, skip_assignment)
 
 
+def leads(group: OpaqueGroup, member_id: str) -> bool:
+    """Whether the answer to the member's JoinGroup has the metadata of all."""
+    return group.leader == member_id and group.state is not State.PREPARING
+
+
 def sync(
     group: OpaqueGroup,
     member_id: str,
@@ -203,6 +208,23 @@ def sync(
 def sync_answer(group: OpaqueGroup, member_id: str) -> bytes | None:
     """The assignment of a member; None: it waits for the leader."""
     return group.members[member_id].assignment if group.state is State.STABLE else None
+
+
+def wait_for_assignment(
+    group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
+) -> OpaqueGroup:
+    """The group with the session renewed of a member that has asked for its assignment. The errors of `sync`."""
+    member = _in_generation(group, member_id, instance_id, generation)
+    if group.state is State.PREPARING:
+        raise _rebalancing(group)
+    return replace_member(group, touched(member, now_ms))
+
+
+def begin_again(group: OpaqueGroup, generation: int, now_ms: int) -> OpaqueGroup:
+    """The group in another rebalance, if the leader's assignment of this generation cannot be stored."""
+    if group.state is not State.COMPLETING or group.generation != generation:
+        return group
+    return _prepare(group, now_ms)
 
 
 def check_protocol(group: OpaqueGroup, protocol_type: str | None, protocol: str | None) -> None:

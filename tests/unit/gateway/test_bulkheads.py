@@ -4,6 +4,8 @@ import asyncio
 import threading
 
 from spark_log.gateway.bulkheads import Bulkheads, Lane
+from spark_log.gateway.memory_budget import MemoryBudget
+from spark_log.gateway.request_memory import RequestMemory
 
 
 def test_a_group_leaves_threads_for_others_a_client_with_many_groups_too_and_groups_for_other_kinds():
@@ -94,3 +96,32 @@ def test_who_waits_holds_no_thread_of_a_name_or_client_and_clients_take_turns():
             bulkheads.close()
 
     asyncio.run(run())
+
+
+def test_a_cancelled_call_keeps_the_memory_of_its_request_until_it_returns():
+    async def run():
+        bulkheads, go_on, running = Bulkheads(), threading.Event(), threading.Event()
+        budgets = [MemoryBudget(100) for _ in range(3)]
+        memory = RequestMemory(*budgets, 100, lambda: None, "client")
+
+        def wait():
+            running.set()
+            go_on.wait(60)
+
+        try:
+            await memory.records.more(70)
+            task = asyncio.create_task(bulkheads.run(Lane.CODEC, "client", wait, memory=memory))
+            while not running.is_set():
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+            memory.close()
+            assert memory.records.bytes == 70
+            go_on.set()
+            while memory.records.bytes:
+                await asyncio.sleep(0.01)
+        finally:
+            go_on.set()
+            bulkheads.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))

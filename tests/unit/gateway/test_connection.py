@@ -45,7 +45,7 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
         settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
         services = SimpleNamespace(
             settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
-            frames=MemoryBudget(1), records=MemoryBudget(1), responses=MemoryBudget(1),
+            frames=MemoryBudget(1_000), records=MemoryBudget(1), responses=MemoryBudget(1),
         )  # fmt: skip
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
         reader = ClientReader(asyncio.get_running_loop())

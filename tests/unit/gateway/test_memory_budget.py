@@ -15,9 +15,9 @@ def patience(monkeypatch):
 
 
 class Client:
-    def __init__(self, budget):
+    def __init__(self, budget, key=None):
         self.closed = False
-        self.hold = budget.hold(self.close)
+        self.hold = budget.hold(self.close, key or f"User:ANONYMOUS@{id(self)}")
 
     def close(self):
         self.closed = True
@@ -140,5 +140,74 @@ def test_one_request_may_be_larger_than_all_memory():
         client = Client(budget := MemoryBudget(100))
         await asyncio.wait_for(client.hold.more(150), 10)
         assert budget.bytes_held == 150
+
+    asyncio.run(run())
+
+
+def test_a_large_request_has_its_turn_beside_clients_that_give_back_and_ask_again():
+    async def run():
+        budget = MemoryBudget(100)
+        attackers = [Client(budget, "attacker") for _ in range(20)]
+        is_given = asyncio.Event()
+
+        async def ask_again(client):
+            while not is_given.is_set():
+                await client.hold.more(20)
+                await asyncio.sleep(0.01)
+                client.hold.set(0)
+
+        attacks = [asyncio.create_task(ask_again(client)) for client in attackers]
+        await asyncio.sleep(0.02)
+        victim = Client(budget)
+        await asyncio.wait_for(victim.hold.more(60), 5)
+        is_given.set()
+        victim.hold.close()
+        await asyncio.gather(*attacks)
+
+    asyncio.run(run())
+
+
+def test_responses_that_exist_beyond_the_budget_end_the_largest_that_are_not_read():
+    async def run():
+        budget = MemoryBudget(100)
+        busy, *stalled = (Client(budget) for _ in range(4))
+        busy.hold.set(40)
+        for client, size in zip(stalled, (30, 50, 60), strict=True):
+            client.hold.set(size)
+            client.stall(10)
+        while budget.bytes_held > budget.bytes_max:
+            await asyncio.sleep(0.01)
+        assert [client.closed for client in (busy, *stalled)] == [False, False, True, True]
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_responses_that_wait_for_each_other_while_they_grow_do_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(memory_budget, "_STALLED_S", 0.01)
+
+    async def run():
+        budget = MemoryBudget(100)
+        first, second = Client(budget), Client(budget)
+        await first.hold.more(50)
+        await second.hold.more(40)
+        grown = await asyncio.wait_for(
+            asyncio.gather(first.hold.more(60), second.hold.more(60), return_exceptions=True), 10
+        )
+        assert (first.closed, second.closed) == (True, False)
+        assert [type(one) for one in grown] == [ConnectionAbortedError, type(None)]
+
+    asyncio.run(run())
+
+
+def test_what_is_taken_at_once_never_waits_and_passes_no_other_that_waits():
+    async def run():
+        budget = MemoryBudget(100)
+        first, second, third = (Client(budget) for _ in range(3))
+        assert first.hold.more_at_once(90) and not second.hold.more_at_once(20)
+        task = await begun(second, 20)
+        assert not third.hold.more_at_once(5)
+        first.hold.close()
+        await asyncio.wait_for(task, 10)
+        assert budget.bytes_held == 20
 
     asyncio.run(run())

@@ -1,0 +1,55 @@
+"""How large an opaque group may be. Pure functions; callers apply them to the group before and after a request."""
+
+from collections.abc import Collection
+
+from spark_log.errors import GroupAssignmentTooLargeError, GroupMaxSizeReachedError
+from spark_log.groups.opaque.rules import Joining, OpaqueGroup, OpaqueMember
+
+BYTES_MAX = 4 * 1024 * 1024
+"""Names, metadata and assignments of the members of a group together. A request of a member may read and write all of
+it, and the answer to the leader has all metadata. A broker keeps the same as one record: 1 MiB by default."""
+MEMBERS_MAX = 1_000
+"""Members of a group, with those that have only got an id. A rebalance costs the square of it."""
+
+
+def check_join(group: OpaqueGroup, request: Joining, after: OpaqueGroup) -> None:
+    """GroupMaxSizeReachedError if there is no room for the member, or for its metadata. `after`: with the member."""
+    new = after.members.keys() - group.members.keys()
+    if new and len(after.members) > max(MEMBERS_MAX, len(group.members)):
+        raise GroupMaxSizeReachedError(f"group {group.group_id!r} has {MEMBERS_MAX} members")
+    size = _size(after.members.values())
+    if request.id_required:  # it has got an id now, and comes again with this metadata: a rebalance would wait for it
+        size += _bytes_of(request)
+    if size > BYTES_MAX and size > _size(group.members.values()):
+        raise GroupMaxSizeReachedError(
+            f"group {group.group_id!r}: with {_bytes_of(request)} bytes of metadata of another member, names, metadata"
+            f" and assignments would have more than {BYTES_MAX} bytes"
+        )
+
+
+def check_request(request: Joining) -> None:
+    """GroupMaxSizeReachedError if no group has room for this metadata: it is known before the group is read."""
+    if _bytes_of(request) > BYTES_MAX:
+        raise GroupMaxSizeReachedError(f"the metadata of a member has more than {BYTES_MAX} bytes")
+
+
+def check_assignment(group: OpaqueGroup, after: OpaqueGroup) -> None:
+    """GroupAssignmentTooLargeError if the leader has sent more than there is room for. `after`: with its assignment."""
+    size = _size(after.members.values())
+    if size > BYTES_MAX and size > _size(group.members.values()):
+        raise GroupAssignmentTooLargeError(
+            f"group {group.group_id!r}: with the assignment of its leader, names, metadata and assignments would have"
+            f" {size} bytes, more than {BYTES_MAX}"
+        )
+
+
+def _bytes_of(request: Joining) -> int:
+    return sum(len(name) + len(metadata) for name, metadata in request.protocols)
+
+
+def _size(members: Collection[OpaqueMember]) -> int:
+    return sum(
+        sum(len(name) + len(metadata) for name, metadata in each.protocols)
+        + len(each.assignment) + len(each.member_id) + len(each.instance_id or "") + len(each.client_id)
+        for each in members
+    )  # fmt: skip

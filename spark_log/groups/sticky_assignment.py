@@ -1,0 +1,128 @@
+"""The assignors sticky and cooperative-sticky: balanced, and partitions stay with their owners where balance permits.
+
+    kept      each partition stays with its owner, if that is a member that subscribes to its topic
+    given     the others go to the subscriber with the fewest partitions
+    levelled  while two subscribers of a topic differ by more than one, the larger one gives a partition of it away
+
+Invariant: after `levelled`, no single move of a partition would make two members more equal. Members with the same
+subscription differ by at most one, and no assignment that balances them so moves fewer partitions. Members whose
+subscriptions overlap in long chains may need more than `_ROUNDS_MAX` rounds, and then differ by more.
+
+Topics with the same subscribers are levelled together, so the time is O(n log n) in partitions and subscriptions.
+kafka-python's assignors of these names find the same by trying the moves one by one: tens of seconds for 15,000
+partitions, in a thread that other members wait for.
+"""
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spark_log.groups.rules import Partitions
+from spark_log.ids import TopicPartition
+
+_ROUNDS_MAX = 20
+
+
+@dataclass
+class _Class:
+    """Topics that have the same subscribers, which are numbers of members in order."""
+
+    subscribers: Sequence[int]
+    topics: list[str] = field(default_factory=list)
+    held: dict[int, list[TopicPartition]] = field(default_factory=dict)
+    """Of these topics, by member."""
+
+
+def assign_sticky(
+    subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions], counts: Mapping[str, int]
+) -> dict[str, Partitions]:
+    """The partitions of each member of `subscriptions`; members that come first get more where it does not divide.
+
+    `counts` has the partition count of each topic; topics that are not in it do not exist.
+    """
+    classes = _classes(subscriptions, counts)
+    loads = [0] * len(subscriptions)
+    owners = _kept(subscriptions, owned)
+    for each in classes:
+        _give(each, loads, owners, counts)
+    for _ in range(_ROUNDS_MAX):
+        moves = [_level(each, loads) for each in classes]
+        if len(classes) == 1 or not any(moves):
+            break
+    given: list[list[TopicPartition]] = [[] for _ in subscriptions]
+    for each in classes:
+        for member, partitions in each.held.items():
+            given[member] += partitions
+    return {name: frozenset(given[member]) for member, name in enumerate(subscriptions)}
+
+
+def _classes(subscriptions: Mapping[str, Collection[str]], counts: Mapping[str, int]) -> list[_Class]:
+    """Those with the fewest subscribers first: their partitions have the least choice."""
+    subscribers: dict[str, list[int]] = {topic: [] for topic in sorted(counts)}
+    for member, topics in enumerate(subscriptions.values()):
+        for topic in topics:
+            if topic in subscribers:
+                subscribers[topic].append(member)
+    classes: dict[tuple[int, ...], _Class] = {}
+    for topic, members in subscribers.items():
+        if members:
+            classes.setdefault(tuple(members), _Class(members)).topics.append(topic)
+    return sorted(classes.values(), key=lambda each: len(each.subscribers))
+
+
+def _kept(subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions]) -> dict[TopicPartition, int]:
+    """The owners that subscribe to the topic; the first one, where two claim a partition."""
+    owners: dict[TopicPartition, int] = {}
+    for member, (name, topics) in enumerate(subscriptions.items()):
+        for partition in owned.get(name, ()):
+            if partition.topic in topics:
+                owners.setdefault(partition, member)
+    return owners
+
+
+def _give(each: _Class, loads: list[int], owners: Mapping[TopicPartition, int], counts: Mapping[str, int]) -> None:
+    """Fill `held`: owners keep theirs, others go to the least loaded subscriber."""
+    free = []
+    numbers_max = max(counts[topic] for topic in each.topics)
+    for number in range(numbers_max):  # the topics in turn, so that a member gives away some of each
+        for topic in each.topics:
+            if number < counts[topic]:
+                partition = TopicPartition(topic, number)
+                owner = owners.get(partition)
+                if owner is None:
+                    free.append(partition)
+                else:
+                    each.held.setdefault(owner, []).append(partition)
+                    loads[owner] += 1
+    least = [(loads[member], member) for member in each.subscribers]
+    heapq.heapify(least)
+    for partition in sorted(free):  # topic by topic, so that each is spread over the members
+        load, member = least[0]
+        each.held.setdefault(member, []).append(partition)
+        loads[member] = load + 1
+        heapq.heapreplace(least, (load + 1, member))
+
+
+def _level(each: _Class, loads: list[int]) -> int:
+    """Move partitions from the most to the least loaded subscribers; the number of moves."""
+    least = [(loads[member], member) for member in each.subscribers]
+    most = [(-loads[member], -member) for member, partitions in each.held.items() if partitions]
+    heapq.heapify(least)
+    heapq.heapify(most)
+    moves = 0
+    while most:
+        giver, taker = -most[0][1], least[0][1]
+        if -most[0][0] != loads[giver] or not each.held[giver]:
+            heapq.heappop(most)  # its load has changed since, or it has none of these topics left
+        elif least[0][0] != loads[taker]:
+            heapq.heappop(least)
+        elif loads[giver] - loads[taker] <= 1:
+            break
+        else:
+            each.held.setdefault(taker, []).append(each.held[giver].pop())
+            for member, change in ((giver, -1), (taker, 1)):
+                loads[member] += change
+                heapq.heappush(most, (-loads[member], -member))
+                heapq.heappush(least, (loads[member], member))
+            moves += 1
+    return moves
