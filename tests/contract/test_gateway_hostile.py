@@ -19,7 +19,7 @@ from tests.support.topics import make
 
 MUTATIONS = 25
 """Of each API, in its lowest and in its highest version."""
-IDLE = 1_000
+IDLE = 900
 MEMORY_MB_MAX = 400
 HEADER_BYTES = 12
 """Length, API key, version and correlation id."""

@@ -14,18 +14,9 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.records import ranges_of
 from tests.support.topics import make
-from tests.support.wire_producer import WireProducer, code_of
+from tests.support.wire_producer import LOADING, VERSIONS, WireProducer, call, code_of
 
-VERSIONS = {"AddPartitionsToTxn": 1, "AddOffsetsToTxn": 1, "TxnOffsetCommit": 3, "EndTxn": 1}
-LOADING = 14
 POINT = "gateway.transaction-request-read"
-
-
-def call(connection, request):
-    """The error code. A connection that has no claim yet takes it at the first call."""
-    version = VERSIONS[type(request).__name__.removesuffix("Request")]
-    code = code_of(connection.exchange(request, version))
-    return code_of(connection.exchange(request, version)) if code == LOADING else code
 
 
 def values(cluster, name):

@@ -20,6 +20,8 @@ _TRANSACTIONAL = 0x10
 _ATTRIBUTES, _PRODUCER = 21, 43
 """Where they are in a batch's header."""
 NOON_MS = 1_700_000_000_000
+VERSIONS = {"AddPartitionsToTxn": 1, "AddOffsetsToTxn": 1, "TxnOffsetCommit": 3, "EndTxn": 1}
+LOADING = 14
 
 
 def transactional_batch(
@@ -110,3 +112,10 @@ def code_of(response: Message) -> int:
                 code = getattr(partition, "partition_error_code", None)
                 return int(partition.error_code if code is None else code)
     return int(response.error_code)
+
+
+def call(connection: WireConnection, request: Message) -> int:
+    """The error code. A connection that has no claim yet takes it at the first call."""
+    version = VERSIONS[type(request).__name__.removesuffix("Request")]
+    code = code_of(connection.exchange(request, version))
+    return code_of(connection.exchange(request, version)) if code == LOADING else code

@@ -1,0 +1,170 @@
+"""A cluster with data of every kind, as a release leaves it when its processes are killed: later releases upgrade it.
+
+    python -m tests.support.release_cluster tests/fixtures/cluster_v2.tar.xz
+
+writes it with the code of today. Run it before the schema of the metadata store changes.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.groups.committed_offsets import commit_offsets
+from spark_log.ids import TopicPartition
+from spark_log.metadata.address import SQLITE_FILE
+from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.group_members import Reader, settle
+from tests.support.opaque_member import OpaqueMember
+from tests.support.opaque_member import settle as settle_opaque
+from tests.support.wire_producer import WireProducer, call
+
+SCHEMA = "id BIGINT, item STRING"
+GROUPS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-connect": 1, "offsets-only": 0}
+"""Groups, with their members."""
+COMMITTED = 3
+"""Offset of events-0 that each group has committed."""
+EVENTS, ORDERS = 2_000, 50
+"""Records of partition 0 of topic events before those of transactions, and of topic orders."""
+
+
+@dataclass(frozen=True)
+class WireState:
+    """A producer of a Kafka client, as far as it had come."""
+
+    name: str
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+def write_cluster(folder: Path) -> dict[str, WireState]:
+    """A cluster in `folder`/cluster; its Kafka clients. No process uses it any more, and none has ended cleanly."""
+    address = str(folder / "cluster")
+    with Cluster.init(address) as cluster, GatewayProcess(folder, address) as gateway:
+        _topics(address)
+        _groups(cluster, gateway.port)
+        clients = _clients(gateway.port)
+        _open_transaction_of_our_producer(address)
+        gateway.kill()
+    store = sqlite3.connect(folder / "cluster" / SQLITE_FILE)
+    store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.execute("VACUUM")
+    store.close()
+    return clients
+
+
+def _topics(address: str) -> None:
+    """Files and blobs, keys and tombstones, typed values, erased records, users, ACLs and quotas."""
+    run = ["topic", "create", "events", "--partitions", "2"]
+    _spark_log(address, *run)
+    _spark_log(address, "topic", "create", "states", "--config", "cleanup.policy=compact")
+    _spark_log(
+        address, "topic", "create", "orders", "--config", "value.format=json", "--config", f"value.schema={SCHEMA}"
+    )
+    lines = "".join(f"event {number}\n" for number in range(EVENTS))
+    _spark_log(address, "produce", "events", "--partition", "0", lines=lines)
+    _spark_log(address, "maintenance")
+    orders = "".join(json.dumps({"id": number, "item": "tea"}) + "\n" for number in range(ORDERS))
+    _spark_log(address, "produce", "orders", lines=orders)
+    states = "".join(f"k{number % 5}:v{number}\n" for number in range(40)) + "k0:\n"
+    _spark_log(address, "produce", "states", "--key-separator", ":", lines=states)
+    _spark_log(address, "quota", "set", "--client-id", "greedy", "--config", "producer_byte_rate=1000000")
+    _spark_log(address, "acl", "add", "--principal", "User:ann", "--operation", "READ", "--topic", "events")
+    _spark_log(address, "cluster", "config", "--set", "transaction.max.timeout.ms=900000")
+
+
+def _groups(cluster: Cluster, port: int) -> None:
+    for group in GROUPS:
+        commit_offsets(cluster.store, group, {TopicPartition("events", 0): COMMITTED})
+    settle(*(Reader(cluster, topics=["events"], group="of-library") for _ in range(2)))
+    with contextlib.ExitStack() as stack:
+
+        def wire() -> WireConnection:
+            return stack.enter_context(WireConnection(port))
+
+        ids = topic_ids(wire(), "events")
+        ConsumerMember(wire(), "of-consumers", ids, subscribed_topic_names=["events"]).join()
+        classic = ClassicMember(wire(), "of-classic", ["events"])
+        assert classic.join() == 0
+        assert classic.sync() == 0
+        settle_opaque(OpaqueMember(wire(), "of-connect"))
+
+
+def _clients(port: int) -> dict[str, WireState]:
+    """One producer with an open transaction, with a record and an offset; one that has committed; an idempotent one."""
+    with WireConnection(port) as wire:
+        done = WireProducer(wire, "done")
+        assert call(wire, done.add_partitions("events")) == 0
+        assert done.send(wire, "events", b"committed").error_code == 0
+        assert call(wire, done.end(commit=True)) == 0
+        half = WireProducer(wire, "half", timeout_ms=600_000)
+        assert call(wire, half.add_partitions("events")) == 0
+        assert half.send(wire, "events", b"pending").error_code == 0
+        assert call(wire, half.add_offsets("offsets-only")) == 0
+        assert call(wire, half.commit_offset("events", COMMITTED + 1, "offsets-only")) == 0
+        idempotent = WireProducer(wire, None)
+        for number in range(3):
+            assert idempotent.send(wire, "events", b"%d" % number, flag=0, transactional=False).error_code == 0
+    return {
+        name: WireState(name, each.producer_id, each.epoch, sequence)
+        for name, each, sequence in [("done", done, 1), ("half", half, 1), ("idempotent", idempotent, 3)]
+    }
+
+
+def _open_transaction_of_our_producer(address: str) -> None:
+    """In a process that is killed before the commit; and one that was committed before."""
+    code = """
+import os, sys
+from spark_log import Producer
+producer = Producer(cluster=sys.argv[1], transactional_id="ours", linger_ms=0, transaction_timeout_ms=600_000)
+producer.init_transactions()
+for value in (b"ours", b"ours open"):
+    producer.begin_transaction()
+    producer.send("events", value, partition=0)
+    producer.send("events", value * 100_000, partition=1)
+    producer.flush()
+    if value == b"ours":
+        producer.commit_transaction()
+print("pending", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "pending\n"
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def _spark_log(address: str, *arguments: str, lines: str | None = None) -> None:
+    command = [sys.executable, "-c", "from spark_log.cli.main import app; app()", *arguments, "--cluster", address]
+    subprocess.run(command, input=lines, text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def main(archive: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        clients = write_cluster(folder)
+        (folder / "clients.json").write_text(json.dumps({key: asdict(state) for key, state in clients.items()}))
+        for log in (folder / "cluster").glob("*/*/_delta_log/*.json"):  # it names the folder, which nobody reads
+            log.write_text(log.read_text().replace(name, ""))
+        with tarfile.open(archive, "w:xz") as tar:
+            for part in ("cluster", "clients.json"):
+                tar.add(folder / part, part)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
