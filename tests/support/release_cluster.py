@@ -17,9 +17,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
+from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids
@@ -59,11 +62,55 @@ def write_cluster(folder: Path) -> dict[str, WireState]:
         clients = _clients(gateway.port)
         _open_transaction_of_our_producer(address)
         gateway.kill()
-    store = sqlite3.connect(folder / "cluster" / SQLITE_FILE)
-    store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    store.execute("VACUUM")
-    store.close()
     return clients
+
+
+def neutral(folder: Path) -> None:
+    """Nothing in the cluster names the machine or the folder any more. Time limits begin anew, as after a reboot."""
+    for log in (folder / "cluster").glob("*/*/_delta_log/*.json"):
+        log.write_text(log.read_text().replace(str(folder), ""))
+    with contextlib.closing(sqlite3.connect(folder / "cluster" / SQLITE_FILE)) as store:
+        for [table] in store.execute(
+            "SELECT m.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE c.name = 'clock_epoch'"
+        ).fetchall():
+            store.execute(f"UPDATE \"{table}\" SET clock_epoch = 'another machine' WHERE clock_epoch IS NOT NULL")
+        store.commit()
+        store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.execute("VACUUM")
+
+
+def unpack(archive: Path, folder: Path) -> tuple[str, dict[str, WireState]]:
+    """The address of the cluster, and its Kafka clients."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    clients = json.loads((folder / "clients.json").read_text())
+    return str(folder / "cluster"), {name: WireState(**state) for name, state in clients.items()}
+
+
+def move_to_postgres(folder: Path, url: str) -> None:
+    """Give the unpacked cluster a store in an empty PostgreSQL database, of the same revision."""
+    lite, postgres = sa.create_engine(f"sqlite:///{folder / 'cluster' / SQLITE_FILE}"), sa.create_engine(url)
+    with lite.connect() as old, postgres.begin() as new:
+        new.execution_options(no_parameters=True).exec_driver_sql((folder / "postgres.sql").read_text())
+        tables = sa.MetaData()
+        tables.reflect(new)
+        for table in tables.sorted_tables:
+            rows = old.execute(sa.select(table)).mappings().all()
+            new.execute(table.delete())
+            if rows:
+                new.execute(table.insert(), [dict(row) for row in rows])
+            for column in table.columns:
+                if column.identity is not None or "nextval" in str(column.server_default):
+                    name = f"pg_get_serial_sequence('\"{table.name}\"', '{column.name}')"
+                    new.execute(
+                        sa.text(
+                            f"SELECT setval({name}, (SELECT coalesce(max({column.name}), 0) + 1 FROM {table.name}))"
+                        )
+                    )
+        log_dir = tables.tables["log_dir"]
+        new.execute(log_dir.update().values(uri=str(folder / "cluster") + "/" + log_dir.c.uri))
+    lite.dispose()
+    postgres.dispose()
 
 
 def _topics(address: str) -> None:
@@ -159,10 +206,11 @@ def main(archive: Path) -> None:
         folder = Path(name)
         clients = write_cluster(folder)
         (folder / "clients.json").write_text(json.dumps({key: asdict(state) for key, state in clients.items()}))
-        for log in (folder / "cluster").glob("*/*/_delta_log/*.json"):  # it names the folder, which nobody reads
-            log.write_text(log.read_text().replace(name, ""))
+        neutral(folder)
+        revisions = "CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY);"
+        (folder / "postgres.sql").write_text(revisions + store_schema._postgresql_statements())
         with tarfile.open(archive, "w:xz") as tar:
-            for part in ("cluster", "clients.json"):
+            for part in ("cluster", "clients.json", "postgres.sql"):
                 tar.add(folder / part, part)
 
 

@@ -43,6 +43,13 @@ class WireProducer:
         assert found.error_code == 0
         self.producer_id, self.epoch = found.producer_id, found.producer_epoch
 
+    @classmethod
+    def resumed(cls, name: str, producer_id: int, epoch: int, sequence: int) -> "WireProducer":
+        """A producer that has sent so many records already."""
+        producer = cls.__new__(cls)
+        producer.name, producer.producer_id, producer.epoch, producer._sequence = name, producer_id, epoch, sequence
+        return producer
+
     @property
     def _who(self) -> tuple[str, int, int]:
         return self.name, self.producer_id, self.epoch
