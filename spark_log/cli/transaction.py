@@ -75,7 +75,6 @@ def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json
             "transactional id": transaction.transactional_id,
             "producer": transaction.producer_id,
             "epoch": transaction.producer_epoch,
-            "transaction": transaction.number,
             "state": transaction.state.value,
             "began": None if transaction.began_ms is None else time_of(transaction.began_ms),
             "open for": _open_for(transaction),

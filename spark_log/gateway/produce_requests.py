@@ -6,7 +6,7 @@ from functools import partial
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from spark_log.append.rules import Acks
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, TransactionAbortableError
 from spark_log.gateway.access.rights import each_topic, on_transaction
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light, decoded_bytes_max
@@ -119,7 +119,8 @@ def _code(error: Exception) -> int:
     if isinstance(error, MetadataStoreUnavailableError):
         return _NOT_ENOUGH_REPLICAS
     code = error_code(error)
-    return _INVALID_PRODUCER_EPOCH if code == _PRODUCER_FENCED else code
+    fenced = code == _PRODUCER_FENCED or isinstance(error, TransactionAbortableError)
+    return _INVALID_PRODUCER_EPOCH if fenced else code
 
 
 APIS = (

@@ -21,6 +21,7 @@ from spark_log.errors import (
     IllegalArgumentError,
     ProducerFencedError,
     SparkLogError,
+    TransactionAbortableError,
 )
 from spark_log.gateway import transactions
 from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic, on_group, on_transaction
@@ -41,6 +42,7 @@ from spark_log.ids import TopicPartition
 from spark_log.security.acl_rules import Operation
 from spark_log.transactions import transaction_store, wire_transactions
 from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.wire_transactions import WireProducer
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -60,6 +62,8 @@ def _code(error: Exception, request: Message) -> int:
         if isinstance(request, TxnOffsetCommitRequest) and request.version < _RETRIES_LOAD_IN_PROGRESS:
             return _UNKNOWN_TOPIC_OR_PARTITION
         return _COORDINATOR_LOAD_IN_PROGRESS
+    if isinstance(error, TransactionAbortableError):  # of KIP-890: a broker tells these clients that they are fenced
+        error = ProducerFencedError(str(error))
     if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
         return _INVALID_PRODUCER_EPOCH
     return error_code(error)
@@ -83,7 +87,7 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
     given = None
     if request.version >= 3 and request.producer_id >= 0:
-        given = request.producer_id, request.producer_epoch
+        given = ProducerRef(request.producer_id, request.producer_epoch)
     ref, claim = transaction_store.init_producer(
         services.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
     )

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import AppendRequest
-from spark_log.append.failed_append_files import delete_files
 from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.pending_offsets import read_pending_offsets
-from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
-from spark_log.log.log import Log, Records
-from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.groups.transacted_offsets import Commits, Committer
+from spark_log.log.log import Log, Records, not_stored
+from spark_log.log.transaction_commit import TransactionCommit
+from spark_log.transactions import wire_transactions
 from spark_log.transactions.claim_rules import Claim
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
@@ -33,7 +32,7 @@ def register_records(
         assert sequence is not None
         rows.setdefault(WireProducer(name, sequence.producer_id, sequence.producer_epoch), []).append(row)
     registrations = [Registration(producer, [written.batches[row] for row in here]) for producer, here in rows.items()]
-    try:
+    with log.naming(written, topics) as unnamed:
         found = wire_transactions.register(
             log.cluster.store,
             registrations,
@@ -42,17 +41,13 @@ def register_records(
             provisional=provisional,
             timeout_ms=timeout_ms,
         )
-    except Exception:  # whether it was stored is not known: asked before the next file is written
-        log.abandon(written, topics)
-        raise
-    outcomes = {
-        row: outcome
-        for here, several in zip(rows.values(), found, strict=True)
-        for row, outcome in zip(here, several, strict=True)
-    }
-    in_order = [outcomes[row] for row in range(len(written.batches))]
-    pairs = zip(written.batches, in_order, strict=True)
-    delete_files(log.cluster, topics, [batch for batch, each in pairs if isinstance(each, Rejected) or each.duplicate])
+        outcomes = {
+            row: outcome
+            for here, several in zip(rows.values(), found, strict=True)
+            for row, outcome in zip(here, several, strict=True)
+        }
+        in_order = [outcomes[row] for row in range(len(written.batches))]
+        unnamed += not_stored(written.batches, in_order)
     rest = iter(in_order)
     return [refused[number] if number in refused else next(rest) for number in range(len(items))]
 
@@ -61,32 +56,25 @@ def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -
     """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
 
     Does nothing if the same call was done before. Batches of deleted topics are dropped, as in Kafka. Raises the errors
-    of `wire_rules.is_ended`, ClaimLostError, and the error of a partition that cannot be appended to now: then the
+    of `rules.has_ended`, ClaimLostError, and the error of a partition that cannot be appended to now: then the
     transaction is still open.
     """
     store = log.cluster.store
-    found = wire_transactions.read_open(store, producer, claim, commit=True, timeout_ms=timeout_ms)
-    if found is None:
+    pending = wire_transactions.read_open(store, producer, claim, timeout_ms=timeout_ms)
+    if pending is None:
         return
-    ref, pending = found
 
     def read(connection: sa.Connection) -> tuple[Mapping[Committer, Commits], dict[int, Topic]]:
         offsets = read_pending_offsets(connection, producer.producer_id)
-        return offsets, topics_of_ids(connection, {each.batch.topic_id for each in pending})
+        return offsets, topics_of_ids(connection, {batch.topic_id for batch in pending})
 
     offsets, topics = store.read(read, timeout_ms=timeout_ms)
-    batches = [each.batch for each in pending if each.batch.topic_id in topics]
-    dropped = [each.batch for each in pending if each.batch.topic_id not in topics]
-    hooks = [
-        transaction_store.commit_transaction_hook(ref, len(pending), dropped=dropped),
-        commit_offsets_hook(store, offsets),
-    ]
-    request = AppendRequest(batches, atomic=True, hooks=hooks, commits=True)
-    result = log.append_batches(request, topics, timeout_ms=timeout_ms)
+    batches = [batch for batch in pending if batch.topic_id in topics]
+    dropped = [batch for batch in pending if batch.topic_id not in topics]
+    transaction = TransactionCommit(producer.ref, batches, dropped=dropped, offsets=offsets, claim=claim)
+    try:
+        log.append_whole(transaction.request(store), topics, timeout_ms=timeout_ms)
+    except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
+        return commit(log, producer, claim, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
-    for outcome in result.outcomes:
-        if isinstance(outcome, Rejected):
-            if isinstance(outcome.error, UnknownTopicOrPartitionError):
-                return commit(log, producer, claim, timeout_ms=timeout_ms)  # a topic was deleted meanwhile
-            raise outcome.error
     return None

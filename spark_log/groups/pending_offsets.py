@@ -16,7 +16,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
-from spark_log.transactions import wire_rules
+from spark_log.transactions import rules
 from spark_log.transactions.claim_rules import Claim
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_rows import write_pending_offsets
@@ -34,13 +34,13 @@ def add_offsets(
 ) -> list[TopicPartition]:
     """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
 
-    Raises the errors of `wire_rules.check_open`, ClaimLostError; UnknownMemberIdError, IllegalGenerationError and
+    Raises the errors of `rules.check_open`, ClaimLostError; UnknownMemberIdError, IllegalGenerationError and
     FencedInstanceIdError if the member may not commit them now.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         transaction = locked(connection, store, producer, claim).transaction
-        wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
+        rules.check_open(transaction, producer.ref)
         # the group's lock orders this and an assignment to another member, which then finds the pending offset
         check_committing(store, connection, who, commits, lock=True)
         here = of_their_topics(connection, commits)

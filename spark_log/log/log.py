@@ -12,7 +12,8 @@ An append goes through these steps, each in one place:
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from spark_log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
@@ -183,15 +184,9 @@ class Log(LogReader):
         request = AppendRequest(
             written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable, hooks=hooks
         )
-        try:
+        with self.naming(written, topics) as unnamed:
             outcomes = list(self.append_batches(request, topics, timeout_ms=timeout_ms).outcomes)
-        except Exception:
-            self.abandon(written, topics)
-            raise
-        pairs = zip(written.batches, outcomes, strict=True)
-        delete_files(
-            self.cluster, topics, [batch for batch, found in pairs if isinstance(found, Rejected) or found.duplicate]
-        )
+            unnamed += not_stored(written.batches, outcomes)
         return outcomes
 
     def write_batches(
@@ -260,16 +255,25 @@ class Log(LogReader):
             return encoding
         return replace(encoding, inline_max_bytes=max(encoding.inline_max_bytes, self._inline_max_bytes_min))
 
-    def abandon(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> None:
-        """Call this when the outcome of the append (or registration) of these batches is unknown.
+    @contextmanager
+    def naming(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> Iterator[list[Batch]]:
+        """Around the transaction that names these batches (an append or a registration). The block adds to the list
+        those that it has not named: their files are deleted.
 
-        Before the next file is written, their files are deleted unless they were appended after all. The next files are
-        written under another write id.
+        If the block fails, its outcome is unknown. Before the next file is written, the files are deleted unless they
+        were named after all; the next files are written under another write id.
         """
-        if written.write_id is not None:
-            self._writer.forget()
-            with self._doubts_lock:
-                self._doubts.append(InDoubt(written.batches, topics, written.write_id))
+        unnamed: list[Batch] = []
+        try:
+            yield unnamed
+        except BaseException:
+            if written.write_id is not None:
+                self._writer.forget()
+                with self._doubts_lock:
+                    self._doubts.append(InDoubt(written.batches, topics, written.write_id))
+            raise
+        if unnamed:
+            delete_files(self.cluster, topics, unnamed)
 
     def _settle_doubts(self, timeout_ms: int) -> None:
         """Decide the files of failed appends. Raises the errors of the store; then no further file is written."""
@@ -285,6 +289,16 @@ class Log(LogReader):
         result = replicated_append(self.cluster, self._fallback, request, topics, timeout_ms)
         if not result.committed_before:
             self._follow_up(request, topics, result)
+        return result
+
+    def append_whole(
+        self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> AppendResult:
+        """As `append_batches`, for an atomic request: raises the error of a refused batch."""
+        result = self.append_batches(request, topics, timeout_ms=timeout_ms)
+        for outcome in result.outcomes:
+            if isinstance(outcome, Rejected):
+                raise outcome.error
         return result
 
     def _follow_up(self, request: AppendRequest, topics: Mapping[int, Topic], result: AppendResult) -> None:
@@ -350,6 +364,12 @@ class Log(LogReader):
         ]
         if due:
             force(self.cluster.store, due)
+
+
+def not_stored(batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected]) -> list[Batch]:
+    """The batches that were refused, and duplicates."""
+    pairs = zip(batches, outcomes, strict=True)
+    return [batch for batch, outcome in pairs if isinstance(outcome, Rejected) or outcome.duplicate]
 
 
 def _has_lagging_replica(state: PartitionState) -> bool:

@@ -24,9 +24,7 @@ import sqlalchemy as sa
 from kafka.errors import TransactionAbortedError
 from kafka.structs import TopicPartition
 
-from spark_log.append.append_transaction import AppendRequest
-from spark_log.append.failed_append_files import delete_files
-from spark_log.append.rules import Appended, Batch, Rejected
+from spark_log.append.rules import Appended, Batch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
@@ -40,14 +38,15 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log, Records, WrittenBatches
+from spark_log.log.transaction_commit import TransactionCommit
 from spark_log.produce.future import Written
 from spark_log.produce.producer_batch import ProducerBatch
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_rows import PendingBatch
 
 
@@ -111,7 +110,9 @@ class ProducerTransaction:
         self._lock = threading.RLock()
         self._state = State.UNINITIALIZED
         self._error: Exception | None = None
-        self._ref = TransactionRef(-1, -1, 0)
+        self._ref = ProducerRef(-1, -1)
+        self._number = 0
+        """Counts the transactions that have begun."""
         self._positions = itertools.count()
         """Never starts again from 0: a batch that failed in one transaction may be sent again in the next."""
         self._forget()
@@ -134,21 +135,24 @@ class ProducerTransaction:
     def initialize(self) -> None:
         with self._lock:
             self.check("init_transactions")
-            if self._state is State.READY:
-                return
-            timeout_ms = self._settings.transaction_timeout_ms
-            self._ref = transaction_store.init_producer(
-                self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
-            ).ref
-            self._state = State.READY
+            if self._state is State.UNINITIALIZED:
+                self._initialize()
+                self._state = State.READY
+
+    def _initialize(self) -> None:
+        timeout_ms = self._settings.transaction_timeout_ms
+        self._ref = transaction_store.init_producer(
+            self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
+        ).ref
 
     def begin(self) -> None:
         with self._lock:
             self.check("begin_transaction")
-            ref = TransactionRef(self._ref.producer_id, self._ref.epoch, self._ref.number + 1)
             with self.fail_on_error():
-                self._check_in_store(ref)
-            self._ref, self._state = ref, State.IN_TRANSACTION
+                self._check_in_store()
+                if self._ref.epoch > EPOCH_MAX:
+                    self._initialize()
+            self._number, self._state = self._number + 1, State.IN_TRANSACTION
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
         """Add offsets to commit with the transaction. Raises now if they could not be committed now."""
@@ -156,9 +160,7 @@ class ProducerTransaction:
             self.check("send_offsets_to_transaction")
             with self.fail_on_error():
                 store = self._cluster.store
-                found = self._check_in_store(
-                    self._ref, lambda connection: check_offsets(store, connection, who, commits)
-                )
+                found = self._check_in_store(lambda connection: check_offsets(store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(found)
 
     def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
@@ -177,14 +179,10 @@ class ProducerTransaction:
         ]
         written = log.write_batches(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        try:
+        with log.naming(written, topics) as unnamed:
             registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
-        except BaseException:
-            log.abandon(written, topics)
-            raise
-        again = [batch for batch in written.batches if batch.name not in registered]
-        if again:  # the files of an earlier attempt are registered
-            delete_files(self._cluster, topics, again)
+            # of the others, the files of an earlier attempt are registered
+            unnamed += [batch for batch in written.batches if batch.name not in registered]
 
     def _register(
         self, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
@@ -202,7 +200,6 @@ class ProducerTransaction:
                     self._cluster.store, self._ref, stored, written.blobs,
                     write_id=written.write_id, again=again, timeout_ms=timeout_ms,
                 )  # fmt: skip
-                self._pending += len(batches)
             for (position, group), batch in zip(groups.items(), batches, strict=True):
                 self._sent[position] = _Sent(batch, group)
             return batches
@@ -232,7 +229,7 @@ class ProducerTransaction:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
                 self._state = State.COMMITTING
-            return self._ref.number
+            return self._number
 
     def commit(self, log: Log, number: int) -> list[Written]:
         """Commit, and return the partitions and offsets of the records."""
@@ -245,7 +242,7 @@ class ProducerTransaction:
                     self._reached = True
                     offsets = self._commit(log, sent)
                 else:
-                    self._check_in_store(self._ref)
+                    self._check_in_store()
                     offsets = []
             except SparkLogError as error:
                 if not may_commit_again(error):
@@ -253,28 +250,21 @@ class ProducerTransaction:
                 raise
             for each, base_offset in zip(sent, offsets, strict=True):
                 each.set_base_offset(base_offset)
-            self._state = State.READY
-            self._forget()
+            self._over()
         return sorted(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
         batches = [each.batch for each in sent]
-        hooks = [transaction_store.commit_transaction_hook(self._ref, self._pending)]
-        if self._offsets:
-            hooks.append(commit_offsets_hook(self._cluster.store, self._offsets))
         topics: dict[int, Topic] = {
             topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
         }
         durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
-        request = AppendRequest(batches, self._blobs, atomic=True, hooks=hooks, durable=durable)
-        result = log.append_batches(request, topics, timeout_ms=self._timeout_ms)
+        commit = TransactionCommit(self._ref, batches, self._blobs, offsets=self._offsets, durable=durable)
+        result = log.append_whole(commit.request(self._cluster.store), topics, timeout_ms=self._timeout_ms)
         failpoint("transaction.committed")
         if result.committed_before:
             found = transaction_store.find_offsets(self._cluster.store, batches)
             return [found.get(batch.name, -1) for batch in batches]
-        for outcome in result.outcomes:
-            if isinstance(outcome, Rejected):
-                raise outcome.error
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
     def begin_abort(self) -> int:
@@ -282,7 +272,7 @@ class ProducerTransaction:
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
-            return self._ref.number
+            return self._number
 
     def abort(self, number: int | None = None) -> None:
         """Abort the open transaction; with `number`, only if it is the transaction of that number."""
@@ -295,11 +285,9 @@ class ProducerTransaction:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
                 raise
             except InvalidTxnStateError:  # the transaction was committed: only the answer was lost
-                self._state = State.READY
-                self._forget()
+                self._over()
                 raise
-            self._state, self._error = State.READY, None
-            self._forget()
+            self._over()
 
     @property
     def may_send(self) -> bool:
@@ -314,15 +302,15 @@ class ProducerTransaction:
     def _check_number(self, call: str, number: int | None) -> None:
         """As `check`. IllegalStateError if another thread has ended the transaction `number`."""
         self.check(call)
-        if number is not None and number != self._ref.number:
+        if number is not None and number != self._number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
 
-    def _check_in_store(self, ref: TransactionRef, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
+    def _check_in_store(self, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
         """Check in the store that the transaction can continue or begin, and run `more` in the same snapshot."""
         store = self._cluster.store
 
         def read(connection: sa.Connection) -> Commits:
-            transaction_store.check(store, connection, ref)
+            transaction_store.check(store, connection, self._ref)
             return more(connection)
 
         return store.read(read)
@@ -336,10 +324,16 @@ class ProducerTransaction:
             self.fail(kafka_error(error))
             raise
 
+    def _over(self) -> None:
+        """The transaction has ended in the store: the next one has the next epoch (KIP-890)."""
+        if self._reached:
+            self._ref = ProducerRef(self._ref.producer_id, self._ref.epoch + 1)
+        self._state, self._error = State.READY, None
+        self._forget()
+
     def _forget(self) -> None:
         self._sent: dict[int, _Sent] = {}
         self._blobs: dict[str, bytes] = {}
-        self._pending = 0
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
         self._reached = False
         """Whether the store may have rows of the transaction."""

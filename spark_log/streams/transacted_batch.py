@@ -14,13 +14,12 @@ on the same checkpoint fences the first permanently.
 import itertools
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from pyspark.sql import DataFrame
 
-from spark_log.append.append_transaction import AppendRequest
 from spark_log.append.rules import SparkBatch, decide_spark_batch
 from spark_log.append.spark_batches import Remembered, append_once_hook, find_last
 from spark_log.cluster.cluster import Cluster
@@ -35,14 +34,16 @@ from spark_log.errors import (
     InvalidOptionError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
+    ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets
+from spark_log.log.transaction_commit import TransactionCommit
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_rows import read_pending
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,13 @@ class _Producer:
     """The producer of one run of a query in one cluster. It is valid until another run fences it."""
 
     run_id: str
-    ref: TransactionRef
+    ref: ProducerRef
     committed: int = -1
     """The last batch that this run has committed."""
 
 
 _producers: dict[tuple[str, str], _Producer] = {}
-"""By query id and cluster id."""
+"""By query id and cluster id: those without an open transaction."""
 
 
 class BatchTransaction:
@@ -142,23 +143,22 @@ class BatchTransaction:
             store.read(lambda connection: check_offsets(store, connection, who, commits))
             self._commits[who] = commits
         if known is None or known.run_id != self._run_id or not self._began(known):
-            known = _producers[key] = _Producer(self._run_id, self._initialized())
-        known.ref = TransactionRef(known.ref.producer_id, known.ref.epoch, known.ref.number + 1)
+            known = _Producer(self._run_id, self._initialized())
+        _producers.pop(key, None)
         self._producer = known
 
     def _began(self, known: _Producer) -> bool:
-        """False if a new epoch is needed: the transactional id expired while the query was idle, or a transaction could
-        not be aborted.
+        """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
+        are used up.
         """
-        ref = known.ref
+        store = self._cluster.store
         try:
-            following, store = replace(ref, number=ref.number + 1), self._cluster.store
-            store.read(lambda connection: transaction_store.check(store, connection, following))
-        except (InvalidProducerIdMappingError, InvalidTxnStateError):
+            store.read(lambda connection: transaction_store.check(store, connection, known.ref))
+        except InvalidProducerIdMappingError:
             return False
-        return True
+        return known.ref.epoch <= EPOCH_MAX
 
-    def _initialized(self) -> TransactionRef:
+    def _initialized(self) -> ProducerRef:
         timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
         return transaction_store.init_producer(self._cluster, self._transactional_id, timeout_ms).ref
 
@@ -170,8 +170,7 @@ class BatchTransaction:
                 committed = True
         finally:
             if not committed:
-                with suppress(SparkLogError):  # fenced or timed out; an open transaction is aborted by its timeout
-                    transaction_store.abort(self._cluster, self._producer.ref)
+                self._abort()
 
     def _commit(self) -> None:
         if self._unfinished:
@@ -182,17 +181,36 @@ class BatchTransaction:
         batches = [each.batch for each in store.read(lambda c: read_pending(c, ref.producer_id))]
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
-        hooks = [
-            append_once_hook(new, {batch.topic_id for batch in batches}),
-            transaction_store.commit_transaction_hook(ref, len(batches)),
-            commit_offsets_hook(store, self._commits),
-        ]
-        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, hooks=hooks), micro_batch=True)
+        once = append_once_hook(new, {batch.topic_id for batch in batches})
+        commit = TransactionCommit(ref, batches, offsets=self._commits, hooks=[once])
+        result = append_whole(self._cluster, commit.request(store), micro_batch=True)
         failpoint("transaction.committed")
         if result.committed_before:  # by another driver: nothing was appended
             with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
                 transaction_store.abort(self._cluster, ref)
         self._producer.committed = self._batch_id
+        self._over()
+
+    def _abort(self) -> None:
+        try:
+            transaction_store.abort(self._cluster, self._producer.ref)
+        except InvalidTxnStateError:  # it was committed: only the answer was lost
+            self._over()
+        except ProducerFencedError:  # this run of the query stays fenced
+            self._keep()
+        except SparkLogError:
+            logger.info("a transaction of query %s is aborted by the producer of its next batch", self._query_id)
+        else:
+            self._over()
+
+    def _over(self) -> None:
+        """The transaction has ended: the next one has the next epoch (KIP-890)."""
+        ref = self._producer.ref
+        self._producer.ref = ProducerRef(ref.producer_id, ref.epoch + 1)
+        self._keep()
+
+    def _keep(self) -> None:
+        _producers[self._query_id, self._cluster.cluster_id] = self._producer
 
     def _remembered(self, record_count: int) -> SparkBatch:
         return SparkBatch(self._application, "", self._batch_id, record_count, self._fingerprint, strict=True)

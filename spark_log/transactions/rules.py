@@ -1,16 +1,19 @@
 """The rules of transactions: the order of calls, and their effect on a transactional id's transaction. Pure.
 
-A transactional id has a producer id and an epoch. Each `init_transactions` increases the epoch: producers with a lower
-one are fenced. Each `begin_transaction` increases the transaction's number, so a delayed call of an older transaction
-cannot affect a newer one (the problem that KIP-890 solves in Kafka). The batches of an open transaction are *pending*:
-they have no offsets, and no reader sees them. A commit is one transaction of the metadata store, so Kafka's states
-PrepareCommit and PrepareAbort do not exist.
+A transactional id has a producer id and an epoch. Each `init_transactions` raises the epoch: producers with a lower one
+are fenced. So does each end of a transaction (KIP-890): a delayed call of an older transaction cannot affect a newer
+one, and the producer goes on with the next epoch. The clients of a gateway do not know KIP-890: their commits and
+aborts keep the epoch (`keeps_epoch`), and `claim_rules` refuses their delayed calls.
+
+The batches of an open transaction are *pending*: they have no offsets, and no reader sees them. A commit is one
+transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from spark_log.errors import (
+    InvalidProducerIdMappingError,
     InvalidTxnStateError,
     PolicyViolationError,
     ProducerFencedError,
@@ -19,6 +22,8 @@ from spark_log.errors import (
 
 PENDING_MAX = 50_000
 """Pending batches of a transaction. The commit reads them all, and appends them in one SQL transaction."""
+EPOCH_MAX = 2**15 - 2
+"""Epochs are int16. After this one the transactional id gets another producer id, as in Kafka."""
 
 
 class TransactionState(StrEnum):
@@ -38,17 +43,18 @@ TRANSITIONS = {
     COMMITTED: {COMMITTED, ONGOING, ABORTED},
     ABORTED: {ABORTED, ONGOING, COMMITTED},
 }
-"""State -> possible next states. After a state other than ONGOING a transaction with another number begins (one with
-group offsets only ends in the call that begins it). The state of one number changes only from ONGOING."""
+"""State -> possible next states. After a state other than ONGOING the next transaction begins (one with group offsets
+only ends in the call that begins it)."""
 
 
 @dataclass(frozen=True)
-class TransactionRef:
-    """The identity that a producer sends in each call."""
+class ProducerRef:
+    """The identity that a producer sends in each call. If the epoch is raised at each end, it identifies one
+    transaction.
+    """
 
     producer_id: int
     epoch: int
-    number: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,6 @@ class Transaction:
 
     producer_id: int
     epoch: int
-    number: int
     state: TransactionState
     pending: int = 0
     """Number of registered batches."""
@@ -65,10 +70,10 @@ class Transaction:
     """Ongoing for longer than transaction.timeout.ms: it can only be aborted."""
     transactional_id: str = ""
     """For error messages."""
-    numbered: bool = True
-    """False: begun by a Kafka client, whose calls do not name the number (`wire_rules`)."""
-    bumped_from: int = -1
-    """The epoch that asked for the current one (`wire_rules.bump`); -1: none."""
+    previous_epoch: int = -1
+    """The epoch of the producer that may go on with the current one, until it does; -1: none. It has asked for it
+    (`bump`), or its transaction has ended as `state` says.
+    """
     claim: int = 0
     """The newest claim of a connection of a Kafka client (`claim_rules`)."""
     offsets_claim: int = 0
@@ -77,24 +82,62 @@ class Transaction:
 
 def initialize(transaction: Transaction) -> Transaction:
     """init_transactions: fences every earlier producer with the id, and aborts the open transaction."""
-    fenced = fence(transaction)
-    return over(fenced, ABORTED) if transaction.state is ONGOING else fenced
+    fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=-1)
+    return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
 
 
-def fence(transaction: Transaction) -> Transaction:
-    """Increase the epoch: producers with the present one can do nothing more."""
-    return replace(transaction, epoch=transaction.epoch + 1, bumped_from=-1)
+def bump(transaction: Transaction, ref: ProducerRef) -> Transaction:
+    """InitProducerId of a producer that has an epoch already (KIP-360): the next epoch, its open transaction aborted.
+
+    Unchanged if the producer has the current epoch coming: the answer of the same call was lost, or its transaction has
+    timed out. InvalidProducerIdMappingError, ProducerFencedError.
+    """
+    if _is_previous(transaction, ref):
+        return transaction
+    _check_epoch(transaction, ref)
+    return replace(initialize(transaction), previous_epoch=ref.epoch)
 
 
-def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
+def check(transaction: Transaction, ref: ProducerRef) -> None:
+    """Raise an error unless the producer's transaction can go on or begin.
+
+    ProducerFencedError for another epoch; InvalidProducerIdMappingError for another producer id;
+    TransactionAbortableError if the transaction has been aborted (by its time-out or by an operator);
+    InvalidTxnStateError if it has been committed.
+    """
+    if _is_previous(transaction, ref) and transaction.state is COMMITTED:
+        raise InvalidTxnStateError(f"{_name(transaction, ref)} cannot go on: its state is {transaction.state}")
+    if _is_previous(transaction, ref) or (_is_current(transaction, ref) and transaction.expired):
+        raise TransactionAbortableError(
+            f"{_name(transaction, ref)} has been aborted: transaction_timeout_ms was over, or an operator did it"
+        )
+    _check_epoch(transaction, ref)
+
+
+def check_open(transaction: Transaction, ref: ProducerRef) -> None:
+    """Raise the errors of `check`, and InvalidTxnStateError unless the transaction is open."""
+    check(transaction, ref)
+    if transaction.state is not ONGOING:
+        raise InvalidTxnStateError(
+            f"{_name(transaction, ref)}: no transaction is open: the last one is {transaction.state}"
+        )
+
+
+def begin(transaction: Transaction, ref: ProducerRef) -> Transaction:
+    """The open transaction, or else the next one. Unchanged if it is open. Raises the errors of `check`."""
+    check(transaction, ref)
+    if transaction.state is ONGOING:
+        return transaction
+    return replace(transaction, state=ONGOING, pending=0, previous_epoch=-1)
+
+
+def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transaction:
     """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`, and
     PolicyViolationError above PENDING_MAX.
     """
-    check(transaction, ref)
-    check_room(transaction if ref.number == transaction.number else replace(transaction, pending=0), batches)
-    if ref.number > transaction.number:
-        return replace(transaction, number=ref.number, state=ONGOING, pending=batches, numbered=True)
-    return replace(transaction, pending=transaction.pending + batches)
+    begun = begin(transaction, ref)
+    check_room(begun, batches)
+    return replace(begun, pending=begun.pending + batches)
 
 
 def check_room(transaction: Transaction, batches: int) -> None:
@@ -106,85 +149,95 @@ def check_room(transaction: Transaction, batches: int) -> None:
         )
 
 
-def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
+def commit(transaction: Transaction, ref: ProducerRef, batches: int, *, keeps_epoch: bool = False) -> Transaction:
     """The committed transaction, with all of its `batches`. Unchanged if it was committed before (the answer was lost).
 
     Raises the errors of `check`, and TransactionAbortableError if batches are missing: their topic was deleted, or the
     store has lost batches that were not forced to disk.
     """
-    if _is_the_last(transaction, ref) and transaction.state is COMMITTED:
+    if _has_ended(transaction, ref, COMMITTED, keeps_epoch):
         return transaction
     check(transaction, ref)
-    there = transaction.pending if ref.number == transaction.number else 0
+    there = transaction.pending if transaction.state is ONGOING else 0
     if there != batches:
         raise TransactionAbortableError(
             f"{_name(transaction, ref)}: {batches} batches were sent and {there} are there: a topic was deleted"
             " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
-    return over(replace(transaction, number=ref.number), COMMITTED)
+    return _ended(transaction, COMMITTED, keeps_epoch)
 
 
-def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
-    """The aborted transaction, without pending batches. Unchanged if it was aborted before. A Kafka client cannot
-    notice by its number that its transaction is over: it is fenced.
+def abort(transaction: Transaction, ref: ProducerRef, *, keeps_epoch: bool = False) -> Transaction:
+    """The aborted transaction, without pending batches. Unchanged if it was aborted before.
 
-    Raises ProducerFencedError, and InvalidTxnStateError if it was committed or is an older one.
+    Raises InvalidProducerIdMappingError, ProducerFencedError, and InvalidTxnStateError if it was committed.
     """
-    if _is_the_last(transaction, ref) and transaction.state is ABORTED:
+    if _has_ended(transaction, ref, ABORTED, keeps_epoch):
         return transaction
-    _check_claim(transaction, ref)
-    if ref.number == transaction.number and transaction.state is not ONGOING:
+    if _is_previous(transaction, ref):
         raise InvalidTxnStateError(f"{_name(transaction, ref)} cannot be aborted: it is {transaction.state}")
-    begun_by_client = not transaction.numbered and ref.number == transaction.number
-    return over(replace(fence(transaction) if begun_by_client else transaction, number=ref.number), ABORTED)
+    _check_epoch(transaction, ref)
+    return _ended(transaction, ABORTED, keeps_epoch)
+
+
+def has_ended(transaction: Transaction, ref: ProducerRef, *, commit: bool) -> bool:
+    """EndTxn of a client that keeps its epoch: whether the same call has ended the transaction before. False: it is
+    open. Raises the errors of `check`, and InvalidTxnStateError if it was ended otherwise or never began.
+    """
+    check(transaction, ref)
+    if transaction.state is ONGOING:
+        return False
+    if transaction.state is not (COMMITTED if commit else ABORTED):
+        end = "committed" if commit else "aborted"
+        raise InvalidTxnStateError(f"{_name(transaction, ref)}: cannot be {end}: it is {transaction.state}")
+    return True
 
 
 def time_out(transaction: Transaction) -> Transaction:
-    """The transaction, aborted if it has timed out; a Kafka client is fenced."""
+    """The transaction, aborted if it has timed out. Its producer can only abort it, and then goes on."""
     if transaction.state is not ONGOING or not transaction.expired:
         return transaction
-    return over(transaction if transaction.numbered else fence(transaction), ABORTED)
+    return _ended(transaction, ABORTED, keeps_epoch=False)
 
 
-def check(transaction: Transaction, ref: TransactionRef) -> None:
-    """Raise an error unless the transaction of `ref` can continue or begin.
-
-    ProducerFencedError for a lower epoch; TransactionAbortableError if it has been aborted (by its time-out or by an
-    operator); InvalidTxnStateError for an older transaction, a committed one, and a new one while another is open.
-    """
-    _check_claim(transaction, ref)
-    name = _name(transaction, ref)
-    if ref.number == transaction.number:
-        if transaction.state is ABORTED or transaction.expired:
-            raise TransactionAbortableError(
-                f"{name} has been aborted: transaction_timeout_ms was over, or an operator did it"
-            )
-        if transaction.state is not ONGOING:
-            raise InvalidTxnStateError(f"{name} cannot go on: its state is {transaction.state}")
-
-
-def _check_claim(transaction: Transaction, ref: TransactionRef) -> None:
+def _check_epoch(transaction: Transaction, ref: ProducerRef) -> None:
+    if ref.producer_id != transaction.producer_id:
+        raise InvalidProducerIdMappingError(
+            f"transactional_id {transaction.transactional_id!r} has another producer id than {ref.producer_id}"
+        )
     if ref.epoch != transaction.epoch:
         raise ProducerFencedError(
             f"transactional_id {transaction.transactional_id!r}: epoch {ref.epoch} of producer {ref.producer_id} is"
             f" fenced by {transaction.epoch}: another producer has the same transactional_id"
         )
-    name = _name(transaction, ref)
-    if ref.number < transaction.number:
-        raise InvalidTxnStateError(f"{name} is over: the current one is {transaction.number}")
-    if ref.number > transaction.number and transaction.state is ONGOING:
-        raise InvalidTxnStateError(f"{name} cannot begin: {transaction.number} is {transaction.state}")
 
 
-def _is_the_last(transaction: Transaction, ref: TransactionRef) -> bool:
-    return (ref.epoch, ref.number) == (transaction.epoch, transaction.number)
+def _is_current(transaction: Transaction, ref: ProducerRef) -> bool:
+    return (ref.producer_id, ref.epoch) == (transaction.producer_id, transaction.epoch)
 
 
-def over(transaction: Transaction, state: TransactionState) -> Transaction:
+def _is_previous(transaction: Transaction, ref: ProducerRef) -> bool:
+    return ref.producer_id == transaction.producer_id and ref.epoch == transaction.previous_epoch >= 0
+
+
+def _has_ended(transaction: Transaction, ref: ProducerRef, state: TransactionState, keeps_epoch: bool) -> bool:
+    """Whether the same call has ended the transaction before."""
+    if transaction.state is not state:
+        return False
+    return _is_previous(transaction, ref) or (keeps_epoch and _is_current(transaction, ref))
+
+
+def _ended(transaction: Transaction, state: TransactionState, keeps_epoch: bool) -> Transaction:
+    if keeps_epoch:
+        return _over(transaction, state)
+    return _over(replace(transaction, epoch=transaction.epoch + 1, previous_epoch=transaction.epoch), state)
+
+
+def _over(transaction: Transaction, state: TransactionState) -> Transaction:
     """The transaction in a state without pending batches."""
     assert state in TRANSITIONS[transaction.state]
     return replace(transaction, state=state, pending=0, expired=False)
 
 
-def _name(transaction: Transaction, ref: TransactionRef) -> str:
-    return f"transaction {ref.number} of {transaction.transactional_id!r} (producer {ref.producer_id})"
+def _name(transaction: Transaction, ref: ProducerRef) -> str:
+    return f"the transaction of {transaction.transactional_id!r} (producer {ref.producer_id}, epoch {ref.epoch})"

@@ -18,7 +18,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.store import Store, StoreClock
-from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, TransactionState
+from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending
 
 GRACE_MS = 5 * 60 * 1000
@@ -32,8 +32,6 @@ class TransactionListing:
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    number: int
-    """Counts the transactions of this transactional id."""
     state: TransactionState
     timeout_ms: int
     began_ms: int | None
@@ -46,9 +44,8 @@ class TransactionListing:
     """Number of pending batches."""
 
     @property
-    def ref(self) -> TransactionRef:
-        """Identifies this transaction: an abort with it cannot affect a later one."""
-        return TransactionRef(self.producer_id, self.producer_epoch, self.number)
+    def ref(self) -> ProducerRef:
+        return ProducerRef(self.producer_id, self.producer_epoch)
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
     )
     query = (
         sa.select(
-            PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.number, TRANSACTION.state,
+            PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.state,
             PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
             TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending,
         )
@@ -204,7 +201,6 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         name,
         producer_id,
         epoch,
-        number,
         word,
         timeout_ms,
         began_ms,
@@ -216,7 +212,7 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         is_open = state is ONGOING
         found.append(
             TransactionListing(
-                name, producer_id, epoch, number, state, timeout_ms, None if state is EMPTY else began_ms,
+                name, producer_id, epoch, state, timeout_ms, None if state is EMPTY else began_ms,
                 max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
                 batches,
             )

@@ -17,19 +17,17 @@ from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import StoreClock
 from spark_log.segments.segment_rows import delete_blobs
-from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, TransactionState
+from spark_log.transactions.rules import ONGOING, Transaction, TransactionState
 
 _ROW = (
     sa.select(
         PRODUCER.transactional_id,
         PRODUCER.epoch,
-        TRANSACTION.number,
         TRANSACTION.state,
         TRANSACTION.until_ms,
         TRANSACTION.clock_epoch,
         PRODUCER.transaction_timeout_ms,
-        TRANSACTION.numbered,
-        TRANSACTION.bumped_from,
+        TRANSACTION.previous_epoch,
         TRANSACTION.pending,
         TRANSACTION.claim,
         TRANSACTION.offsets_claim,
@@ -39,14 +37,14 @@ _ROW = (
 )
 _READ = Prepared(_ROW)
 _LOCK = Prepared(_ROW.with_for_update(of=t.producer))
-_STATE = ("producer_epoch", "number", "state", "numbered", "bumped_from", "pending", "claim", "offsets_claim")
+_STATE = ("producer_epoch", "state", "previous_epoch", "pending", "claim", "offsets_claim")
 _TIME = ("began_ms", "until_ms", "clock_epoch")
 _HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
 _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
 _NOTHING_YET = {
-    "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
-    "clock_epoch": "", "numbered": True, "bumped_from": -1, "pending": 0, "claim": 0, "offsets_claim": 0,
+    "producer_epoch": -1, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
+    "clock_epoch": "", "previous_epoch": -1, "pending": 0, "claim": 0, "offsets_claim": 0,
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == bindparam("key")))
@@ -86,19 +84,17 @@ def ask_transaction(
             raise InvalidProducerIdMappingError(
                 f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
             )
-        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms, numbered, *numbers)] = rows
-        bumped_from, pending, claim, offsets_claim = numbers
+        [(transactional_id, epoch, state, until_ms, clock_epoch, timeout_ms, *numbers)] = rows
+        previous_epoch, pending, claim, offsets_claim = numbers
         state = TransactionState(state)
         found = Transaction(
             producer_id,
             epoch,
-            number,
             state,
             pending,
             expired=state is ONGOING and now().expired(until_ms, clock_epoch),
             transactional_id=transactional_id,
-            numbered=bool(numbered),
-            bumped_from=bumped_from,
+            previous_epoch=previous_epoch,
             claim=claim,
             offsets_claim=offsets_claim,
         )
@@ -121,14 +117,14 @@ def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: in
 def save_transaction(
     connection: sa.Connection, now: StoreClock, row: TransactionRow, after: Transaction, *, keep_blobs: bool = False
 ) -> None:
-    """Write the changed columns. When the transaction ends, its pending rows are deleted, and its blobs unless they
-    belong to the log now.
+    """Write the changed columns, and the time when a transaction begins or the epoch is raised. When the transaction
+    ends, its pending rows are deleted, and its blobs unless they belong to the log now.
     """
     before = row.transaction
     facts, known = _facts(after), _facts(before)
     if facts != known:
         values = {"key": after.producer_id, **dict(zip(_STATE, facts, strict=True))}
-        if after.number == before.number:
+        if after.epoch == before.epoch and (after.state is not ONGOING or before.state is ONGOING):
             _SAVE.run(connection, [values])
         else:
             until_ms = now.lease_ms + row.timeout_ms
@@ -156,9 +152,9 @@ def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]
     connection.execute(t.transaction.delete().where(TRANSACTION.producer_id.in_(producer_ids)))
 
 
-def insert_pending(connection: sa.Connection, ref: TransactionRef, batches: Sequence[PendingBatch]) -> None:
+def insert_pending(connection: sa.Connection, producer_id: int, batches: Sequence[PendingBatch]) -> None:
     """Make the batches pending in the transaction."""
-    _NEW_PENDING.run(connection, [_pending_row(ref, each) for each in batches])
+    _NEW_PENDING.run(connection, [_pending_row(producer_id, each) for each in batches])
 
 
 def read_pending(connection: sa.Connection, producer_id: int) -> list[PendingBatch]:
@@ -236,14 +232,14 @@ def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Seq
         insert_or_replace(connection, t.transaction_offset, some)
 
 
-def _pending_row(ref: TransactionRef, pending: PendingBatch) -> dict[str, Any]:
+def _pending_row(producer_id: int, pending: PendingBatch) -> dict[str, Any]:
     batch = pending.batch
     facts = {**vars(batch), "written_to": sorted(batch.written_to)}
     sequence = batch.sequence
     if sequence is not None:
         facts["sequence"] = [sequence.producer_id, sequence.producer_epoch, sequence.first]
     return {
-        "producer_id": ref.producer_id,
+        "producer_id": producer_id,
         "position": pending.position,
         "topic_id": batch.topic_id,
         "partition": batch.partition,

@@ -34,9 +34,9 @@ from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.segments.segment_rows import delete_blobs, insert_blobs
-from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions import claim_rules, rules
 from spark_log.transactions.claim_rules import Claim, Role
-from spark_log.transactions.rules import ONGOING, TransactionRef
+from spark_log.transactions.rules import EPOCH_MAX, ONGOING, ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
@@ -54,9 +54,9 @@ _NAMES_A_QUERY = 1_000
 
 
 class Initialized(NamedTuple):
-    """A producer that may begin: its epoch and last number, and the claim of its connection."""
+    """A producer that may begin, and the claim of its connection."""
 
-    ref: TransactionRef
+    ref: ProducerRef
     claim: Claim
 
 
@@ -65,13 +65,13 @@ def init_producer(
     transactional_id: str,
     transaction_timeout_ms: int,
     *,
-    given: tuple[int, int] | None = None,
+    given: ProducerRef | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> Initialized:
-    """A producer id and a new epoch for the transactional id, with the number of its last transaction.
+    """A producer id and a new epoch for the transactional id.
 
     Producers that had the id before are fenced, and the transaction that one had open is aborted. With `given`, only
-    the producer with this id and epoch gets a new epoch (`wire_rules.bump`).
+    this producer gets a new epoch (`rules.bump`).
     InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms.
     """
     store = cluster.store
@@ -93,12 +93,12 @@ def init_producer(
         if given is None or before.transaction.epoch < 0:  # new: a client whose id has expired begins again
             after = rules.initialize(before.transaction)
         else:
-            after = wire_rules.bump(before.transaction, *given)
+            after = rules.bump(before.transaction, given)
         ends = before.transaction.state is ONGOING and after.state is not ONGOING
         dropped = read_pending(connection, producer_id) if ends else []
         after, claim = claim_rules.take(after, Role.COORDINATOR)
         save_transaction(connection, now, before, after)
-        if after.epoch > wire_rules.EPOCH_MAX:
+        if after.epoch > EPOCH_MAX:
             release_transactional_id(connection, producer_id)
             delete_transactions(connection, [producer_id])
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
@@ -107,7 +107,7 @@ def init_producer(
             after, claim = claim_rules.take(rules.initialize(before.transaction), Role.COORDINATOR)
             save_transaction(connection, now, before, after)
         begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
-        return Initialized(TransactionRef(producer_id, after.epoch, after.number), claim), dropped
+        return Initialized(ProducerRef(producer_id, after.epoch), claim), dropped
 
     found, dropped = store.transact(initialize, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.initialized")
@@ -115,7 +115,7 @@ def init_producer(
     return found
 
 
-def check(store: Store, connection: sa.Connection, ref: TransactionRef) -> None:
+def check(store: Store, connection: sa.Connection, ref: ProducerRef) -> None:
     """Raise the errors of `transactions.rules.check` unless the transaction can go on or begin."""
     with one_message(connection):
         now = store.ask_clock(connection)
@@ -125,7 +125,7 @@ def check(store: Store, connection: sa.Connection, ref: TransactionRef) -> None:
 
 def register(
     store: Store,
-    ref: TransactionRef,
+    ref: ProducerRef,
     batches: Sequence[PendingBatch],
     blobs: Mapping[str, bytes],
     *,
@@ -153,7 +153,7 @@ def register(
         with sent_with_commit(connection):
             save_transaction(connection, now, before, after)
             if new:
-                insert_pending(connection, ref, new)
+                insert_pending(connection, ref.producer_id, new)
                 names = [each.batch.name for each in new if each.batch.inline]
                 insert_blobs(connection, {name: blobs[name] for name in names})
         return [there.get(each.position, each.batch) for each in batches]
@@ -163,14 +163,18 @@ def register(
     return registered
 
 
-def commit_transaction_hook(ref: TransactionRef, batches: int, dropped: Sequence[Batch] = ()) -> CommitHook:
+def commit_transaction_hook(
+    ref: ProducerRef, batches: int, dropped: Sequence[Batch] = (), claim: Claim | None = None
+) -> CommitHook:
     """Hook of the append transaction that commits: it appends all `batches` pending batches of the transaction, except
-    the `dropped` ones, whose topics were deleted.
+    the `dropped` ones, whose topics were deleted. With the `claim` of a Kafka client its epoch stays.
     """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_transaction(connection, now, ref.producer_id)
-        after = rules.commit(before.transaction, ref, batches)
+        if claim is not None:
+            claim_rules.check(before.transaction, claim)
+        after = rules.commit(before.transaction, ref, batches, keeps_epoch=claim is not None)
         if dropped:
             delete_blobs(connection, [batch.name for batch in dropped if batch.inline])
         with sent_with_commit(connection):
@@ -180,7 +184,7 @@ def commit_transaction_hook(ref: TransactionRef, batches: int, dropped: Sequence
     return end
 
 
-def abort(cluster: Cluster, ref: TransactionRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
     """Drop the pending batches, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:

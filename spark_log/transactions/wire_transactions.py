@@ -1,4 +1,4 @@
-"""Transactions of Kafka clients in the metadata store: read under lock, decide (`transactions.wire_rules`), write.
+"""Transactions of Kafka clients in the metadata store: read under lock, decide (`transactions.rules`), write.
 
     take_claim      nothing but that the caller's connection may act from now on (`transactions.claim_rules`)
     begin           AddPartitionsToTxn, AddOffsetsToTxn
@@ -24,9 +24,9 @@ from spark_log.failpoints import failpoint
 from spark_log.metadata.columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.segments.segment_rows import insert_blobs
-from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions import claim_rules, rules, sequence_rules
 from spark_log.transactions.claim_rules import Claim, Role
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     TransactionRow,
@@ -48,6 +48,10 @@ class WireProducer:
     transactional_id: str
     producer_id: int
     epoch: int
+
+    @property
+    def ref(self) -> ProducerRef:
+        return ProducerRef(self.producer_id, self.epoch)
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,12 @@ def locked(
 
 
 def take_claim(store: Store, producer: WireProducer, role: Role, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Claim:
-    """A new claim, for a connection. Raises the errors of `wire_rules.check_producer`: a fenced producer takes none."""
+    """A new claim, for a connection. Raises the errors of `rules.check`: a fenced producer takes none."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> Claim:
         now = store.clock(connection)
         before = locked(connection, store, producer)
-        wire_rules.check_producer(before.transaction, producer.producer_id, producer.epoch)
+        rules.check(before.transaction, producer.ref)
         after, claim = claim_rules.take(before.transaction, role)
         save_transaction(connection, now, before, after)
         return claim
@@ -89,12 +93,12 @@ def take_claim(store: Store, producer: WireProducer, role: Role, *, timeout_ms: 
 
 
 def begin(store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Begin a transaction unless one is open. InvalidProducerIdMappingError, ProducerFencedError, ClaimLostError."""
+    """Begin a transaction unless one is open. Raises the errors of `rules.check`, and ClaimLostError."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)
         before = locked(connection, store, producer, claim)
-        after = wire_rules.begin(before.transaction, producer.producer_id, producer.epoch)
+        after = rules.begin(before.transaction, producer.ref)
         save_transaction(connection, now, before, after)
 
     store.transact(body, timeout_ms=timeout_ms)
@@ -137,7 +141,7 @@ def _register(
     try:
         before = locked(connection, store, producer)
         transaction = before.transaction
-        wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
+        rules.check_open(transaction, producer.ref)
     except SparkLogError as error:
         return [Rejected(error)] * len(batches)
     keys = {(batch.topic_id, batch.partition) for batch in batches}
@@ -151,7 +155,7 @@ def _register(
         if key not in there:  # the gateway knows a topic that was deleted
             outcomes.append(Rejected(UnknownTopicOrPartitionError(f"topic {key[0]}, partition {key[1]}: deleted")))
             continue
-        outcome, remembered = wire_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)
+        outcome, remembered = sequence_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)
         if remembered is not None:
             try:
                 rules.check_room(transaction, len(new) + 1)
@@ -163,10 +167,12 @@ def _register(
         outcomes.append(outcome)
     if new:
         first = transaction.pending
-        ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
-        insert_pending(connection, ref, [PendingBatch(first + row, batch) for row, batch in enumerate(new)])
+        insert_pending(
+            connection, producer.producer_id, [PendingBatch(first + row, batch) for row, batch in enumerate(new)]
+        )
         insert_blobs(connection, {batch.name: blobs[batch.name] for batch in new if batch.inline})
-        save_transaction(connection, store.clock(connection), before, wire_rules.add_pending(transaction, len(new)))
+        after = rules.register(transaction, producer.ref, len(new))
+        save_transaction(connection, store.clock(connection), before, after)
     if not provisional:
         return outcomes
     firsts = {key: read_first_pending(connection, producer.producer_id, *key) for key in keys}
@@ -183,7 +189,7 @@ def _provisional(
     first = firsts[key]
     if isinstance(outcome, Rejected) or first is None:
         return outcome
-    return replace(wire_rules.provisional(log_ends[key], first, batch), duplicate=outcome.duplicate)
+    return replace(sequence_rules.provisional(log_ends[key], first, batch), duplicate=outcome.duplicate)
 
 
 def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], int]:
@@ -194,41 +200,39 @@ def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]
 
 
 def read_open(
-    store: Store, producer: WireProducer, claim: Claim, *, commit: bool, timeout_ms: int = DEFAULT_TIMEOUT_MS
-) -> tuple[TransactionRef, list[PendingBatch]] | None:
-    """The open transaction and its pending batches; None if the same call of EndTxn has ended it before.
+    store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> list[Batch] | None:
+    """The pending batches of the open transaction; None if an earlier EndTxn has committed it.
 
-    The commit names the number of this transaction, so it needs no claim any more. Raises the errors of
-    `wire_rules.is_ended`, and ClaimLostError.
+    Raises the errors of `rules.has_ended`, and ClaimLostError.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[TransactionRef, list[PendingBatch]] | None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch] | None:
         transaction = locked(connection, store, producer, claim).transaction
-        if wire_rules.is_ended(transaction, producer.producer_id, producer.epoch, commit=commit):
+        if rules.has_ended(transaction, producer.ref, commit=True):
             return None
-        ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
-        return ref, read_pending(connection, producer.producer_id)
+        return [each.batch for each in read_pending(connection, producer.producer_id)]
 
     return store.transact(body, timeout_ms=timeout_ms)
 
 
 def abort(cluster: Cluster, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `wire_rules.is_ended`,
-    and ClaimLostError.
+    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `rules.has_ended`, and
+    ClaimLostError.
     """
     store = cluster.store
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
         now = store.clock(connection)
         before = locked(connection, store, producer, claim)
-        after = wire_rules.abort(before.transaction, producer.producer_id, producer.epoch)
-        if after is before.transaction:
+        if rules.has_ended(before.transaction, producer.ref, commit=False):
             return []
+        after = claim_rules.end_offsets_claim(rules.abort(before.transaction, producer.ref, keeps_epoch=True))
         keys = partitions_with_sequences(connection, producer.producer_id)
         states = _states(connection, producer.producer_id, keys)
         last = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
         kept = {
-            (producer.producer_id, *key): wire_rules.remember_aborted(
+            (producer.producer_id, *key): sequence_rules.remember_aborted(
                 states[(producer.producer_id, *key)], last[key][-1]
             )
             for key in keys

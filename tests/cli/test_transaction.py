@@ -55,7 +55,7 @@ def test_an_open_transaction_is_shown_and_aborted(events: Path, transfer: Any) -
     [row] = rows_of(ok("transaction", "list", cluster=events))
     assert [row[0], row[1], row[3], row[4]] == ["transfer", "Ongoing", "60 s", "2"]
     [listed] = json.loads(ok("transaction", "list", "--state", "ongoing", "--json", cluster=events))
-    assert (listed["transactional_id"], listed["number"], listed["batches"]) == ("transfer", 1, 2)
+    assert (listed["transactional_id"], listed["producer_epoch"], listed["batches"]) == ("transfer", 0, 2)
     assert listed["open_ms"] >= 0 and listed["overdue"] is False
     shown = ok("transaction", "describe", "transfer", cluster=events)
     assert "state             Ongoing\n" in shown
@@ -156,7 +156,7 @@ def test_transactional_input_is_visible_whole_or_not_at_all(events: Path) -> Non
     ok(*once, "--format", "json", stdin=chosen, cluster=events)
     assert [row["value"] for row in consumed(events, "-p", "1", "--from", "-2")] == ["1", "3"]
     [listed] = json.loads(ok("transaction", "list", "--json", cluster=events))
-    assert (listed["transactional_id"], listed["producer_epoch"], listed["state"]) == ("load", 3, "CompleteCommit")
+    assert (listed["transactional_id"], listed["producer_epoch"], listed["state"]) == ("load", 6, "CompleteCommit")
 
     nowhere = run(*once, "-p", "2", stdin="x\n", cluster=events)
     assert nowhere.exit_code == 1 and nowhere.stderr.startswith("spark-log: partition") and "2" in nowhere.stderr

@@ -169,8 +169,10 @@ def test_an_operator_aborts_a_transaction(admin, begin, tmp_path, log):
         "other": "Ongoing",
     }
     assert not file.exists()
-    with pytest.raises(kafka.errors.InvalidTxnStateError):
+    with pytest.raises(kafka.errors.ProducerFencedError):
         admin.abort_transaction(spec)
+    with pytest.raises(kafka.errors.InvalidTxnStateError):
+        admin.abort_transaction(spec._replace(producer_epoch=1))
     with pytest.raises(kafka.errors.TransactionAbortableError):
         producer.commit_transaction()
     producer.abort_transaction()
@@ -191,7 +193,7 @@ def test_abort_ends_only_the_transaction_that_was_described(admin, begin, cluste
         transaction_store.abort(cluster, shown.transaction.ref)
     producer.begin_transaction()
     send(producer, "a", b"second")
-    with pytest.raises(spark_log.errors.InvalidTxnStateError):
+    with pytest.raises(spark_log.errors.ProducerFencedError):
         transaction_store.abort(cluster, shown.transaction.ref)
     producer.commit_transaction()
     assert stored(log, "a") == {0: [b"first", b"second"]}

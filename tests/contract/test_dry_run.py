@@ -88,7 +88,7 @@ def due_work(cluster, log, produce):
     def age(connection, _attempt):
         long_ago = now_ms - 400 * DAY_MS
         connection.execute(t.retired_file.update().where(t.retired_file.c.partition.is_(None)).values(retired_ms=0))
-        connection.execute(t.transaction.update().values(until_ms=0))
+        connection.execute(t.transaction.update().values(began_ms=0, until_ms=0))
         idle = t.producer.c.transactional_id == "idle"
         connection.execute(t.producer.update().where(idle).values(last_used_ms=long_ago))
         connection.execute(t.group_offset.update().values(committed_ms=long_ago))

@@ -32,7 +32,7 @@ from tests.support.topics import make
 from tests.support.wire_producer import WireProducer, code_of, transactional_batch
 
 WAIT_S = 30
-INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT, TRANSACTION_ABORTABLE = 48, 50, 120
+INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT = 47, 48, 50
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
@@ -323,7 +323,7 @@ def test_commit_fails_if_the_log_has_another_batch_with_a_sequence_of_it(cluster
         assert code_of(connection.exchange(producer.add_partitions("t"), 0)) == 0
         assert producer.send(connection, "t", b"mine").error_code == 0
         append_as_if_it_were_not_transactional(cluster, producer)
-        assert code_of(connection.exchange(producer.end(commit=True), 0)) == TRANSACTION_ABORTABLE
+        assert code_of(connection.exchange(producer.end(commit=True), 0)) == INVALID_PRODUCER_EPOCH
         assert code_of(connection.exchange(producer.end(commit=False), 0)) == 0
     assert values(cluster, "t") == [b"strange"]
 

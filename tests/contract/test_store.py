@@ -234,6 +234,9 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
 
     made = columns()
     with cluster.store.engine.begin() as connection:
+        connection.exec_driver_sql('ALTER TABLE "transaction" RENAME COLUMN previous_epoch TO bumped_from')
+        connection.exec_driver_sql('ALTER TABLE "transaction" ADD COLUMN number BIGINT')
+        connection.exec_driver_sql('ALTER TABLE "transaction" ADD COLUMN numbered BOOLEAN')
         for table, column in FIRST_RELEASE_LACKS:
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v1'")

@@ -23,7 +23,7 @@ from spark_log.streams import batch_transaction
 from spark_log.streams.micro_batch import this_batch
 from spark_log.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.topics import append, fails, make, read_stream, stored
 
@@ -179,7 +179,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     def is_aborted(batch: DataFrame, transaction: BatchTransaction) -> None:
         transaction.write(batch, topic="b")
         [listed] = cluster.store.read(lambda c: c.execute(t.transaction.select()).all())
-        transaction_store.abort(cluster, TransactionRef(listed.producer_id, listed.producer_epoch, listed.number))
+        transaction_store.abort(cluster, ProducerRef(listed.producer_id, listed.producer_epoch))
 
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
     for body, said in [

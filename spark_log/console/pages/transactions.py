@@ -26,7 +26,6 @@ class TransactionRow:
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    number: int
     state: str
     began_ms: int | None
     open_ms: int | None
@@ -87,7 +86,6 @@ def _row(call: Call, described: TransactionDescription) -> TransactionRow:
         transaction.transactional_id,
         transaction.producer_id,
         transaction.producer_epoch,
-        transaction.number,
         str(transaction.state.value),
         transaction.began_ms,
         transaction.open_ms,

@@ -29,7 +29,7 @@ from spark_log.datasource.options.positions import (
 from spark_log.datasource.options.topic_choice import Subscription, parse_subscription
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.group_names import check_group_id
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 _CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
@@ -160,7 +160,7 @@ class SinkGroup:
 class PendingWrite:
     """A batch write whose rows become pending in an open transaction; the owner of the transaction commits them."""
 
-    ref: TransactionRef
+    ref: ProducerRef
     order: int
     """Order among the writes of the transaction: those of a lower one come first in the log."""
     after_topic_id: int = 0
@@ -168,7 +168,7 @@ class PendingWrite:
 
     def __str__(self) -> str:
         ref = self.ref
-        return f"{ref.producer_id}:{ref.epoch}:{ref.number}:{self.order}:{self.after_topic_id}"
+        return f"{ref.producer_id}:{ref.epoch}:{self.order}:{self.after_topic_id}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -325,12 +325,12 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
     if text is None:
         return None
     numbers = text.split(":")
-    if streaming or len(numbers) != 5 or not all(INTEGER.fullmatch(number) for number in numbers):
+    if streaming or len(numbers) != 4 or not all(INTEGER.fullmatch(number) for number in numbers):
         raise InvalidOptionError(
             f"Option 'transaction' ({text!r}) is set by spark_log.streams.batch_transaction, for its batch writes"
         )
-    producer_id, epoch, number, order, after_topic_id = map(int, numbers)
-    return PendingWrite(TransactionRef(producer_id, epoch, number), order, after_topic_id)
+    producer_id, epoch, order, after_topic_id = map(int, numbers)
+    return PendingWrite(ProducerRef(producer_id, epoch), order, after_topic_id)
 
 
 def _group(given: OptionText, streaming: bool) -> SinkGroup | None:

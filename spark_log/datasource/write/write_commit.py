@@ -13,7 +13,7 @@ from spark_log.append import write_ids
 from spark_log.append.append_transaction import AppendRequest, AppendResult
 from spark_log.append.encoding import Encoding
 from spark_log.append.failed_append_files import delete_files
-from spark_log.append.rules import Batch, Rejected, SparkBatch
+from spark_log.append.rules import Batch, SparkBatch
 from spark_log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.append.targets import targets_of
 from spark_log.append.write_ids import take
@@ -131,12 +131,9 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
     topics = _topics(cluster, request.batches)
     log = Log(cluster, holder="spark commit")
     try:
-        result = log.append_batches(request, topics)
+        result = log.append_whole(request, topics)
     finally:
         log.close(more_to_come=micro_batch)
-    for outcome in result.outcomes:
-        if isinstance(outcome, Rejected):
-            raise outcome.error
     for expired in log.expired.take():
         if not (micro_batch and expired.begun_before):
             logger.warning("%s", expired)

@@ -1,6 +1,6 @@
 """Tables of transactions of producers."""
 
-from sqlalchemy import BigInteger, Boolean, Index, LargeBinary, String, Text, text, true
+from sqlalchemy import BigInteger, Boolean, Index, LargeBinary, String, Text, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
@@ -10,20 +10,14 @@ transaction = _table(
     "transaction",
     column("producer_id", BigInteger, "producer.producer_id", primary_key=True),
     column("producer_epoch", BigInteger, "epoch that began it"),
-    column(
-        "number",
-        BigInteger,
-        "number of the transaction of this producer, so that a late commit cannot affect a newer one",
-    ),
     column("state", String(16), "Empty, Ongoing, CompleteCommit or CompleteAbort"),
     column("began_ms", BigInteger, "store clock"),
     column("until_ms", BigInteger, "store clock; after it the coordinator aborts the transaction"),
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
-    column("numbered", Boolean, "false: begun by a Kafka client, whose calls name no number", server_default=true()),
     column(
-        "bumped_from",
+        "previous_epoch",
         BigInteger,
-        "epoch that asked for the current one (KIP-360), so that it may ask again; -1: another producer, or a time-out",
+        "epoch of the producer that may go on with the current one, until it does; -1: none",
         server_default=text("-1"),
     ),
     column("pending", BigInteger, "number of rows in transaction_segment while it is open", server_default=text("0")),

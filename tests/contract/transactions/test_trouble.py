@@ -23,7 +23,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 from tests.contract.transactions.transaction_state import (
     FILES,
     LARGE,
@@ -90,7 +90,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
     producer.begin_transaction()
     producer.send(name, b"1").get(timeout=30)
     row = row_of(cluster, producer)
-    older = TransactionRef(row.producer_id, row.producer_epoch, row.number - 1)
+    older = ProducerRef(row.producer_id, row.producer_epoch - 1)
     late = [
         lambda: transaction_store.abort(cluster, older),
         lambda: transaction_store.register(cluster.store, older, [], {}),
@@ -99,7 +99,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
         ),
     ]
     for call in late:
-        with pytest.raises(InvalidTxnStateError, match=f"the current one is {row.number}"):
+        with pytest.raises(ProducerFencedError, match=f"is fenced by {row.producer_epoch}"):
             call()
     assert row_of(cluster, producer) == row
     producer.commit_transaction()

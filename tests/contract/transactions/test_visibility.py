@@ -142,7 +142,7 @@ def test_empty_transactions_and_transactions_of_offsets_only(cluster, topic, beg
     assert producer.commit_transaction() == []
     producer.begin_transaction()
     producer.abort_transaction()
-    assert row_of(cluster, producer).number == 0, "the store was not asked to write anything"
+    assert row_of(cluster, producer).producer_epoch == 0, "the store was not asked to write anything"
     producer.begin_transaction()
     producer.send_offsets_to_transaction(commits(name, 3), mine)
     producer.send_offsets_to_transaction({TopicPartition(name, 1): OffsetAndMetadata(4, "text", -1)}, mine)

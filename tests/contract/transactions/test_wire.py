@@ -80,7 +80,7 @@ def test_only_the_newest_claim_may_act(cluster, topic):
     for call in (
         lambda: wire_transactions.begin(cluster.store, wire.who, old),
         lambda: wire_transactions.abort(cluster, wire.who, old),
-        lambda: wire_transactions.read_open(cluster.store, wire.who, old, commit=True),
+        lambda: wire_transactions.read_open(cluster.store, wire.who, old),
     ):
         with pytest.raises(ClaimLostError):
             call()

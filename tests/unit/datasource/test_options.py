@@ -27,7 +27,7 @@ from spark_log.datasource.options.source_options import (
 from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
-from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.rules import ProducerRef
 
 BASE = {"cluster": "/c", "subscribe": "t"}
 T0 = TopicPartition("t", 0)
@@ -451,7 +451,7 @@ def test_writes() -> None:
         ({"transaction": "1:2:3"}, "Option 'transaction' ('1:2:3') is set by spark_log.streams.batch_transaction"),
         ({"transaction": "1:2:3:x"}, "Option 'transaction' ('1:2:3:x') is set by"),
         (
-            {"transaction": "1:2:3:4:0", "txnAppId": "a", "txnVersion": "1"},
+            {"transaction": "1:2:3:4", "txnAppId": "a", "txnVersion": "1"},
             "Options 'txnAppId' ('a') and 'transaction' exclude each other",
         ),
     ],
@@ -467,7 +467,7 @@ def test_streams_refuse_transaction_versions() -> None:
 
 
 def test_pending_writes() -> None:
-    pending = PendingWrite(TransactionRef(7, 0, 12), 3, 5)
+    pending = PendingWrite(ProducerRef(7, 12), 3, 5)
     assert write(transaction=str(pending)).pending == pending
     with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
         WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})

@@ -32,7 +32,6 @@ from spark_log.errors import (
 )
 from spark_log.log.log import Log
 from spark_log.records.schema import HEADERS
-from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_rows import read_pending
 from spark_log.transactions.transaction_store import commit_transaction_hook, init_producer
 from tests.support.records import ranges_of, read_all
@@ -438,8 +437,7 @@ def test_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> Non
 def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: Log) -> None:
     """The later write runs first; the rows of the earlier one still come first."""
     topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
-    first = init_producer(cluster, "t", 60_000).ref
-    ref = TransactionRef(first.producer_id, first.epoch, first.number + 1)
+    ref = init_producer(cluster, "t", 60_000).ref
     for order in (1, 0):
         this = plan(cluster)
         outputs = [write(this, rows([f"{order}/{task} " + "x" * 2_000 * task]), attempt=task) for task in range(2)]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from spark_log.errors import InvalidTxnStateError
-from spark_log.transactions import claim_rules, rules, wire_rules
+from spark_log.transactions import claim_rules, rules
 from spark_log.transactions.claim_rules import ClaimLostError, Role
-from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, Transaction, TransactionRef
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ProducerRef, Transaction
 
-PRODUCER, EPOCH = 7, 0
+REF = ProducerRef(7, 0)
 BEGIN, OFFSET, COMMIT, ABORT = "begin", "offset", "commit", "abort"
 
 
@@ -41,7 +41,9 @@ class Connection:
 class World(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.transaction = Transaction(PRODUCER, EPOCH, 0, EMPTY)
+        self.transaction = Transaction(*vars(REF).values(), EMPTY)
+        self.begun = 0
+        """Transactions that have begun in the store."""
         self.connections = [Connection(), Connection()]
         self.chosen = {Role.COORDINATOR: 0, Role.OFFSETS: 1}
         self.number, self.offset, self.executed_offset = 0, 0, -1
@@ -66,7 +68,7 @@ class World(RuleBasedStateMachine):
                 break
             self._call(OFFSET, late=fate == "late")
         self._call(COMMIT if commits else ABORT, late=ends_late)
-        assert self.transaction.number == self.number
+        assert self.begun == self.number
         assert self.transaction.state is (COMMITTED if commits else ABORTED)
 
     @rule(chosen=st.integers(0, 10), transacts=st.booleans())
@@ -124,20 +126,22 @@ class World(RuleBasedStateMachine):
         try:
             match request.kind:
                 case "begin":
-                    self.transaction = wire_rules.begin(before, PRODUCER, EPOCH)
+                    self.transaction = rules.begin(before, REF)
+                    self.begun += self.transaction is not before
                 case "offset":
-                    wire_rules.check_open(before, PRODUCER, EPOCH)
-                    assert request.number == before.number
+                    rules.check_open(before, REF)
+                    assert request.number == self.begun
                     assert request.offset >= self.executed_offset, "an older offset does not replace a newer one"
                     self.executed_offset = request.offset
-                case "abort":
-                    self.transaction = wire_rules.abort(before, PRODUCER, EPOCH)
-                case _ if not wire_rules.is_ended(before, PRODUCER, EPOCH, commit=True):
-                    self.transaction = rules.commit(before, TransactionRef(PRODUCER, EPOCH, before.number), 0)
+                case kind if not rules.has_ended(before, REF, commit=kind == COMMIT):
+                    if kind == COMMIT:
+                        self.transaction = rules.commit(before, REF, 0, keeps_epoch=True)
+                    else:
+                        self.transaction = claim_rules.end_offsets_claim(rules.abort(before, REF, keeps_epoch=True))
         except InvalidTxnStateError:
             assert request != self.sent, f"{request} of the client is refused: {before}"
         if self.transaction is not before:
-            assert request.number == self.transaction.number, f"{request} was executed in another transaction"
+            assert request.number == self.begun, f"{request} was executed in another transaction"
 
 
 TestWorld = World.TestCase
@@ -150,7 +154,7 @@ def trust_all(patch):
 
 
 def keep_offsets_claim(patch):
-    patch(wire_rules, "end_offsets_claim", lambda transaction: transaction)
+    patch(claim_rules, "end_offsets_claim", lambda transaction: transaction)
 
 
 def share_claims(patch):

@@ -9,78 +9,124 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
+from spark_log.errors import (
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
 from spark_log.transactions import rules
-from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, TRANSITIONS, Transaction, TransactionRef
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, TRANSITIONS, ProducerRef, Transaction
 from tests.unit.transactions.transaction_world import World
 
 # The table ------------------------------------------------------------------------------------------------------------
 
 SAME = object()
-INVALID, ABORTABLE = InvalidTxnStateError, TransactionAbortableError
-OLDER, THIS, NEXT = 4, 5, 6
+INVALID, ABORTABLE, FENCED = InvalidTxnStateError, TransactionAbortableError, ProducerFencedError
 EXPIRED = "expired"
-TABLE = {
-    # (state of transaction 5, number in the call): result of register, commit and abort
-    (EMPTY, OLDER): (INVALID, INVALID, INVALID),
-    (EMPTY, THIS): (INVALID, INVALID, INVALID),
-    (EMPTY, NEXT): (ONGOING, COMMITTED, ABORTED),
-    (ONGOING, OLDER): (INVALID, INVALID, INVALID),
-    (ONGOING, THIS): (ONGOING, COMMITTED, ABORTED),
-    (ONGOING, NEXT): (INVALID, INVALID, INVALID),
-    (EXPIRED, OLDER): (INVALID, INVALID, INVALID),
-    (EXPIRED, THIS): (ABORTABLE, ABORTABLE, ABORTED),
-    (EXPIRED, NEXT): (INVALID, INVALID, INVALID),
-    (COMMITTED, OLDER): (INVALID, INVALID, INVALID),
-    (COMMITTED, THIS): (INVALID, SAME, INVALID),
-    (COMMITTED, NEXT): (ONGOING, COMMITTED, ABORTED),
-    (ABORTED, OLDER): (INVALID, INVALID, INVALID),
-    (ABORTED, THIS): (ABORTABLE, ABORTABLE, SAME),
-    (ABORTED, NEXT): (ONGOING, COMMITTED, ABORTED),
+EPOCH = 5
+RAISED = {
+    # state: result of register, commit and abort of a producer whose epoch each end raises
+    EMPTY: (ONGOING, COMMITTED, ABORTED),
+    ONGOING: (ONGOING, COMMITTED, ABORTED),
+    EXPIRED: (ABORTABLE, ABORTABLE, ABORTED),
+    COMMITTED: (ONGOING, COMMITTED, ABORTED),
+    ABORTED: (ONGOING, COMMITTED, ABORTED),
+}
+AGAIN = {
+    # how the transaction of the epoch has ended: result of the same calls after it
+    COMMITTED: (INVALID, SAME, INVALID),
+    ABORTED: (ABORTABLE, ABORTABLE, SAME),
+}
+KEPT = {
+    # state: result of begin, check_open, has_ended (commit), and an abort that keeps the epoch
+    EMPTY: (ONGOING, INVALID, INVALID, ABORTED),
+    ONGOING: (SAME, None, False, ABORTED),
+    EXPIRED: (ABORTABLE, ABORTABLE, ABORTABLE, ABORTED),
+    COMMITTED: (ONGOING, INVALID, True, ABORTED),
+    ABORTED: (ONGOING, INVALID, INVALID, SAME),
 }
 
 
-def stored(state):
+def stored(state, previous_epoch=-1):
     expired = state is EXPIRED
     state = ONGOING if expired else state
-    return Transaction(7, 3, THIS, state, 2 if state is ONGOING else 0, expired, "bills")
+    return Transaction(7, EPOCH, state, 2 if state is ONGOING else 0, expired, "bills", previous_epoch)
 
 
 def calls(transaction, ref):
     """Each of the calls, with the number of pending batches."""
-    there = transaction.pending if ref.number == transaction.number else 0
     yield lambda: rules.register(transaction, ref, 1)
-    yield lambda: rules.commit(transaction, ref, there)
+    yield lambda: rules.commit(transaction, ref, transaction.pending)
     yield lambda: rules.abort(transaction, ref)
 
 
-@pytest.mark.parametrize(("state", "number"), TABLE, ids=str)
-def test_transitions(state, number):
+def calls_of_clients(transaction, ref):
+    yield lambda: rules.begin(transaction, ref)
+    yield lambda: rules.check_open(transaction, ref)
+    yield lambda: rules.has_ended(transaction, ref, commit=True)
+    yield lambda: rules.abort(transaction, ref, keeps_epoch=True)
+
+
+def expect(call, expected, transaction, raised):
+    if expected is SAME:
+        assert call() is transaction, "the same object: nothing has to be written"
+    elif isinstance(expected, type):
+        with pytest.raises(expected, match="'bills'"):
+            call()
+    elif expected in TRANSITIONS:
+        after = call()
+        ended = expected is not ONGOING
+        assert (after.epoch, after.state, after.expired) == (EPOCH + (raised and ended), expected, False)
+        assert after.previous_epoch == (EPOCH if raised and ended else -1) and (after.pending == 0 or not ended)
+        assert expected in TRANSITIONS[transaction.state]
+    else:
+        assert call() is expected
+
+
+@pytest.mark.parametrize("state", RAISED, ids=str)
+def test_transitions(state):
     transaction = stored(state)
-    for call, expected in zip(calls(transaction, TransactionRef(7, 3, number)), TABLE[state, number], strict=True):
-        if expected is SAME:
-            assert call() is transaction, "the same object: nothing has to be written"
-        elif expected in TRANSITIONS:
-            after = call()
-            assert (after.epoch, after.number, after.state, after.expired) == (3, number, expected, False)
-            assert after.pending == (0 if expected is not ONGOING else 3 if number == THIS else 1)
-            assert expected in TRANSITIONS[transaction.state]
-        else:
-            with pytest.raises(expected, match=f"transaction {number} of 'bills' .producer 7."):
-                call()
-    for epoch in (2, 4):
-        for call in calls(transaction, TransactionRef(7, epoch, number)):
-            with pytest.raises(ProducerFencedError, match=f"'bills': epoch {epoch} of producer 7 is fenced by 3"):
+    for call, expected in zip(calls(transaction, ProducerRef(7, EPOCH)), RAISED[state], strict=True):
+        expect(call, expected, transaction, raised=True)
+    for call, expected in zip(calls_of_clients(transaction, ProducerRef(7, EPOCH)), KEPT[state], strict=True):
+        expect(call, expected, transaction, raised=False)
+    for ref, error in (
+        (ProducerRef(7, EPOCH - 1), ProducerFencedError),
+        (ProducerRef(7, EPOCH + 1), ProducerFencedError),
+        (ProducerRef(7, -1), ProducerFencedError),
+        (ProducerRef(8, EPOCH), InvalidProducerIdMappingError),
+    ):
+        for call in (*calls(transaction, ref), *calls_of_clients(transaction, ref)):
+            with pytest.raises(error, match="'bills'"):
                 call()
 
 
-@pytest.mark.parametrize("state", [EMPTY, ONGOING, EXPIRED, COMMITTED, ABORTED])
+@pytest.mark.parametrize("state", AGAIN, ids=str)
+def test_calls_after_the_end(state):
+    transaction = stored(state, previous_epoch=EPOCH - 1)
+    for call, expected in zip(calls(transaction, ProducerRef(7, EPOCH - 1)), AGAIN[state], strict=True):
+        expect(call, expected, transaction, raised=True)
+    begun = rules.begin(transaction, ProducerRef(7, EPOCH))
+    for call in calls(begun, ProducerRef(7, EPOCH - 1)):
+        with pytest.raises(ProducerFencedError):
+            call()
+
+
+def test_a_repeated_commit_that_keeps_the_epoch_changes_nothing():
+    committed = rules.commit(stored(ONGOING), ProducerRef(7, EPOCH), 2, keeps_epoch=True)
+    assert (committed.epoch, committed.state) == (EPOCH, COMMITTED)
+    assert rules.commit(committed, ProducerRef(7, EPOCH), 2, keeps_epoch=True) is committed
+
+
+@pytest.mark.parametrize("state", RAISED, ids=str)
 def test_new_producer_aborts_the_open_transaction(state):
-    before = stored(state)
+    before = stored(state, previous_epoch=EPOCH - 1)
     after = rules.initialize(before)
-    assert after == replace(before, epoch=4, state=ABORTED, pending=0, expired=False) or (
-        before.state is not ONGOING and after == replace(before, epoch=4)
-    )
+    assert after == replace(
+        before, epoch=EPOCH + 1, previous_epoch=-1, pending=0, expired=False,
+        state=ABORTED if before.state is ONGOING else before.state,
+    )  # fmt: skip
     timed_out = rules.time_out(before)
     assert timed_out.state is ABORTED if state is EXPIRED else timed_out is before
 
@@ -88,7 +134,18 @@ def test_new_producer_aborts_the_open_transaction(state):
 @pytest.mark.parametrize("batches", [0, 1, 3])
 def test_commit_with_missing_batches_is_refused(batches):
     with pytest.raises(TransactionAbortableError, match=f"{batches} batches were sent and 2 are there"):
-        rules.commit(stored(ONGOING), TransactionRef(7, 3, THIS), batches)
+        rules.commit(stored(ONGOING), ProducerRef(7, EPOCH), batches)
+
+
+def test_only_the_newest_producer_gets_the_next_epoch_and_may_ask_again():
+    ref = ProducerRef(7, EPOCH)
+    bumped = rules.bump(stored(ONGOING), ref)
+    assert (bumped.epoch, bumped.state) == (EPOCH + 1, ABORTED)
+    assert rules.bump(bumped, ref) is bumped
+    assert rules.bump(bumped, ProducerRef(7, EPOCH + 1)).epoch == EPOCH + 2
+    for later in (rules.begin(bumped, ProducerRef(7, EPOCH + 1)), rules.initialize(bumped)):
+        with pytest.raises(ProducerFencedError):
+            rules.bump(later, ref)
 
 
 # The model ------------------------------------------------------------------------------------------------------------
@@ -111,10 +168,6 @@ class Transactional(RuleBasedStateMachine):
     @rule(who=WHO)
     def begin(self, who):
         self.world.begin(who)
-
-    @rule(who=WHO)
-    def check_another(self, who):
-        self.world.check_another(who)
 
     @rule(who=WHO, fate=FATE)
     def send(self, who, fate):
@@ -157,24 +210,20 @@ TestTransactional = Transactional.TestCase
 # Mutations: each removes or breaks one rule, and the model must detect it --------------------------------------------
 
 
-def without(*refused):
-    """Mutant: `check` and `_check_claim` without the errors that contain one of these texts."""
+def without(name, refused):
+    """Mutant: this function without the errors that contain the text."""
 
     def mutant(patch):
-        check_claim, check = rules._check_claim, rules.check
+        strict = getattr(rules, name)
 
-        def lenient(of):
-            def run(transaction, ref):
-                try:
-                    of(transaction, ref)
-                except Exception as error:
-                    if not any(text in str(error) for text in refused):
-                        raise
+        def lenient(transaction, ref):
+            try:
+                strict(transaction, ref)
+            except Exception as error:
+                if refused not in str(error):
+                    raise
 
-            return run
-
-        patch(rules, "_check_claim", lenient(check_claim))
-        patch(rules, "check", lenient(check))
+        patch(rules, name, lenient)
 
     return mutant
 
@@ -195,22 +244,27 @@ def repeated_commit_is_done_again(patch):
 
 
 def repeated_commit_is_refused(patch):
-    patch(rules, "_is_the_last", lambda row, ref: False)
+    patch(rules, "_has_ended", lambda row, ref, state, keeps_epoch: False)
 
 
 def commit_leaves_it_open(patch):
-    patch(rules, "over", lambda row, state: replace(row, pending=0))
+    patch(rules, "_over", lambda row, state: replace(row, pending=0))
 
 
-def repeated_commit_is_recognized_by_number_only(patch):
-    patch(rules, "_is_the_last", lambda row, ref: row.number == ref.number)
+def ends_keep_the_epoch(patch):
+    ended = rules._ended
+    patch(rules, "_ended", lambda row, state, keeps_epoch: ended(row, state, True))
+
+
+def every_earlier_epoch_may_ask(patch):
+    patch(rules, "_is_previous", lambda row, ref: ref.epoch < row.epoch)
 
 
 def committed_transaction_can_be_aborted(patch):
     abort = rules.abort
 
     def lenient(row, ref):
-        if rules._is_the_last(row, ref) and row.state is COMMITTED:
+        if rules._is_previous(row, ref) and row.state is COMMITTED:
             return replace(row, state=ABORTED)
         return abort(row, ref)
 
@@ -219,16 +273,20 @@ def committed_transaction_can_be_aborted(patch):
 
 def abort_of_an_unknown_transaction_is_not_stored(patch):
     abort = rules.abort
-    patch(rules, "abort", lambda row, ref: row if ref.number > row.number else abort(row, ref))
+
+    def forgetful(row, ref):
+        return row if ref.epoch == row.epoch and row.state is not ONGOING else abort(row, ref)
+
+    patch(rules, "abort", forgetful)
 
 
 def abort_keeps_pending_batches(patch):
-    over = rules.over
-    patch(rules, "over", lambda row, state: replace(over(row, state), pending=row.pending))
+    over = rules._over
+    patch(rules, "_over", lambda row, state: replace(over(row, state), pending=row.pending))
 
 
 def init_does_not_abort(patch):
-    patch(rules, "initialize", lambda row: replace(row, epoch=row.epoch + 1))
+    patch(rules, "initialize", lambda row: replace(row, epoch=row.epoch + 1, previous_epoch=-1))
 
 
 def init_does_not_increment_the_epoch(patch):
@@ -236,9 +294,9 @@ def init_does_not_increment_the_epoch(patch):
     patch(rules, "initialize", lambda row: replace(initialize(row), epoch=max(row.epoch, 0)))
 
 
-def init_resets_the_number(patch):
+def init_lets_the_previous_producer_ask(patch):
     initialize = rules.initialize
-    patch(rules, "initialize", lambda row: replace(initialize(row), number=0))
+    patch(rules, "initialize", lambda row: replace(initialize(row), previous_epoch=row.previous_epoch))
 
 
 def time_out_ignores_the_time(patch):
@@ -251,40 +309,31 @@ def nothing_times_out(patch):
 
 
 def new_transaction_takes_over_pending_batches(patch):
-    register = rules.register
-    patch(rules, "register", lambda row, ref, batches: register(replace(row, state=EMPTY), ref, batches))
+    begin = rules.begin
+    patch(rules, "begin", lambda row, ref: begin(replace(row, state=EMPTY), ref))
 
 
-no_epochs = without("is fenced by")
-no_numbers = without("is over: the current one")
-several_open_transactions = without("cannot begin")
-aborted_transaction_continues = without("has been aborted")
-committed_transaction_continues = without("cannot go on")
+no_epochs = without("_check_epoch", "is fenced by")
+aborted_transaction_continues = without("check", "has been aborted")
+committed_transaction_continues = without("check", "cannot go on")
 
 ONE_OPEN = "init; begin 0; send 0"
 DETECTED_IN = {
     "no_epochs": (no_epochs, "init; begin 0; init; begin 1; send 1; send 0"),
-    "no_numbers, and a late send": (no_numbers, f"{ONE_OPEN}; commit 0; begin 0; send 0; late 0"),
-    "no_numbers, and a late commit of offsets": (
-        no_numbers,
+    "ends_keep_the_epoch, and a late send": (ends_keep_the_epoch, f"{ONE_OPEN}; commit 0; begin 0; send 0; late 0"),
+    "no_epochs, and a late commit of offsets": (
+        no_epochs,
         "init; begin 0; commit 0 2; abort 0; begin 0; send 0; late 0",
     ),
-    "no_numbers, and a late abort": (no_numbers, f"{ONE_OPEN}; abort 0; begin 0; send 0; late 1"),
-    "several_open_transactions": (several_open_transactions, f"{ONE_OPEN}; check_another 0"),
-    "aborted_transaction_continues": (aborted_transaction_continues, f"{ONE_OPEN}; expire; time_out; send 0"),
+    "no_epochs, and a late abort": (no_epochs, f"{ONE_OPEN}; abort 0; begin 0; send 0; late 1"),
+    "aborted_transaction_continues": (aborted_transaction_continues, f"{ONE_OPEN}; expire; send 0"),
     "committed_transaction_continues": (committed_transaction_continues, f"{ONE_OPEN}; commit 0; late 0"),
     "commit_does_not_check_the_count": (commit_does_not_check_the_count, f"{ONE_OPEN}; send 0; crash 1; commit 0"),
     "commit_ignores_the_timeout": (commit_ignores_the_timeout, f"{ONE_OPEN}; expire; commit 0"),
-    "repeated_commit_is_done_again": (
-        repeated_commit_is_done_again,
-        f"{ONE_OPEN}; commit 0 1; commit 0",
-    ),
+    "repeated_commit_is_done_again": (repeated_commit_is_done_again, f"{ONE_OPEN}; commit 0 1; commit 0"),
     "repeated_commit_is_refused": (repeated_commit_is_refused, f"{ONE_OPEN}; commit 0 1; commit 0"),
     "commit_leaves_it_open": (commit_leaves_it_open, f"{ONE_OPEN}; commit 0"),
-    "repeated_commit_is_recognized_by_number_only": (
-        repeated_commit_is_recognized_by_number_only,
-        f"{ONE_OPEN}; commit 0; init; late -1",
-    ),
+    "every_earlier_epoch_may_ask": (every_earlier_epoch_may_ask, f"{ONE_OPEN}; commit 0; init; late -1"),
     "committed_transaction_can_be_aborted": (committed_transaction_can_be_aborted, f"{ONE_OPEN}; commit 0 1; abort 0"),
     "abort_of_an_unknown_transaction_is_not_stored": (
         abort_of_an_unknown_transaction_is_not_stored,
@@ -293,7 +342,7 @@ DETECTED_IN = {
     "abort_keeps_pending_batches": (abort_keeps_pending_batches, f"{ONE_OPEN}; abort 0"),
     "init_does_not_abort": (init_does_not_abort, f"{ONE_OPEN}; init"),
     "init_does_not_increment_the_epoch": (init_does_not_increment_the_epoch, "init; init"),
-    "init_resets_the_number": (init_resets_the_number, f"{ONE_OPEN}; commit 0; init"),
+    "init_lets_the_previous_producer_ask": (init_lets_the_previous_producer_ask, f"{ONE_OPEN}; commit 0; init; late 1"),
     "time_out_ignores_the_time": (time_out_ignores_the_time, f"{ONE_OPEN}; time_out"),
     "nothing_times_out": (nothing_times_out, f"{ONE_OPEN}; expire; time_out"),
     "new_transaction_takes_over_pending_batches": (new_transaction_takes_over_pending_batches, f"{ONE_OPEN}; send 0"),

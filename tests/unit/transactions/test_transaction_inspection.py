@@ -20,7 +20,7 @@ MINUTE_MS = 60_000
 )
 def test_transaction_past_its_timeout_hangs(open_ms: int | None, overdue: bool, hanging: bool) -> None:
     state = COMMITTED if open_ms is None else ONGOING
-    transaction = TransactionListing("t", 1, 0, 1, state, MINUTE_MS, 0, open_ms, overdue, 1)
+    transaction = TransactionListing("t", 1, 0, state, MINUTE_MS, 0, open_ms, overdue, 1)
     assert is_hanging(transaction, 15 * MINUTE_MS) is hanging
     if open_ms is None:
         assert not is_hanging(transaction, -60 * MINUTE_MS), "a finished transaction never hangs"

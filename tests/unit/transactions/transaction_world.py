@@ -2,7 +2,7 @@
 that do not know it), and calls that are delayed or repeated. The rules decide; the model keeps sets of records and
 checks the decisions with them.
 
-A transaction is named by its *key*: the epoch that began it, and its number.
+A transaction is named by its *key*: its epoch.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,9 @@ from typing import Any
 
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, SparkLogError, TransactionAbortableError
 from spark_log.transactions import rules
-from spark_log.transactions.rules import EMPTY, ONGOING, Transaction, TransactionRef
+from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, Transaction
 
-Key = tuple[int, int]
+Key = int
 Records = frozenset[tuple[int, int]]
 """(position, record)."""
 
@@ -23,12 +23,12 @@ ARRIVES, ANSWER_IS_LOST, CALL_IS_LOST = 0, 1, 2
 @dataclass(frozen=True)
 class Call:
     name: str
-    ref: TransactionRef
+    ref: ProducerRef
     records: Records = frozenset()
 
     @property
     def key(self) -> Key:
-        return self.ref.epoch, self.ref.number
+        return self.ref.epoch
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Stored:
     row: Transaction
     pending: Records = frozenset()
     open: Key | None = None
-    last: int = 0
+    previous: Key | None = None
+    """The transaction whose end its producer may still ask for."""
 
 
 @dataclass
 class Producer:
-    ref: TransactionRef
+    ref: ProducerRef
     open: bool = False
     failed: bool = False
     committing: bool = False
@@ -57,7 +58,7 @@ class World:
     """The public methods are steps. `who` and `which` are taken modulo the number of producers and calls."""
 
     def __init__(self) -> None:
-        self.now = Stored(Transaction(7, -1, 0, EMPTY))
+        self.now = Stored(Transaction(7, -1, EMPTY))
         self.unforced: list[Stored] = []
         self.producers: list[Producer] = []
         self.calls: list[Call] = []
@@ -71,19 +72,14 @@ class World:
     def init(self) -> None:
         before = self.now
         row = rules.initialize(before.row)
-        assert row.epoch == before.row.epoch + 1 and row.number == before.row.number
-        self._abort_open(row)
-        self.producers.append(Producer(TransactionRef(7, row.epoch, row.number)))
+        assert row.epoch == before.row.epoch + 1
+        self._abort_open(row, previous=None)
+        self.producers.append(Producer(ProducerRef(7, row.epoch)))
 
     def begin(self, who: int) -> None:
         producer = self._producer(who)
-        ref = self._next(producer)
-        if not producer.open and self._may_begin(ref):
-            vars(producer).update(vars(Producer(ref, open=True)))
-
-    def check_another(self, who: int) -> None:
-        """Check whether it could begin another transaction, even if one is open."""
-        self._may_begin(self._next(self._producer(who)))
+        if not producer.open and self._may_begin(producer.ref):
+            vars(producer).update(vars(Producer(producer.ref, open=True)))
 
     def send(self, who: int, fate: int = ARRIVES) -> None:
         producer = self._producer(who)
@@ -138,7 +134,7 @@ class World:
         before = self.now
         row = rules.time_out(before.row)
         if before.open is not None and before.row.expired:
-            self._abort_open(row)
+            self._abort_open(row, previous=before.open)
         else:
             assert row is before.row, "nothing to abort"
 
@@ -156,10 +152,7 @@ class World:
             self.init()
         return self.producers[who % len(self.producers)]
 
-    def _next(self, producer: Producer) -> TransactionRef:
-        return replace(producer.ref, number=producer.ref.number + 1)
-
-    def _may_begin(self, ref: TransactionRef) -> bool:
+    def _may_begin(self, ref: ProducerRef) -> bool:
         error = None
         try:
             rules.check(self.now.row, ref)
@@ -172,6 +165,7 @@ class World:
         """A producer gets its answer, which must be true from now on."""
         self.answers[key] = fate
         producer.open = False
+        producer.ref = ProducerRef(7, key + 1)
 
     def _call(self, call: Call, fate: int) -> SparkLogError | None:
         self.calls.append(call)
@@ -191,12 +185,11 @@ class World:
         new = call.records - before.pending
         row = self._decide(rules.register, call, len(new), may=self._may_go_on(call.ref))
         self.unforced.append(before)
-        self._save(row, Stored(row, before.pending | new, call.key, call.ref.number))
+        self._save(row, Stored(row, before.pending | new, call.key))
 
     def _commit(self, call: Call) -> None:
         before = self.now
-        here = call.ref.epoch == before.row.epoch and call.ref.number == before.last
-        again = here and self.over.get(call.key) == COMMITTED
+        again = call.key == before.previous and self.over[call.key] == COMMITTED
         all_there = call.records == (before.pending if before.open == call.key else frozenset())
         may = again or (self._may_go_on(call.ref) and all_there)
         row = self._decide(rules.commit, call, len(call.records), may=may)
@@ -205,27 +198,21 @@ class World:
             return
         self.visible.append((call.key, call.records))  # the append of these records, in the same transaction
         self.over[call.key] = COMMITTED
-        self._force(row, Stored(row, last=call.ref.number))
+        self._force(row, Stored(row, previous=call.key))
 
     def _abort(self, call: Call) -> None:
         before = self.now
-        here = call.ref.epoch == before.row.epoch and call.ref.number == before.last
-        again = here and self.over.get(call.key) == ABORTED
+        again = call.key == before.previous and self.over[call.key] == ABORTED
         row = self._decide(rules.abort, call, may=again or self._may_go_on(call.ref, expired=True))
         if row is before.row:
             assert again
             return
         self.over[call.key] = ABORTED
-        self._force(row, Stored(row, last=call.ref.number))
+        self._force(row, Stored(row, previous=call.key))
 
-    def _may_go_on(self, ref: TransactionRef, *, expired: bool = False) -> bool:
+    def _may_go_on(self, ref: ProducerRef, *, expired: bool = False) -> bool:
         """Whether the transaction of `ref` is the open one, or may begin."""
-        now = self.now
-        if ref.epoch != now.row.epoch:
-            return False
-        if now.open is None:
-            return ref.number > now.last
-        return now.open == (ref.epoch, ref.number) and (expired or not now.row.expired)
+        return ref.epoch == self.now.row.epoch and (expired or not self.now.row.expired)
 
     def _decide(self, rule: Any, call: Call, *arguments: int, may: bool) -> Transaction:
         error = None
@@ -238,19 +225,19 @@ class World:
             raise error
         return found
 
-    def _expect(self, error: SparkLogError | None, ref: TransactionRef, *, may: bool) -> None:
+    def _expect(self, error: SparkLogError | None, ref: ProducerRef, *, may: bool) -> None:
         assert (error is None) == may, f"{ref} is {'' if may else 'not '}to be done in {self.now}: {error!r}"
-        if error is not None and ref.epoch != self.now.row.epoch:
+        if error is not None and ref.epoch not in (self.now.row.epoch, self.now.previous):
             assert isinstance(error, ProducerFencedError), (
                 "a fenced producer gets ProducerFencedError, also if the call is invalid for another reason"
             )
         elif error is not None:
             assert isinstance(error, InvalidTxnStateError | TransactionAbortableError)
 
-    def _abort_open(self, row: Transaction) -> None:
+    def _abort_open(self, row: Transaction, previous: Key | None) -> None:
         if self.now.open is not None:
             self.over[self.now.open] = ABORTED
-        self._force(row, Stored(row, last=self.now.last))
+        self._force(row, Stored(row, previous=previous))
         self._check()
 
     def _force(self, row: Transaction, after: Stored) -> None:
@@ -260,18 +247,15 @@ class World:
     def _save(self, row: Transaction, after: Stored) -> None:
         before = self.now.row
         assert row.state in rules.TRANSITIONS[before.state]
-        assert row.epoch >= before.epoch and row.number >= before.number, "neither decreases"
-        if row.number == before.number:
-            assert row.state is before.state or before.state is ONGOING, "a finished transaction does not change"
-        else:
-            assert before.state is not ONGOING, "a transaction begins only after the end of the last one"
+        assert row.epoch >= before.epoch, "it does not decrease"
+        if before.state is ONGOING and row.state is not ONGOING:
+            assert row.epoch == before.epoch + 1, "a late call of the transaction does not affect the next one"
         self.now = after
 
     def _check(self) -> None:
         row, now = self.now.row, self.now
         assert (row.state is ONGOING) == (now.open is not None)
         assert row.pending == len(now.pending) and (now.open is not None or not now.pending)
-        assert row.number == now.last
         assert not row.expired or row.state is ONGOING
         assert now.open not in self.over, "a finished transaction is not opened again"
         keys = [key for key, _ in self.visible]
@@ -281,7 +265,7 @@ class World:
         records = [record for _, batch in self.visible for record in batch]
         assert len(records) == len(set(records)), "each record is visible once"
         for producer in self.producers:
-            sent = dict(self.visible).get((producer.ref.epoch, producer.ref.number))
+            sent = dict(self.visible).get(producer.ref.epoch)
             assert sent is None or sent == producer.sent, "a transaction is visible as a whole"
 
 

@@ -1,5 +1,5 @@
-"""The rules of transactions of Kafka clients: a table, random histories against a client's own view, and mutations of
-the rules that these histories must detect.
+"""Transactions of Kafka clients: random histories against a client's own view, and mutations of the rules that these
+histories must detect.
 """
 
 from dataclasses import replace
@@ -11,88 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from spark_log.append import rules as append_rules
 from spark_log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected
-from spark_log.errors import InvalidProducerIdMappingError, InvalidTxnStateError, ProducerFencedError
+from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
 from spark_log.partitions.replication_rules import PartitionState, Replica
-from spark_log.transactions import rules, wire_rules
-from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, Transaction
+from spark_log.transactions import rules, sequence_rules
+from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, Transaction
 
-PRODUCER, EPOCH = 7, 3
+PRODUCER = 7
 PARTITION = PartitionState(1, 0, 0, 0, 0, 0, 0, (Replica(1, 0, True),))
-SAME = object()
-INVALID, FENCED = InvalidTxnStateError, ProducerFencedError
-EXPIRED = "expired"
-TABLE = {
-    # state: begin, check_open, commit (is_ended), abort
-    EMPTY: (ONGOING, INVALID, INVALID, INVALID),
-    ONGOING: (SAME, None, False, ABORTED),
-    EXPIRED: (FENCED, FENCED, FENCED, FENCED),
-    COMMITTED: (ONGOING, INVALID, True, INVALID),
-    ABORTED: (ONGOING, INVALID, INVALID, SAME),
-}
-
-
-def stored(state):
-    expired = state is EXPIRED
-    state = ONGOING if expired else state
-    return Transaction(PRODUCER, EPOCH, 5, state, 2, expired, "bills", numbered=False)
-
-
-def calls(transaction, producer_id, epoch):
-    yield lambda: wire_rules.begin(transaction, producer_id, epoch)
-    yield lambda: wire_rules.check_open(transaction, producer_id, epoch)
-    yield lambda: wire_rules.is_ended(transaction, producer_id, epoch, commit=True)
-    yield lambda: wire_rules.abort(transaction, producer_id, epoch)
-
-
-@pytest.mark.parametrize("state", TABLE, ids=str)
-def test_transitions(state):
-    transaction = stored(state)
-    for call, expected in zip(calls(transaction, PRODUCER, EPOCH), TABLE[state], strict=True):
-        if expected is SAME:
-            assert call() is transaction, "the same object: nothing has to be written"
-        elif isinstance(expected, type):
-            with pytest.raises(expected, match="transactional_id 'bills'"):
-                call()
-        elif expected in rules.TRANSITIONS:
-            after = call()
-            number = 6 if expected is ONGOING else 5
-            assert (after.epoch, after.number, after.state, after.pending) == (EPOCH, number, expected, 0)
-            assert not after.numbered
-        else:
-            assert call() is expected
-    for producer_id, epoch, error in (
-        (PRODUCER, EPOCH - 1, FENCED),
-        (PRODUCER, EPOCH + 1, FENCED),
-        (8, EPOCH, InvalidProducerIdMappingError),
-    ):
-        for call in calls(transaction, producer_id, epoch):
-            with pytest.raises(error):
-                call()
-
-
-@pytest.mark.parametrize(
-    "end", [rules.time_out, lambda each: rules.abort(each, ref_of(each))], ids=["time-out", "operator"]
-)
-def test_transaction_that_ends_without_its_client_fences_it(end):
-    ended = end(replace(stored(ONGOING), expired=end is rules.time_out))
-    assert (ended.epoch, ended.state) == (EPOCH + 1, ABORTED)
-    numbered = end(replace(stored(ONGOING), expired=end is rules.time_out, numbered=True))
-    assert (numbered.epoch, numbered.state) == (EPOCH, ABORTED)
-
-
-def test_only_the_newest_producer_gets_the_next_epoch_and_may_ask_again():
-    bumped = wire_rules.bump(stored(ONGOING), PRODUCER, EPOCH)
-    assert (bumped.epoch, bumped.state) == (EPOCH + 1, ABORTED)
-    assert wire_rules.bump(bumped, PRODUCER, EPOCH) is bumped
-    assert wire_rules.bump(bumped, PRODUCER, EPOCH + 1).epoch == EPOCH + 2
-    used = wire_rules.begin(bumped, PRODUCER, EPOCH + 1)
-    for later in (used, rules.initialize(bumped)):
-        with pytest.raises(ProducerFencedError):
-            wire_rules.bump(later, PRODUCER, EPOCH)
-
-
-def ref_of(transaction):
-    return rules.TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
 
 
 class Client:
@@ -101,13 +26,17 @@ class Client:
     def __init__(self, epoch):
         self.epoch, self.sequences, self.sent, self.is_open = epoch, [0, 0], [], False
 
+    @property
+    def ref(self):
+        return ProducerRef(PRODUCER, self.epoch)
+
 
 class World(RuleBasedStateMachine):
     """One transactional id, two partitions, clients of which only the last one may act."""
 
     def __init__(self):
         super().__init__()
-        self.transaction = Transaction(PRODUCER, -1, 0, EMPTY, transactional_id="bills")
+        self.transaction = Transaction(PRODUCER, -1, EMPTY, transactional_id="bills")
         self.states = [ProducerState(-1, transactional=True)] * 2
         self.partitions = [PARTITION, PARTITION]
         self.pending = [[], []]
@@ -124,12 +53,8 @@ class World(RuleBasedStateMachine):
     @rule(again=st.booleans())
     def bump(self, again):
         client = self.clients[-1]
-        if self.transaction.epoch != client.epoch:  # fenced by a time-out: it needs init
-            with pytest.raises(ProducerFencedError):
-                wire_rules.bump(self.transaction, PRODUCER, client.epoch)
-            return
-        for _ in range(1 + again):
-            self._save(wire_rules.bump(self.transaction, PRODUCER, client.epoch))
+        for _ in range(1 + again):  # also after a time-out, which has raised the epoch
+            self._save(rules.bump(self.transaction, client.ref))
         self.clients[-1] = Client(self.transaction.epoch)
         assert self.clients[-1].epoch == client.epoch + 1
 
@@ -138,11 +63,11 @@ class World(RuleBasedStateMachine):
         """A request that is sent again after its answer was lost changes nothing more."""
         client = self._client(late)
         if not self._may_act(client):
-            with pytest.raises(ProducerFencedError):
-                wire_rules.begin(self.transaction, PRODUCER, client.epoch)
+            with pytest.raises((ProducerFencedError, TransactionAbortableError, InvalidTxnStateError)):
+                rules.begin(self.transaction, client.ref)
             return
         if not client.is_open:
-            self._save(wire_rules.begin(self.transaction, PRODUCER, client.epoch))
+            self._save(rules.begin(self.transaction, client.ref))
             client.is_open = True
         batch = self._batch(partition, ProducerSequence(PRODUCER, client.epoch, client.sequences[partition]), count)
         for turn in range(sent):
@@ -157,7 +82,7 @@ class World(RuleBasedStateMachine):
     def end(self, late, commit, sent):
         client = self._client(late)
         if not self._may_act(client):
-            with pytest.raises(ProducerFencedError):
+            with pytest.raises((ProducerFencedError, TransactionAbortableError, InvalidTxnStateError)):
                 self._end(client, commit)
             return
         if not client.is_open:
@@ -203,29 +128,29 @@ class World(RuleBasedStateMachine):
         return Batch(1, partition, name, True, count, count, 0, 0, 0, "none", "", sequence=sequence)
 
     def _register(self, batch):
-        wire_rules.check_open(self.transaction, PRODUCER, batch.sequence.producer_epoch)
+        rules.check_open(self.transaction, ProducerRef(PRODUCER, batch.sequence.producer_epoch))
         here = self.pending[batch.partition]
-        outcome, new = wire_rules.accept(self.states[batch.partition], [each for _, each in here][-5:], batch)
+        outcome, new = sequence_rules.accept(self.states[batch.partition], [each for _, each in here][-5:], batch)
         if new is not None:
             here.append((batch, new))
         return outcome
 
     def _end(self, client, commit):
         if not commit:
-            after = wire_rules.abort(self.transaction, PRODUCER, client.epoch)
-            if after is not self.transaction:
+            if not rules.has_ended(self.transaction, client.ref, commit=False):
+                after = rules.abort(self.transaction, client.ref, keeps_epoch=True)
                 for partition, here in enumerate(self.pending):
                     if here:
-                        self.states[partition] = wire_rules.remember_aborted(self.states[partition], here[-1][1])
+                        self.states[partition] = sequence_rules.remember_aborted(self.states[partition], here[-1][1])
                 self._save(after)
             return
-        if wire_rules.is_ended(self.transaction, PRODUCER, client.epoch, commit=True):
+        if rules.has_ended(self.transaction, client.ref, commit=True):
             return
         for here in self.pending:
             for batch, _ in here:
                 outcome = self._append(batch, commits=True)
                 assert isinstance(outcome, Appended) and not outcome.duplicate
-        self._save(rules.commit(replace(self.transaction, pending=0), ref_of(self.transaction), 0))
+        self._save(rules.commit(replace(self.transaction, pending=0), client.ref, 0, keeps_epoch=True))
 
     def _append(self, batch, **how):
         """As the append transaction: decide, and remember what was appended."""
@@ -262,29 +187,30 @@ def let_strangers_append(patch):
 
 
 def forget_aborted(patch):
-    patch(wire_rules, "remember_aborted", lambda state, last: state)
+    patch(sequence_rules, "remember_aborted", lambda state, last: state)
 
 
 def take_duplicates(patch):
-    accept = wire_rules.accept
+    accept = sequence_rules.accept
 
     def accept_all(state, pending, batch):
         outcome, new = accept(state, pending, batch)
         return (Appended(-1, -1), accept(state, pending[:-1], batch)[1]) if new is None and pending else (outcome, new)
 
-    patch(wire_rules, "accept", accept_all)
+    patch(sequence_rules, "accept", accept_all)
 
 
 def trust_epochs(patch):
-    patch(wire_rules, "check_producer", lambda transaction, producer_id, epoch: None)
+    patch(rules, "check", lambda transaction, ref: None)
 
 
 def keep_epoch_at_time_out(patch):
-    patch(rules, "fence", lambda transaction: transaction)
+    ended = rules._ended
+    patch(rules, "_ended", lambda transaction, state, keeps_epoch: ended(transaction, state, True))
 
 
 def end_anything(patch):
-    patch(wire_rules, "is_ended", lambda transaction, producer_id, epoch, commit: transaction.state is not ONGOING)
+    patch(rules, "has_ended", lambda transaction, ref, commit: transaction.state is not ONGOING)
 
 
 @pytest.mark.parametrize(

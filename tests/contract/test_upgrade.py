@@ -1,0 +1,104 @@
+"""A cluster of an earlier release, with live data of every kind, is opened by this one."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_log import Admin, Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store_schema import revision_of
+from spark_log.metadata.tables import SCHEMA_REVISION, metadata
+from spark_log.quotas.quota_rows import read_quotas
+from spark_log.transactions.transaction_inspection import list_transactions
+from tests.support import release_cluster
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.release_cluster import COMMITTED, EVENTS, GROUPS, ORDERS
+from tests.support.topics import stored
+from tests.support.wire_producer import WireProducer, call
+
+ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("cluster_*.tar.xz"))
+DUPLICATE_CODES = (0, 46)
+EARLIER = [f"event {number}" for number in range(EVENTS)]
+LIVE = ["committed", "0", "1", "2", "ours"]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request):
+    return request.param
+
+
+@pytest.fixture(params=ARCHIVES, ids=lambda archive: archive.name.partition(".")[0])
+def upgraded(request, store, tmp_path):
+    """The address of the cluster, and its Kafka clients as far as they had come."""
+    address, states = release_cluster.unpack(request.param, tmp_path)
+    if store == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        address = server.create_database()
+        release_cluster.move_to_postgres(tmp_path, address)
+    clients = {
+        name: WireProducer.resumed(name, state.producer_id, state.epoch, state.sequence)
+        for name, state in states.items()
+    }
+    with Cluster.open(address) as cluster:
+        cluster.store.transact(lambda connection, _: begin_limits_anew(cluster.store, connection))
+        yield cluster, clients
+
+
+def begin_limits_anew(store, connection):
+    """As if the processes had been killed a moment ago: sessions, transactions and leases have not ended."""
+    now = store.clock(connection)
+    for table in metadata.tables.values():
+        limits = {
+            each.name: now.lease_ms + 600_000 for each in table.columns if each.name in ("until_ms", "deadline_ms")
+        }
+        if limits and "clock_epoch" in table.columns:
+            connection.execute(table.update().values(clock_epoch=now.clock_epoch, **limits))
+
+
+def states(store):
+    return {each.transactional_id: each.state for each in list_transactions(store)}
+
+
+def test_data_of_every_kind_is_as_before(upgraded):
+    cluster, _ = upgraded
+    assert cluster.store.read(revision_of) == SCHEMA_REVISION
+    assert stored(cluster, "events")[0] == EARLIER + LIVE
+    assert stored(cluster, "events")[1] == ["ours" * 100_000]
+    assert len(stored(cluster, "orders")[0]) == ORDERS
+    with Admin(cluster=str(cluster.store.address)) as admin:
+        groups = admin.describe_groups(list(GROUPS))
+        assert {group: len(each["members"]) for group, each in groups.items()} == GROUPS
+        assert states(cluster.store) == {"done": "CompleteCommit", "half": "Ongoing", "ours": "Ongoing"}
+    for group in GROUPS:
+        offsets = committed_offsets(cluster.store, group)
+        assert offsets[TopicPartition("events", 0)] == COMMITTED
+    assert len(read_quotas(cluster.store)) == 1
+
+
+def test_kafka_clients_go_on_where_they_were(upgraded, tmp_path):
+    cluster, clients = upgraded
+    with GatewayProcess(tmp_path, str(cluster.store.address)) as gateway, WireConnection(gateway.port) as wire:
+        again = WireProducer.resumed("", clients["idempotent"].producer_id, clients["idempotent"].epoch, 2)
+        assert again.send(wire, "events", b"2", flag=0, transactional=False).error_code in DUPLICATE_CODES
+        assert clients["idempotent"].send(wire, "events", b"3", flag=0, transactional=False).error_code == 0
+        half, done = clients["half"], clients["done"]
+        assert half.send(wire, "events", b"more").error_code == 0
+        assert call(wire, half.end(commit=True)) == 0
+        assert call(wire, done.add_partitions("events")) == 0
+        assert done.send(wire, "events", b"next").error_code == 0
+        assert call(wire, done.end(commit=True)) == 0
+    assert stored(cluster, "events")[0] == [*EARLIER, *LIVE, "3", "pending", "more", "next"]
+    assert committed_offsets(cluster.store, "offsets-only")[TopicPartition("events", 0)] == COMMITTED + 1
+
+
+def test_our_producer_aborts_what_it_had_open_and_goes_on(upgraded):
+    cluster, _ = upgraded
+    with Producer(cluster=str(cluster.store.address), transactional_id="ours") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("events", b"after", partition=0)
+        producer.commit_transaction()
+    assert stored(cluster, "events")[0] == [*EARLIER, *LIVE, "after"]
