@@ -41,6 +41,9 @@ _FORGET = Prepared(
     t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
 )
 _REMEMBER = Prepared(t.producer_batch.insert())
+_SET_EPOCH = Prepared(
+    t.producer.update().where(PRODUCER.producer_id == bindparam("key")).values(epoch=bindparam("epoch"))
+)
 
 
 def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
@@ -81,23 +84,18 @@ def begin_epoch(
     connection: sa.Connection, producer_id: int, epoch: int, transaction_timeout_ms: int, now: StoreClock
 ) -> None:
     """Write the epoch of a transactional producer that starts: earlier epochs are fenced."""
-    _update_producer(
-        connection, producer_id, epoch=epoch, transaction_timeout_ms=transaction_timeout_ms, last_used_ms=now.wall_ms
-    )
+    columns = {"epoch": epoch, "transaction_timeout_ms": transaction_timeout_ms, "last_used_ms": now.wall_ms}
+    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
 
 
 def set_epoch(connection: sa.Connection, producer_id: int, epoch: int) -> None:
-    """Write the epoch of a transactional producer that is fenced."""
-    _update_producer(connection, producer_id, epoch=epoch)
+    """Write the epoch of a transactional producer."""
+    _SET_EPOCH.run(connection, [{"key": producer_id, "epoch": epoch}])
 
 
 def release_transactional_id(connection: sa.Connection, producer_id: int) -> None:
     """Take the transactional id from a producer, so that another one can have it."""
     connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(transactional_id=None))
-
-
-def _update_producer(connection: sa.Connection, producer_id: int, **columns: int | None) -> None:
-    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
 
 
 def delete_producers(connection: sa.Connection, producer_ids: Collection[int]) -> None:
@@ -156,8 +154,8 @@ def save_producer_states(
         new += [
             {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
         ]
-        if state.epoch != known.epoch:
-            _update_producer(connection, key[0], epoch=state.epoch)
+        if state.epoch is not None and state.epoch != known.epoch:
+            set_epoch(connection, key[0], state.epoch)
     if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
         _FORGET.run(connection, gone)
     if new:
