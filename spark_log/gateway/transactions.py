@@ -9,11 +9,11 @@ from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.pending_offsets import read_pending_offsets
-from spark_log.groups.transacted_offsets import Commits, Committer
+from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
 from spark_log.log.log import Log, Records, not_stored
-from spark_log.log.transaction_commit import TransactionCommit
 from spark_log.transactions import wire_transactions
 from spark_log.transactions.claim_rules import Claim
+from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
 
@@ -71,9 +71,11 @@ def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -
     offsets, topics = store.read(read, timeout_ms=timeout_ms)
     batches = [batch for batch in pending if batch.topic_id in topics]
     dropped = [batch for batch in pending if batch.topic_id not in topics]
-    transaction = TransactionCommit(producer.ref, batches, dropped=dropped, offsets=offsets, claim=claim)
+    transaction = TransactionCommit(
+        producer.ref, batches, dropped=dropped, claim=claim, after=[commit_offsets_hook(store, offsets)]
+    )
     try:
-        log.append_whole(transaction.request(store), topics, timeout_ms=timeout_ms)
+        log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
         return commit(log, producer, claim, timeout_ms=timeout_ms)
     failpoint("transaction.committed")

@@ -38,15 +38,15 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log, Records, WrittenBatches
-from spark_log.log.transaction_commit import TransactionCommit
 from spark_log.produce.future import Written
 from spark_log.produce.producer_batch import ProducerBatch
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
+from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
 
 
@@ -259,8 +259,14 @@ class ProducerTransaction:
             topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
         }
         durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
-        commit = TransactionCommit(self._ref, batches, self._blobs, offsets=self._offsets, durable=durable)
-        result = log.append_whole(commit.request(self._cluster.store), topics, timeout_ms=self._timeout_ms)
+        commit = TransactionCommit(
+            self._ref,
+            batches,
+            self._blobs,
+            after=[commit_offsets_hook(self._cluster.store, self._offsets)],
+            durable=durable,
+        )
+        result = log.append_whole(commit.request(), topics, timeout_ms=self._timeout_ms)
         failpoint("transaction.committed")
         if result.committed_before:
             found = transaction_store.find_offsets(self._cluster.store, batches)

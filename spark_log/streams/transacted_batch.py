@@ -39,11 +39,11 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets
-from spark_log.log.transaction_commit import TransactionCommit
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
+from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import read_pending
 
 logger = logging.getLogger(__name__)
@@ -182,8 +182,8 @@ class BatchTransaction:
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
         once = append_once_hook(new, {batch.topic_id for batch in batches})
-        commit = TransactionCommit(ref, batches, offsets=self._commits, hooks=[once])
-        result = append_whole(self._cluster, commit.request(store), micro_batch=True)
+        commit = TransactionCommit(ref, batches, before=[once], after=[commit_offsets_hook(store, self._commits)])
+        result = append_whole(self._cluster, commit.request(), micro_batch=True)
         failpoint("transaction.committed")
         if result.committed_before:  # by another driver: nothing was appended
             with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
