@@ -22,6 +22,11 @@ from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
 if TYPE_CHECKING:
     from spark_log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
+TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
+"""Of column topic.typed_columns, when a new version of a subject changes it: with framing confluent it has the texts of
+all versions, and every process that uses the topic reads it.
+"""
+
 _PREFIX = "registry:"
 _NAME = re.compile(r"registry:(?P<subject>.+?)(@(?P<version>[1-9][0-9]{0,9}))?(#(?P<message>[A-Za-z_][\w.]*))?")
 
@@ -125,7 +130,8 @@ def typed_columns(
 def update_following_topics(connection: sa.Connection, subject: str) -> None:
     """Change the typed columns of the topics with this subject, which has a new version.
 
-    IncompatibleSchemaError names the topic and the field if a topic that follows the subject cannot have the columns.
+    IncompatibleSchemaError names the topic and the field if a topic that follows the subject cannot have the columns,
+    or if their text would be too long.
     """
     for topic in _topics_of_registry(connection):
         config = topic.config
@@ -135,8 +141,14 @@ def update_following_topics(connection: sa.Connection, subject: str) -> None:
             text = typed_columns(connection, config, topic.typed_columns, sources=following)
         except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError) as error:
             raise IncompatibleSchemaError(f"topic {topic.name} follows the subject {subject!r}: {error}") from error
-        if text is not None and text != topic.typed_columns:
-            set_typed_columns(connection, topic.topic_id, text)
+        if text is None or text == topic.typed_columns:
+            continue
+        if len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(topic.typed_columns or "")):
+            raise IncompatibleSchemaError(
+                f"topic {topic.name} follows the subject {subject!r}: its typed columns, with the texts of the"
+                f" versions, would have more than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters"
+            )
+        set_typed_columns(connection, topic.topic_id, text)
 
 
 def subject_schemas(
