@@ -2,6 +2,10 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from threading import Event, Semaphore
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -418,6 +422,33 @@ def test_requests_for_one_version_read_no_text_of_the_others(cluster, monkeypatc
     assert registry.register("s", schemas[5], "JSON").version == 6
     assert registry.delete_version("s", 1) == 1 and registry.delete_subject("s") == [2, 3, 4, 5, 6]
     assert max(sizes) == 1
+
+
+def test_one_client_does_not_take_all_threads(url, monkeypatch):
+    end, begun = Event(), Semaphore(0)
+
+    def subjects(*_arguments, **_options):
+        begun.release()
+        end.wait(60)
+        return []
+
+    monkeypatch.setattr(Registry, "subjects", subjects)
+
+    def get(path, source):
+        connection = HTTPConnection(*urlsplit(url).netloc.split(":"), timeout=10, source_address=(source, 0))
+        with closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    with ThreadPoolExecutor(50) as pool:
+        slow = [pool.submit(get, "/subjects", "127.0.0.1") for _ in range(50)]
+        try:
+            assert all(begun.acquire(timeout=10) for _ in range(10))
+            assert get("/schemas/types", "127.0.0.2") == 200
+            assert not begun.acquire(timeout=0.2), "further requests of the address wait"
+        finally:
+            end.set()
+        assert {each.result() for each in slow} == {200}
 
 
 def test_pages_of_other_sites_reach_nothing(url):
