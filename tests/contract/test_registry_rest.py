@@ -20,6 +20,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
+from spark_log.columns import definitions
 from spark_log.columns.parts import PARTS
 from spark_log.columns.protobuf.messages import message_class
 from spark_log.controller.topic_operations import alter_configs
@@ -29,6 +30,7 @@ from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.records.schema import read_schema
 from spark_log.registry import rows as registry_rows
+from spark_log.registry import topic_schemas
 from spark_log.registry.schema_types import problems
 from spark_log.registry.server import serving
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
@@ -463,23 +465,33 @@ def test_pages_of_other_sites_reach_nothing(url):
     assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 200
 
 
-def test_schemas_are_compared_before_the_registry_is_locked(cluster, monkeypatch):
-    transact, compared = Store.transact, []
+def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(cluster, monkeypatch):
+    define, transact, defined, inside = definitions.define, Store.transact, [], []
 
-    def spied(*arguments, **others):
-        before = problems.cache_info().misses
+    def spied_define(*arguments, **others):
+        defined.append(arguments)
+        return define(*arguments, **others)
+
+    def spied_transact(*arguments, **others):
+        before = problems.cache_info().misses, len(defined)
         try:
             return transact(*arguments, **others)
         finally:
-            compared.append(problems.cache_info().misses - before)
+            inside.append((problems.cache_info().misses - before[0], len(defined) - before[1]))
 
-    monkeypatch.setattr(Store, "transact", spied)
     problems.cache_clear()
+    topic_schemas._columns_text.cache_clear()
     registry = Registry(cluster)
+    registry.register("s", avro(ITEM))
+    for name in ("a", "b"):
+        make(cluster, name, value_format="avro", value_framing="confluent", value_schema="registry:s")
+    monkeypatch.setattr(definitions, "define", spied_define)
+    monkeypatch.setattr(Store, "transact", spied_transact)
     for n in range(1, 4):
-        fields = [{"name": f"f{i}", "type": "int", "default": 0} for i in range(n)]
-        registry.register("s", json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert compared == [0, 0, 0] and problems.cache_info().misses == 2
+        fields = [(f"unlike{n}{number}", "int", 0) for number in range(n)]
+        registry.register("s", avro(ITEM, *fields))
+    assert inside == [(0, 0)] * 3 and problems.cache_info().misses == 3
+    assert len(defined) == 3, "topics with the same columns share them"
 
 
 def register(url, subject, schema, type_="AVRO", references=()):
