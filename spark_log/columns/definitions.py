@@ -1,6 +1,5 @@
 """The definition of the typed columns of keys or values: how it follows from the configs. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,12 +17,12 @@ from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError,
 class SubjectSchemas:
     """The schemas of a subject of a schema registry, as source texts.
 
-    `schema`: the version that the topic has. `by_id`: all versions of the subject. `follows`: whether the fields of all
-    versions become columns, not only those of `schema`.
+    `schema`: the version that the topic has. `by_id`: all versions of the subject, as pairs of schema id and text.
+    `follows`: whether the fields of all versions become columns, not only those of `schema`.
     """
 
     schema: str
-    by_id: Mapping[int, str]
+    by_id: tuple[tuple[int, str], ...]
     follows: bool
 
 
@@ -60,7 +59,7 @@ def define(
         after = replace(after, **columns._asdict(), previous=previous)
     known: dict[int, str] = {}
     if subject is not None:  # the ids that were known stay: the topic has records with them
-        known = {**(before.schemas_by_id if before and before.format == format_ else {}), **subject.by_id}
+        known = {**(before.schemas_by_id if before and before.format == format_ else {}), **dict(subject.by_id)}
     by_id: dict[int, str] = {}
     for number, text in sorted(known.items(), reverse=True):
         try:

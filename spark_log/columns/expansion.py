@@ -33,15 +33,18 @@ def widest_item(kind: pa.DataType) -> int:
     return max((widest_item(field.type) for field in kind), default=0) if pa.types.is_struct(kind) else 0
 
 
-def slices(rows: int, most_values: Callable[[int, int], float]) -> Iterator[tuple[int, int]]:
-    """Start and end of slices with at most MAX_VALUES values, or one row, in order; at least one slice.
+def slices(
+    rows: int, most_values: Callable[[int, int], float], values_max: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Start and end of slices with at most `values_max` values, or one row, in order; at least one slice.
 
-    `most_values`: at most how many values the rows from a start to an end have.
+    `most_values`: at most how many values the rows from a start to an end have. `values_max`: None: MAX_VALUES.
     """
+    limit = MAX_VALUES if values_max is None else values_max
     stack = [(0, rows)]
     while stack:
         start, end = stack.pop()
-        if end - start > 1 and most_values(start, end) > MAX_VALUES:
+        if end - start > 1 and most_values(start, end) > limit:
             middle = (start + end) // 2
             stack += [(middle, end), (start, middle)]
         else:

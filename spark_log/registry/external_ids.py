@@ -88,7 +88,7 @@ def _schemas_of(
     topic: Topic, source: str, definition: ColumnsDefinition, name: SubjectName, ids: Set[int]
 ) -> SubjectSchemas:
     """The present versions of the subject of the keys or values, and the schemas of these ids."""
-    found = SubjectSchemas(definition.schema, {}, follows=name.version is None)
+    found = SubjectSchemas(definition.schema, (), follows=name.version is None)
     try:
         found = external_subjects(topic.config, [source])[source]
     except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
@@ -99,4 +99,4 @@ def _schemas_of(
             texts[number] = column_source(find_id(topic.config.schema_registry_url, number), name.message)
         except (InvalidSchemaError, SchemaNotFoundError) as error:
             logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
-    return replace(found, by_id=texts)
+    return replace(found, by_id=tuple(texts.items()))

@@ -6,8 +6,8 @@ from spark_log.errors import IncompatibleSchemaError, SchemaRegistryError
 from spark_log.registry import rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, incompatibilities
 from spark_log.registry.schema_types import schema_hash
-from spark_log.registry.schemas import Reference, RegisteredSchema, SchemaText
-from spark_log.registry.topic_schemas import update_following_topics
+from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+from spark_log.registry.topic_schemas import FollowingTopic, following_topics, update_following_topics
 
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207
 """Confluent's error codes."""
@@ -20,6 +20,27 @@ def register(
     known = find(connection, subject, type_, text, references)
     if known is not None:
         return known
+    _, hash_ = _accepted(connection, subject, type_, text, references)
+    schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
+    version = max((number for number, _ in rows.version_ids(connection, subject, deleted=True)), default=0) + 1
+    rows.insert_version(connection, subject, version, schema.id)
+    update_following_topics(connection, subject)
+    return RegisteredSchema(subject, version, schema)
+
+
+def topics_to_change(
+    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
+) -> list[FollowingTopic]:
+    """The topics that would follow the schema as the next version of the subject. Errors as of `register`."""
+    new, hash_ = _accepted(connection, subject, type_, text, references)
+    schema = rows.find_hash(connection, hash_) or Schema(rows.next_id(connection), type_, text, references)
+    return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), new)))
+
+
+def _accepted(
+    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
+) -> tuple[SchemaText, str]:
+    """The schema and its hash, if it may become the next version of the subject."""
     check_writable(connection, subject)
     if mode_of(connection, subject) == "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
@@ -31,11 +52,7 @@ def register(
             f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
             f" {'; '.join(refused)}"
         )
-    schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
-    version = max((number for number, _ in rows.version_ids(connection, subject, deleted=True)), default=0) + 1
-    rows.insert_version(connection, subject, version, schema.id)
-    update_following_topics(connection, subject)
-    return RegisteredSchema(subject, version, schema)
+    return new, hash_
 
 
 def import_schema(

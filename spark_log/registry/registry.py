@@ -68,8 +68,11 @@ class Registry:
         known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, given))
         if known is not None:
             return known
-        # A comparison may take long: it is done before the transaction, which then finds its result in a cache.
+        # This may take long: it is done before the transaction, which then finds the results in caches.
         incompatibilities(*self._store.read(lambda connection: _compared(connection, subject, type, schema, given)))
+        topics = self._store.read(lambda c: registrations.topics_to_change(c, subject, type, schema, given))
+        for each in topics:
+            each.typed_columns()
         return self._write(lambda connection: registrations.register(connection, subject, type, schema, given))
 
     def lookup(

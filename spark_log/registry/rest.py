@@ -3,10 +3,12 @@
 It keeps no state: any number of processes may serve one cluster.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +42,8 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
 _PATH_CHARACTERS_MAX = 4_000
 """Python refuses to read numbers of more than 4,300 digits."""
+_OF_ONE_ADDRESS_MAX = 10
+"""Requests of one client's address that are answered at the same time; further ones wait. There are 40 threads."""
 _LOGGER = logging.getLogger(__name__)
 
 _INCOMPATIBLE, _INVALID_SCHEMA, _INVALID_SUBJECT, _STORE_ERROR = 409, 42201, 42208, 50001
@@ -92,6 +96,7 @@ Handler = Callable[[Registry, Call], Any]
 
 def application(registry: Registry, hosts: Collection[str] | None = None) -> ASGIApp:
     """The ASGI application that serves the registry. `hosts`: names of this server in header Host; None: any."""
+    of_addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def route(path: str, **handlers: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -99,7 +104,9 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
                 body = await request.body()
             except ClientDisconnect:
                 return Response()
-            return await run_in_threadpool(_answer, registry, handlers[request.method.lower()], request, body)
+            address = request.client.host if request.client else ""
+            async with of_addresses.setdefault(address, asyncio.Semaphore(_OF_ONE_ADDRESS_MAX)):
+                return await run_in_threadpool(_answer, registry, handlers[request.method.lower()], request, body)
 
         return Route(path, endpoint, methods=[method.upper() for method in handlers])
 

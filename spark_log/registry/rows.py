@@ -62,11 +62,16 @@ def insert_schema(
     schema_id: int | None = None,
 ) -> Schema:
     """A new schema; its id is one more than the largest, unless one is given that is free."""
-    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
-    schema = Schema(schema_id or last + 1, type_, text, tuple(references))
+    schema = Schema(schema_id or next_id(connection), type_, text, tuple(references))
     row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
     return schema
+
+
+def next_id(connection: sa.Connection) -> int:
+    """The id that a new schema gets."""
+    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
+    return int(last) + 1
 
 
 def insert_version(connection: sa.Connection, subject: str, version: int, schema_id: int) -> None:

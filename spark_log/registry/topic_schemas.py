@@ -6,7 +6,9 @@ registry changes the definitions in the transaction that registers a schema; an 
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -21,6 +23,11 @@ from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
 
 if TYPE_CHECKING:
     from spark_log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
+
+TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
+"""Of column topic.typed_columns, when a new version of a subject changes it: with framing confluent it has the texts of
+all versions, and every process that uses the topic reads it.
+"""
 
 _PREFIX = "registry:"
 _NAME = re.compile(r"registry:(?P<subject>.+?)(@(?P<version>[1-9][0-9]{0,9}))?(#(?P<message>[A-Za-z_][\w.]*))?")
@@ -107,36 +114,100 @@ def typed_columns(
     """
     if not sources or (current is None and all(part.format == "bytes" for part in config.parts)):
         return current
+    subjects = [
+        (part.source, (external or {}).get(part.source) or _own_subject(connection, part))
+        for part in config.parts
+        if part.source in sources
+    ]
+    return _columns_text(config.parts, current, tuple(subjects), reset)
+
+
+@lru_cache(maxsize=16)
+def _columns_text(
+    parts: tuple[PartConfigs, ...],
+    current: str | None,
+    subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
+    reset: bool,
+) -> str | None:
+    """See `typed_columns`. `subjects`: those of the parts that change. Cached: it may take long for large schemas."""
     from spark_log.columns.definitions import define
     from spark_log.columns.topic_columns import changed, from_text, to_text
 
     before = None if current is None else from_text(current)
     definitions = {}
-    for part in config.parts:
+    for part in parts:
         known = None if before is None else before.of(part.source)
-        if part.source in sources:
-            subject = (external or {}).get(part.source) or _own_subject(connection, part)
-            known = define(part, known, subject, reset=reset)
+        for source, subject in subjects:
+            if source == part.source:
+                known = define(part, known, subject, reset=reset)
         definitions[part.source] = known
     after = changed(before, **definitions)
     return None if after is None else to_text(after)
 
 
+class FollowingTopic(NamedTuple):
+    """A topic that has the subject, and the schemas of the parts that have it."""
+
+    topic: Topic
+    subject: str
+    subjects: "tuple[tuple[str, SubjectSchemas | None], ...]"
+
+    def typed_columns(self) -> str | None:
+        """See `typed_columns`. IncompatibleSchemaError names the topic and the field if it cannot have the columns."""
+        current = self.topic.typed_columns
+        with _errors_of(self.topic, self.subject):
+            text = _columns_text(self.topic.config.parts, current, self.subjects, False)
+        if text is not None and len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(current or "")):
+            raise IncompatibleSchemaError(
+                f"topic {self.topic.name} follows the subject {self.subject!r}: its typed columns, with the texts of"
+                f" the versions, would have more than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters"
+            )
+        return text
+
+
+def following_topics(
+    connection: sa.Connection,
+    subject: str,
+    new: tuple[RegisteredSchema, SchemaText] | None = None,
+    *,
+    lock: bool = False,
+) -> Iterator[FollowingTopic]:
+    """The topics with this subject. `new`: its next version, which is not there yet. IncompatibleSchemaError."""
+    known: dict[tuple[str, ...], SubjectSchemas | None] = {}  # the texts may be many MiB, and the topics hundreds
+
+    def subject_of(part: PartConfigs) -> "SubjectSchemas | None":
+        key = (part.source, part.format, part.schema)
+        if key not in known:
+            known[key] = _own_subject(connection, part, new)
+        return known[key]
+
+    for topic in _topics_of_registry(connection, lock):
+        with _errors_of(topic, subject):
+            names = {} if topic.config.schema_registry_url else {p: subject_name(p) for p in topic.config.parts}
+            found = [part for part, name in names.items() if name is not None and name.subject == subject]
+            subjects = tuple((part.source, subject_of(part)) for part in found)
+        if subjects:
+            yield FollowingTopic(topic, subject, subjects)
+
+
 def update_following_topics(connection: sa.Connection, subject: str) -> None:
     """Change the typed columns of the topics with this subject, which has a new version.
 
-    IncompatibleSchemaError names the topic and the field if a topic that follows the subject cannot have the columns.
+    IncompatibleSchemaError if a topic that follows the subject cannot have the columns, or if their text would be too
+    long.
     """
-    for topic in _topics_of_registry(connection):
-        config = topic.config
-        names = {} if config.schema_registry_url else {part.source: subject_name(part) for part in config.parts}
-        following = [source for source, name in names.items() if name is not None and name.subject == subject]
-        try:
-            text = typed_columns(connection, config, topic.typed_columns, sources=following)
-        except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError) as error:
-            raise IncompatibleSchemaError(f"topic {topic.name} follows the subject {subject!r}: {error}") from error
-        if text is not None and text != topic.typed_columns:
-            set_typed_columns(connection, topic.topic_id, text)
+    for each in following_topics(connection, subject, lock=True):
+        text = each.typed_columns()
+        if text is not None and text != each.topic.typed_columns:
+            set_typed_columns(connection, each.topic.topic_id, text)
+
+
+@contextmanager
+def _errors_of(topic: Topic, subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError) as error:
+        raise IncompatibleSchemaError(f"topic {topic.name} follows the subject {subject!r}: {error}") from error
 
 
 def subject_schemas(
@@ -158,23 +229,31 @@ def subject_schemas(
     texts = {number: texts[number] for number, text in versions if number in texts and text.type == chosen.schema.type}
     from spark_log.columns.definitions import SubjectSchemas
 
-    return SubjectSchemas(texts[chosen.id], texts, follows=name.version is None)
+    return SubjectSchemas(texts[chosen.id], tuple(texts.items()), follows=name.version is None)
 
 
-def _own_subject(connection: sa.Connection, part: PartConfigs) -> "SubjectSchemas | None":
+def _own_subject(
+    connection: sa.Connection, part: PartConfigs, new: tuple[RegisteredSchema, SchemaText] | None = None
+) -> "SubjectSchemas | None":
     name = subject_name(part)
     if name is None:
         return None
-    chosen = rows.find_version(connection, name.subject, name.version)
+    chosen = (
+        new[0]
+        if new is not None and name.version is None
+        else rows.find_version(connection, name.subject, name.version)
+    )
     versions = [
         (each.id, rows.text_of(connection, *each.schema[1:]))
         for each in rows.versions_of(connection, name.subject, deleted=True)
     ]
+    if new is not None:
+        versions.append((new[0].id, new[1]))
     return subject_schemas(part, name, chosen, versions)
 
 
-def _topics_of_registry(connection: sa.Connection) -> list[Topic]:
-    """The topics with a subject of a registry, locked."""
+def _topics_of_registry(connection: sa.Connection, lock: bool) -> list[Topic]:
+    """The topics with a subject of a registry."""
     query = sa.select(TOPIC.name).where(TOPIC.configs.contains(f': "{_PREFIX}', autoescape=True))
     names = list(connection.execute(query).scalars())
-    return list(find_topics(connection, names, lock=True).values()) if names else []
+    return list(find_topics(connection, names, lock=lock).values()) if names else []

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from spark_log.console.access.access_file import read_access_file
+from spark_log.console.pages import messages as pages
 from spark_log.console.pages.messages import running
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
@@ -121,6 +122,21 @@ def test_typed_topics_show_columns_and_bad_records(console, cluster, log):
     assert '<th scope="col">price</th>' in page and "bad record" in page
     assert "bad record" not in console.page(messages("orders", filter="record_error IS NULL"))
     assert "&#34;price&#34;: 1.0" in console.page("/topics/orders/messages/0/1")
+
+
+def test_typed_columns_that_are_too_large_for_a_table_are_on_the_page_of_the_message(
+    console, cluster, log, monkeypatch
+):
+    monkeypatch.setattr(pages, "TABLE_COLUMNS_BYTES", 100 << 10)
+    topic = typed(cluster, value_schema="n BIGINT, flags ARRAY<BOOLEAN>")
+    append(log, topic, json.dumps({"n": 1, "flags": [None] * 1000}), json.dumps({"n": 2, "flags": [True]}))
+    for query in ({"count": 100}, {"count": 100, "filter": "record.n > 0"}):
+        small, large = console.facts(messages("orders", **query))["messages"]
+        assert small["record"] == {"n": 2, "flags": [True]} and small["record_error"] is None
+        assert large["record"] is None and large["record_error"].startswith("too large to show")
+        assert large["value"]["text"].startswith('{"n": 1')
+    assert console.facts(messages("orders", count=10))["messages"][1]["record"]["n"] == 1
+    assert "&#34;n&#34;: 1" in console.page("/topics/orders/messages/0/0")
 
 
 def test_a_live_tail_renders_rows_alone(console, cluster, log):

@@ -16,6 +16,7 @@ from spark_log.errors import (
     SchemaNotFoundError,
     SchemaRegistryError,
 )
+from spark_log.registry import topic_schemas
 from spark_log.registry.protobuf_schemas import serialized
 from spark_log.registry.schemas import SchemaText
 from tests.support.python_process import PythonProcess
@@ -278,6 +279,24 @@ def test_topics_follow_a_subject(cluster, registry):
             alter_configs(cluster, "orders", {"value.schema": schema})
     with pytest.raises(InvalidConfigurationError, match=r"value\.format=json: version 3"):
         make(cluster, "wrong", value_format="json", value_schema="registry:orders-value")
+
+
+def test_the_typed_columns_of_a_topic_that_follows_a_subject_do_not_grow_without_limit(cluster, registry, monkeypatch):
+    registry.register("s", ONE)
+    make(cluster, "orders", value_format="avro", value_framing="confluent", value_schema="registry:s")
+    present = cluster.store.read(lambda connection: find_topic(connection, "orders")).typed_columns
+    monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", len(present) + 1000)
+    registry.register("s", TWO)
+    followed = columns(cluster)
+    with pytest.raises(IncompatibleSchemaError, match=r"topic orders follows the subject 's': its typed columns"):
+        registry.register("s", avro(ITEM, COUNT, ("note", "string", "x" * 1000)))
+    assert columns(cluster) == followed and registry.versions("s") == [1, 2], "nothing was changed"
+
+    monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", 1)
+    alter_configs(cluster, "orders", {"retention.ms": "-1"})
+    assert registry.delete_version("s", 2) == 2
+    assert registry.register("s", TWO).version == 3, "a schema that the topic has does not make its columns longer"
+    assert {*columns(cluster).value.schemas_by_id} == {1, 2}
 
 
 def test_topics_that_are_changed_while_versions_are_registered_know_all_of_them(cluster, registry):

@@ -2,6 +2,10 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from threading import Event, Semaphore
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -16,6 +20,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
+from spark_log.columns import definitions
 from spark_log.columns.parts import PARTS
 from spark_log.columns.protobuf.messages import message_class
 from spark_log.controller.topic_operations import alter_configs
@@ -25,6 +30,7 @@ from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.records.schema import read_schema
 from spark_log.registry import rows as registry_rows
+from spark_log.registry import topic_schemas
 from spark_log.registry.schema_types import problems
 from spark_log.registry.server import serving
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
@@ -420,6 +426,33 @@ def test_requests_for_one_version_read_no_text_of_the_others(cluster, monkeypatc
     assert max(sizes) == 1
 
 
+def test_one_client_does_not_take_all_threads(url, monkeypatch):
+    end, begun = Event(), Semaphore(0)
+
+    def subjects(*_arguments, **_options):
+        begun.release()
+        end.wait(60)
+        return []
+
+    monkeypatch.setattr(Registry, "subjects", subjects)
+
+    def get(path, source):
+        connection = HTTPConnection(*urlsplit(url).netloc.split(":"), timeout=10, source_address=(source, 0))
+        with closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    with ThreadPoolExecutor(50) as pool:
+        slow = [pool.submit(get, "/subjects", "127.0.0.1") for _ in range(50)]
+        try:
+            assert all(begun.acquire(timeout=10) for _ in range(10))
+            assert get("/schemas/types", "127.0.0.2") == 200
+            assert not begun.acquire(timeout=0.2), "further requests of the address wait"
+        finally:
+            end.set()
+        assert {each.result() for each in slow} == {200}
+
+
 def test_pages_of_other_sites_reach_nothing(url):
     body = {"content": json.dumps({"schema": '"int"'}), "headers": {"Content-Type": "text/plain"}}
     for name, value in (("Sec-Fetch-Site", "cross-site"), ("Origin", "http://evil.example"), ("Origin", "null")):
@@ -432,23 +465,33 @@ def test_pages_of_other_sites_reach_nothing(url):
     assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 200
 
 
-def test_schemas_are_compared_before_the_registry_is_locked(cluster, monkeypatch):
-    transact, compared = Store.transact, []
+def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(cluster, monkeypatch):
+    define, transact, defined, inside = definitions.define, Store.transact, [], []
 
-    def spied(*arguments, **others):
-        before = problems.cache_info().misses
+    def spied_define(*arguments, **others):
+        defined.append(arguments)
+        return define(*arguments, **others)
+
+    def spied_transact(*arguments, **others):
+        before = problems.cache_info().misses, len(defined)
         try:
             return transact(*arguments, **others)
         finally:
-            compared.append(problems.cache_info().misses - before)
+            inside.append((problems.cache_info().misses - before[0], len(defined) - before[1]))
 
-    monkeypatch.setattr(Store, "transact", spied)
     problems.cache_clear()
+    topic_schemas._columns_text.cache_clear()
     registry = Registry(cluster)
+    registry.register("s", avro(ITEM))
+    for name in ("a", "b"):
+        make(cluster, name, value_format="avro", value_framing="confluent", value_schema="registry:s")
+    monkeypatch.setattr(definitions, "define", spied_define)
+    monkeypatch.setattr(Store, "transact", spied_transact)
     for n in range(1, 4):
-        fields = [{"name": f"f{i}", "type": "int", "default": 0} for i in range(n)]
-        registry.register("s", json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert compared == [0, 0, 0] and problems.cache_info().misses == 2
+        fields = [(f"unlike{n}{number}", "int", 0) for number in range(n)]
+        registry.register("s", avro(ITEM, *fields))
+    assert inside == [(0, 0)] * 3 and problems.cache_info().misses == 3
+    assert len(defined) == 3, "topics with the same columns share them"
 
 
 def register(url, subject, schema, type_="AVRO", references=()):

@@ -11,6 +11,7 @@ from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.segments import typed_columns
 from tests.support.topics import append, fails, make, read, read_stream
 
 SCHEMA = (
@@ -42,8 +43,8 @@ def orders(cluster):
     append(log, topic, document(3, note="three"))
     topic = alter_configs(cluster, "orders", {"inline.max.bytes": None})
     append(log, topic, document(4), "{bad", key=b"k")
-    log.close()
-    return topic
+    yield topic
+    log.close()  # which seals the tail
 
 
 def from_json(frame, schema):
@@ -75,6 +76,15 @@ def test_the_columns_are_those_that_from_json_makes_of_the_values(spark, cluster
         [bad] = frame.where("record_error IS NOT NULL").select("offset", "record", "record_error").collect()
         assert (bad.offset, bad.record) == (4, None)
         assert bad.record_error.startswith("not valid JSON")
+
+
+def test_python_workers_decode_the_tail(spark, cluster, orders, monkeypatch):
+    def decoded(*arguments):
+        raise AssertionError("decoded in the driver, which holds the whole tail")
+
+    monkeypatch.setattr(typed_columns, "decoded", decoded)
+    found = read_topic(spark, cluster, "orders", record=True).select("offset", "record.item").collect()
+    assert sorted(found, key=lambda row: row.offset)[2:] == [(2, "i3"), (3, "i4"), (4, None)]
 
 
 def test_the_delta_table_has_the_columns_after_the_backfill(spark, cluster, orders):
@@ -134,6 +144,7 @@ def test_column_record_needs_one_typed_topic(spark, cluster, orders):
 
 
 def test_the_delta_table_is_readable_before_and_after_a_reset(spark, cluster, orders):
+    list(run_tasks(cluster, ["seal"], now=True))
     [location] = delta_tables(cluster, orders).values()
 
     def prices(*columns):

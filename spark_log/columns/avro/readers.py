@@ -90,13 +90,16 @@ class Record:
     def __init__(self, kind: AvroType, column: pa.StructType | None, path: str) -> None:
         self._column = column
         columns = {field.name: field.type for field in column} if column else {}
-        self._parts = [
-            (name, _reader(part, columns.get(name), f"{path}.{name}".lstrip(".")))
+        parts = [
+            (name, part, _reader(part, columns.get(name), f"{path}.{name}".lstrip(".")))
             for name, part in zip(kind.names, kind.parts, strict=True)
         ]
+        # a field without bytes is not stepped over: an item of one byte may have thousands of them
+        self._read = [(name, reader) for name, part, reader in parts if part.min_bytes or name in columns]
+        self._skipped = [reader for _, part, reader in parts if part.min_bytes]
 
     def read(self, cursor: Cursor) -> pa.StructArray | None:
-        arrays = {name: reader.read(cursor) for name, reader in self._parts}
+        arrays = {name: reader.read(cursor) for name, reader in self._read}
         if self._column is None:
             return None
         columns = [
@@ -105,7 +108,7 @@ class Record:
         return pa.StructArray.from_arrays(columns, fields=list(self._column))
 
     def skip(self, data: memoryview, pos: int, end: int) -> int:
-        for _, reader in self._parts:
+        for reader in self._skipped:
             pos = reader.skip(data, pos, end)
         return pos
 

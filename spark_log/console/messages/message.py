@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from spark_log.columns.expansion import item_type, slices
+from spark_log.columns.parts import PARTS
 from spark_log.console.masks import Masks
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
@@ -18,6 +20,8 @@ _VISIBLE = {
 """Control characters as escapes: a page cannot hold NUL, and those of direction would show the text as another."""
 
 _COPIED_BYTES = 4 << 20
+_VALUE_BYTES = 8
+"""Added for each value: a null or a boolean takes a bit in Arrow, and a place in a dict or list of Python."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,48 @@ def visible(text: object) -> str:
     return found.translate(_VISIBLE)
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The records of a batch, of which only a few are Python objects at a time. `timestamp`: ms."""
+def rows_of(batch: pa.RecordBatch, columns_bytes_max: int = _COPIED_BYTES) -> Iterator[dict[str, Any]]:
+    """The records of a batch, of which only a few are Python objects at a time. `timestamp`: ms.
+
+    Typed columns of a key or value that have more than `columns_bytes_max` (see `_size`) are null; its error says so.
+    """
     place = batch.schema.get_field_index("timestamp")
-    micros = batch.column(place).cast(pa.int64())
-    plain = batch.set_column(place, "timestamp", micros)
-    step = max(1, plain.num_rows * _COPIED_BYTES // max(1, plain.nbytes))
-    for first in range(0, plain.num_rows, step):
-        for row in plain.slice(first, step).to_pylist():
+    plain = batch.set_column(place, "timestamp", batch.column(place).cast(pa.int64()))
+
+    def size(start: int, end: int) -> int:
+        return sum(_size(column.slice(start, end - start)) for column in plain.columns)
+
+    for start, end in slices(plain.num_rows, size, min(_COPIED_BYTES, columns_bytes_max)):
+        rows = plain.slice(start, end - start)
+        for row in (rows if end - start > 1 else _without_large(rows, columns_bytes_max)).to_pylist():
             row["timestamp"] //= MICROSECONDS_PER_MILLISECOND
             yield row
+
+
+def _without_large(row: pa.RecordBatch, bytes_max: int) -> pa.RecordBatch:
+    """A single row; null in place of typed columns that are larger."""
+    for part in PARTS:
+        place = row.schema.get_field_index(part.record)
+        if place >= 0 and _size(row.column(place)) > bytes_max:
+            reason = f"too large to show: the columns have more than {bytes_max:,} bytes"
+            row = row.set_column(place, part.record, pa.nulls(1, row.column(place).type))
+            row = row.set_column(row.schema.get_field_index(part.error), part.error, pa.array([reason]))
+    return row
+
+
+def _size(array: pa.Array) -> int:
+    """About how large an array is as Python objects: its bytes, and some for each value."""
+    return int(array.nbytes) + _VALUE_BYTES * _value_count(array)
+
+
+def _value_count(array: pa.Array) -> int:
+    if pa.types.is_struct(array.type):
+        return len(array) + sum(_value_count(array.field(place)) for place in range(array.type.num_fields))
+    if item_type(array.type) is None or not len(array):
+        return len(array)
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    items = array.items if pa.types.is_map(array.type) else array.values
+    return len(array) + _value_count(items.slice(first, last - first))
 
 
 def message_of(row: dict[str, Any], form: str, masks: Masks, characters_max: int) -> Message:

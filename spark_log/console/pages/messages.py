@@ -38,6 +38,8 @@ SEARCHES_MAX = 16
 """Searches and pages of messages at a time, of all users."""
 SHORT, WHOLE = 300, 2 << 20
 """Characters of a key, value or header in a table, and on the page of one message."""
+TABLE_COLUMNS_BYTES = 32 << 20
+"""Of the typed columns of all messages in a table."""
 
 running = RunningSearches()
 
@@ -128,7 +130,11 @@ def _messages(call: Call) -> Messages:
         budget = Budget(*limits, lambda: superseded() or call.left.is_set())
         search = Search(log, topic, position(wanted, topic, log), wants, wanted.count, budget)
         form = "auto" if wanted.format == "columns" else wanted.format
-        found = [message_of(row, form, masks, SHORT) for rows in map(rows_of, search.batches()) for row in rows]
+        found = [
+            message_of(row, form, masks, SHORT)
+            for batch in search.batches()
+            for row in rows_of(batch, TABLE_COLUMNS_BYTES // wanted.count)
+        ]
     backwards = search.position.backwards
     found.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset), reverse=backwards)
     names = [field.name for field in topic.columns.value.fields] if topic.columns and topic.columns.value else []

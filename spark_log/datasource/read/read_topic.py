@@ -92,9 +92,12 @@ def read_plan(
         frame = _sealed(spark, topic, to_decode, plan.log_dirs, without_columns(schema))
         parts.append(_decoded(frame, schema, columns))
     if tail or not sealed:
-        batches = list(Fetcher(plan.log_dirs).read(tail, schema))
-        table = pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
-        parts.append(spark.createDataFrame(table))
+        # typed columns may be much larger than the bytes from which they are decoded, so Python workers decode them
+        bare = schema if columns is None else without_columns(schema)
+        batches = list(Fetcher(plan.log_dirs).read(tail, bare))
+        table = pa.Table.from_batches(batches, bare) if batches else bare.empty_table()
+        frame = spark.createDataFrame(table)
+        parts.append(frame if columns is None else _decoded(frame, schema, columns))
     return reduce(DataFrame.unionByName, parts)
 
 
