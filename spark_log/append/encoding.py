@@ -26,11 +26,11 @@ from spark_log.errors import (
     StorageUnavailableError,
 )
 from spark_log.ids import LogDirId
+from spark_log.process import in_parallel
 from spark_log.records import inline
 from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
 from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
-from spark_log.threads import in_parallel
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy

@@ -123,7 +123,7 @@ def start(
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.coordinator.broker import Broker
-    from spark_log.stopping import Stop
+    from spark_log.process import Stop
 
     given = parse_pairs(setting or (), "--setting")
     ClusterSettings.parse(given)

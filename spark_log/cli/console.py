@@ -63,8 +63,7 @@ def console(
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.coordinator.coordinator import Coordinator
-    from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
-    from spark_log.extras import install_extra
+    from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, install_extra
 
     try:
         from spark_log.console.access.access_file import read_access_file
@@ -74,7 +73,7 @@ def console(
             f"the console needs a package that is not installed ({error.name}): {install_extra('console')}"
         ) from error
     from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
-    from spark_log.stopping import Stop
+    from spark_log.process import Stop
 
     if auth is not None and auth not in list(AuthMethod):
         raise usage_error("--auth", f"expected {', '.join(AuthMethod)}, got {auth!r}")

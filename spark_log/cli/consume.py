@@ -13,7 +13,7 @@ from spark_log.cli.output import count_of, json_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
 from spark_log.cli.shared_options import Cluster_, TopicName
-from spark_log.printable import printable
+from spark_log.text import printable
 
 
 class IsolationLevel(StrEnum):

@@ -38,7 +38,7 @@ def coordinator(
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.coordinator.coordinator import Coordinator, coordinator_status
-    from spark_log.stopping import Stop
+    from spark_log.process import Stop
 
     given = parse_pairs(setting or (), "--setting")
     ClusterSettings.parse(given)

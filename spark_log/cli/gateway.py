@@ -98,8 +98,7 @@ def gateway(
     from contextlib import AsyncExitStack
 
     from spark_log.cluster.cluster import Cluster
-    from spark_log.errors import InvalidConfigurationError
-    from spark_log.extras import install_extra
+    from spark_log.errors import InvalidConfigurationError, install_extra
 
     try:
         from spark_log.gateway.server import Gateway

@@ -35,7 +35,7 @@ from spark_log.cli import (
 )
 from spark_log.cli.output import note
 from spark_log.errors import SparkLogError, redact
-from spark_log.printable import PrintableFormatter
+from spark_log.text import PrintableFormatter
 
 
 class OneLineErrors(TyperGroup):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.cli.output import say
-from spark_log.errors import InvalidConfigurationError, SparkLogError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_log.errors import OffsetOutOfRangeError
-from spark_log.quantities import parse_time_ms
+from spark_log.text import parse_time_ms
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _MILLISECONDS = re.compile(r"@[0-9]{1,15}")

@@ -13,7 +13,7 @@ from spark_log.cli.output import bytes_of, count_of, note, print_json, say
 from spark_log.cli.record_lines import LineFormat, Record, parse_json
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_headers
 from spark_log.config.values import INT32_MAX
-from spark_log.quantities import rate_of
+from spark_log.text import rate_of
 
 if TYPE_CHECKING:
     from spark_log.cli.record_sender import RecordSender

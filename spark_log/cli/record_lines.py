@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_log.errors import InvalidRecordError
-from spark_log.printable import printable
+from spark_log.text import printable
 
 Header = tuple[str, bytes | None]
 

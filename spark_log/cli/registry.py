@@ -25,8 +25,8 @@ def registry(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import StorageUnavailableError
+    from spark_log.process import Stop
     from spark_log.registry.server import serving
-    from spark_log.stopping import Stop
 
     with Cluster.open(cluster) as opened:
         stop = Stop().on_signals()

@@ -9,7 +9,7 @@ from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.schema_argument import parse_schema
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 from spark_log.columns.parts import KEY, VALUE
-from spark_log.printable import printable, printable_json
+from spark_log.text import printable, printable_json
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,7 +8,7 @@ import typer
 from spark_log.cli.output import WIDTH_OF_PIPES, bytes_of, cell, duration_of
 from spark_log.cli.shared_options import Cluster_
 from spark_log.errors import SparkLogError
-from spark_log.printable import printable
+from spark_log.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +41,7 @@ def top(
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.metrics.cluster_snapshot import read_cluster
-    from spark_log.stopping import Stop
+    from spark_log.process import Stop
 
     stop = Stop().on_signals()
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
-from spark_log.quantities import is_unlimited
+from spark_log.text import is_unlimited
 
 _SHOWN_CHARACTERS = 100
 """Of the value of a config in a line."""

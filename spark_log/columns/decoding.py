@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from spark_log.columns.decoded import ColumnsDefinition, Decoder
 from spark_log.columns.types import parse_ddl
-from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
 
 if TYPE_CHECKING:
     from spark_log.columns.schema_id_decoder import Read

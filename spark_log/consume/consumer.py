@@ -28,10 +28,10 @@ from spark_log.consume.poll_loop import Polling
 from spark_log.consume.python_records import Deserializers, python_records
 from spark_log.consume.subscription import checked_offsets, checked_partition, checked_position
 from spark_log.errors import IllegalStateError
-from spark_log.exit_hooks import Finalizer
 from spark_log.groups.committed_offsets import Commit
 from spark_log.groups.transacted_offsets import GroupMetadata
 from spark_log.kafka_errors import kafka_errors
+from spark_log.process import Finalizer
 
 
 class Consumer(ConsumerQueries):

@@ -20,7 +20,7 @@ from spark_log.errors import (
 from spark_log.ids import TopicPartition
 from spark_log.partitions.partition_rows import Key, read_partitions
 from spark_log.partitions.replication_rules import PartitionState
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 def elect(

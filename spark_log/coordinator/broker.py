@@ -18,8 +18,8 @@ from spark_log.config import ClusterSettings
 from spark_log.coordinator.background_loops import BackgroundLoops, follower_step
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
-from spark_log.exit_hooks import stop_at_exit
 from spark_log.failpoints import failpoint
+from spark_log.process import stop_at_exit
 from spark_log.replicas.followers import Followers
 
 logger = logging.getLogger(__name__)

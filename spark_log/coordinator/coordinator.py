@@ -20,7 +20,7 @@ from spark_log.controller import controller
 from spark_log.coordinator.background_loops import BackgroundLoops, follower_step
 from spark_log.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
-from spark_log.exit_hooks import stop_at_exit
+from spark_log.process import stop_at_exit
 from spark_log.replicas.followers import Followers
 
 

@@ -44,10 +44,10 @@ from spark_log.maintenance.rewrite.segment_rewrite import Segment, plan_rewritin
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.server_identity import check_identity
-from spark_log.quantities import count_of
 from spark_log.records.key_set import KeySet
 from spark_log.segments import plan as planner
 from spark_log.segments.slices import Slice
+from spark_log.text import count_of
 
 _FRUITLESS_MAX = 10
 """Consecutive scans without effect (because of a merge or a change of the ISR) after which the erase fails."""

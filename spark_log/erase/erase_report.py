@@ -6,7 +6,7 @@ from typing import Any
 
 from spark_log.erase.purge import Purged
 from spark_log.maintenance.report import Amount
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
 from spark_log.metadata.columns import RETIRED_FILE
 from spark_log.partitions.retired_files import make_due
 from spark_log.partitions.retired_replicas import delete_retired_replicas, make_replicas_due
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 @dataclass(frozen=True)

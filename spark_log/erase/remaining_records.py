@@ -23,7 +23,7 @@ from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 _NAMED_MAX = 10
 """Maximum number of files or transactions that one note names."""

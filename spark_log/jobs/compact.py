@@ -11,7 +11,7 @@ from spark_log import clock
 from spark_log.arguments import ClusterAddress
 from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded
-from spark_log.quantities import count_of, rate_of
+from spark_log.text import count_of, rate_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from spark_log.jobs.command import Group, Job, OneOf, only_with
 from spark_log.jobs.failures import guarded
 from spark_log.jobs.job_arguments import Console, ConsumeArguments, Files, Mode, OtherTopic, Sink
 from spark_log.jobs.run_options import AvailableNow, Batch, RunOptions, Shared
-from spark_log.quantities import parse_time_ms
+from spark_log.text import parse_time_ms
 
 EXAMPLES = """\
 JOBS=$(spark-log path jobs)

@@ -17,7 +17,7 @@ from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded, one_line
 from spark_log.jobs.summary import print_lines
 from spark_log.maintenance import TASKS, Report, run_tasks
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

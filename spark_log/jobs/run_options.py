@@ -7,7 +7,7 @@ import typer
 
 from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.jobs.command import only_with
-from spark_log.quantities import parse_interval_ms
+from spark_log.text import parse_interval_ms
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.jobs.command import Group, OneOf, only_with
 from spark_log.jobs.config_file import ConfigFile
 from spark_log.jobs.run_options import Checkpoint, Every, Json, Metrics, Run, Shared, parse_trigger
-from spark_log.quantities import parse_sql_interval_ms
+from spark_log.text import parse_sql_interval_ms
 
 if TYPE_CHECKING:
     from spark_log.streams.codecs import Codec

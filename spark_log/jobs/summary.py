@@ -6,7 +6,7 @@ from dataclasses import asdict, astuple, dataclass
 
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.expired_records import Expired
-from spark_log.quantities import count_of, rate_of
+from spark_log.text import count_of, rate_of
 
 _PARTITIONS_SHOWN_MAX = 32
 

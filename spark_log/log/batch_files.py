@@ -24,7 +24,7 @@ from spark_log.errors import (
     WriteIdExpiredError,
 )
 from spark_log.ids import WriteId
-from spark_log.threads import in_parallel
+from spark_log.process import in_parallel
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_bac
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
-from spark_log.quantities import count_of
 from spark_log.registry.external_ids import learn_schemas
+from spark_log.text import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Several threads are useful: decoding, encoding and disk access do not block other threads."""

@@ -35,7 +35,7 @@ from spark_log.maintenance.topic_tasks import (
 )
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
 
 

@@ -26,7 +26,7 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
 from spark_log.maintenance.report import Amount, Report
 from spark_log.metadata.server_identity import check_identity
 from spark_log.partitions.partition_rows import Key
-from spark_log.quantities import bytes_of, exact_duration_of, time_of
+from spark_log.text import bytes_of, exact_duration_of, time_of
 
 # --- flush: force acknowledged data to disk after flush.ms ----------------------------------------------------------
 

@@ -17,7 +17,7 @@ import threading
 from typing import Protocol
 
 from spark_log import clock
-from spark_log.threads import start_thread
+from spark_log.process import start_thread
 
 STEP_S = 0.5
 """How often the thread counts."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError
-from spark_log.threads import start_thread
+from spark_log.process import start_thread
 
 _POLL_S = 0.001
 

@@ -18,9 +18,9 @@ from spark_log import clock
 from spark_log.append.partitioner import partition_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
-from spark_log.exit_hooks import Finalizer
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
+from spark_log.process import Finalizer
 from spark_log.produce.accumulator import Accumulator, next_client_id
 from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics

@@ -29,9 +29,9 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
 )
-from spark_log.exit_hooks import stop_at_exit
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log, Records
+from spark_log.process import stop_at_exit
 from spark_log.produce.accumulator import Accumulator
 from spark_log.produce.assembly import assemble
 from spark_log.produce.known_topics import KnownTopics

@@ -11,8 +11,7 @@ from typing import Any
 
 from kafka.serializer import Deserializer, Serializer
 
-from spark_log.errors import InvalidRecordError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidRecordError, install_extra
 
 Headers = list[tuple[str, bytes]]
 

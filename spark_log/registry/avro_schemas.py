@@ -3,8 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
 from spark_log.registry.schemas import SchemaText
 
 if TYPE_CHECKING:

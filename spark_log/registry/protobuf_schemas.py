@@ -18,8 +18,7 @@ from typing import Any
 
 from spark_log.columns.decoding import schema_fields
 from spark_log.columns.evolution import evolve
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
-from spark_log.extras import install_extra
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError, install_extra
 from spark_log.registry.schemas import SchemaText
 
 _FILE = "schema.proto"

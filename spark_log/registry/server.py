@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from spark_log.asgi_server import AsgiServer
 from spark_log.asgi_server import serving as serving_application
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidConfigurationError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, install_extra
 from spark_log.http_requests import LOOPBACK
 from spark_log.registry.registry import Registry
 

@@ -10,11 +10,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.delta.publication import try_publish
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
-from spark_log.exit_hooks import stop_at_exit
+from spark_log.process import start_thread, stop_at_exit
 from spark_log.replicas.catch_up import ReplicaCopy
 from spark_log.replicas.lagging_replicas import LaggingReplica, find_lagging_replicas
 from spark_log.replicas.throttle import Throttle
-from spark_log.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

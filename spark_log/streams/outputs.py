@@ -21,9 +21,9 @@ from spark_log.datasource.write.write_schema import check_write_schema
 from spark_log.delta_jars import check_loaded
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
-from spark_log.quantities import parse_interval_ms
 from spark_log.streams.micro_batch import MicroBatch, this_batch
 from spark_log.streams.transacted_batch import batch_transaction
+from spark_log.text import parse_interval_ms
 
 OutputMode = Literal["append", "update", "complete"]
 

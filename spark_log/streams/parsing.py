@@ -16,8 +16,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, install_extra
 
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"

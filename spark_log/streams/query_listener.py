@@ -27,11 +27,10 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.datasource.checkpoint.stream_offsets import StreamOffset
-from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
-from spark_log.exit_hooks import stop_at_exit
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
 from spark_log.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.metrics.recorded_topics import METRICS, append_records
+from spark_log.process import stop_at_exit
 from spark_log.segments import plan as planner
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.groups.committed_offsets import Commit
+from spark_log.process import Stop
 from spark_log.produce.producer import Producer
-from spark_log.quantities import count_of
-from spark_log.stopping import Stop
+from spark_log.text import count_of
 
 logger = logging.getLogger(__name__)
 

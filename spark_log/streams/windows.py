@@ -10,8 +10,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from spark_log.errors import InvalidOptionError
-from spark_log.quantities import parse_sql_interval_ms
 from spark_log.streams.aggregation import Aggregate, columns_of
+from spark_log.text import parse_sql_interval_ms
 
 START, END = "window_start", "window_end"
 """Columns of the result, timestamps: a window is [start, end)."""

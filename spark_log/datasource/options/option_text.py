@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from spark_log.errors import InvalidOptionError, redact
-from spark_log.quantities import parse_time_string_ms
+from spark_log.text import parse_time_string_ms
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 INTEGER = re.compile(r"[+-]?[0-9]{1,30}")

@@ -19,7 +19,7 @@ from spark_log.jobs.queries.measurement import NAME, Measured
 from spark_log.jobs.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.summary import BatchProgress, Stages
 from spark_log.log.log import Log
-from spark_log.stopping import Stop
+from spark_log.process import Stop
 from spark_log.streams.query_listener import observing_queries
 from spark_log.streams.windows import late_in
 

@@ -33,7 +33,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMPACTION, PARTITION
 from spark_log.partitions.compaction_rows import replace_compactions
 from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.segment_rewrite import Written
 from spark_log.partitions.partition_rows import Key
-from spark_log.quantities import count_of
 from spark_log.records.segment_file import SegmentFacts
 from spark_log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.segments.segment_copy import SegmentFile, is_whole
 from spark_log.segments.segment_repair import repair
 from spark_log.segments.slices import LogDirs, Slice
+from spark_log.text import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

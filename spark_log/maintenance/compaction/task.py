@@ -18,7 +18,7 @@ from spark_log.maintenance.compaction.passes import (
 from spark_log.maintenance.compaction.unit import Compacted, compact_unit
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Report]:

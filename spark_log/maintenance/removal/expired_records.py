@@ -23,8 +23,8 @@ from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import read_partition
-from spark_log.quantities import count_of, exact_duration_of
-from spark_log.quantities import time_of as shown
+from spark_log.text import count_of, exact_duration_of
+from spark_log.text import time_of as shown
 
 logger = logging.getLogger(__name__)
 

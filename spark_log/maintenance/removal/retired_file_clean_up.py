@@ -32,7 +32,7 @@ from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
 from spark_log.partitions.retired_files import forget_copies, forget_files, forget_folder
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 D = TypeVar("D")
 

@@ -18,11 +18,10 @@ from spark_log.cluster.topics import Topic
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import try_publish
 from spark_log.errors import SparkLogError, redact
-from spark_log.exit_hooks import stop_at_exit
 from spark_log.ids import TopicId
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, last_files_ms, seal_after_ms, tails
-from spark_log.threads import start_thread
+from spark_log.process import start_thread, stop_at_exit
 
 logger = logging.getLogger(__name__)
 

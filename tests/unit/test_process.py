@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spark_log.stopping import Stop
+from spark_log.process import Stop
 
 
 def interrupted_everywhere(call, handler, timeout_s):
