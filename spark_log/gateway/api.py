@@ -7,11 +7,11 @@ from functools import cached_property
 
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.rights import Rule
-from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.claims import Claims
-from spark_log.gateway.request_limits import ORDINARY, RequestLimits
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.claims import Claims
+from spark_log.gateway.protocol.request_limits import ORDINARY, RequestLimits
+from spark_log.gateway.protocol.wire import Message, RequestHeader, read_request_header
 from spark_log.gateway.services import Services
-from spark_log.gateway.wire import Message, RequestHeader, read_request_header
 
 ANONYMOUS = "User:ANONYMOUS"
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spark_log.gateway.memory_budget import Hold
-from spark_log.gateway.wire import MalformedRequestError
+from spark_log.gateway.limits.memory_budget import Hold
+from spark_log.gateway.protocol.wire import MalformedRequestError
 
 STREAM_BYTES = 32 * 1024
 """asyncio reads ahead until it has more than twice as much, of each connection."""

@@ -15,21 +15,20 @@ from typing import Any
 from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
+from spark_log.cluster.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client, read_header
-from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES
-from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
-from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
-from spark_log.gateway.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
-from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
-from spark_log.gateway.services import Services
-from spark_log.gateway.wire import (
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.claims import Claims
+from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES
+from spark_log.gateway.limits.request_context import CpuTime, RequestContext, request_context
+from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
+from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
+from spark_log.gateway.protocol.wire import (
     Elements,
     MalformedRequestError,
     Message,
@@ -39,7 +38,8 @@ from spark_log.gateway.wire import (
     is_quick,
     read_body,
 )
-from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
+from spark_log.gateway.services import Services
+from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 
 logger = logging.getLogger(__name__)
 

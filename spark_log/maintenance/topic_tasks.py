@@ -5,12 +5,12 @@ nothing.
 from collections.abc import Iterator
 from itertools import groupby
 
-from spark_log.append import write_ids
-from spark_log.append.append_transaction import force
-from spark_log.append.flush import partitions_to_flush
 from spark_log.cluster.topics import Topic
-from spark_log.delta.checkpoints import due_for_checkpoint, maintain_logs, publish_behind
 from spark_log.failpoints import failpoint
+from spark_log.log.append import write_ids
+from spark_log.log.append.append_transaction import force
+from spark_log.log.append.flush import partitions_to_flush
+from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
@@ -24,8 +24,8 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
     delete_retired_topics,
 )
 from spark_log.maintenance.report import Amount, Report
-from spark_log.metadata.server_identity import check_identity
-from spark_log.partitions.partition_rows import Key
+from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.tables.checkpoints import due_for_checkpoint, maintain_logs, publish_behind
 from spark_log.text import bytes_of, exact_duration_of, time_of
 
 # --- flush: force acknowledged data to disk after flush.ms ----------------------------------------------------------

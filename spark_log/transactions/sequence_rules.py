@@ -6,7 +6,8 @@ The records of a client have sequences (KIP-98). An aborted transaction keeps th
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spark_log.append.rules import (
+from spark_log.errors import SparkLogError
+from spark_log.log.append.rules import (
     Appended,
     Batch,
     ProducerState,
@@ -16,7 +17,6 @@ from spark_log.append.rules import (
     remember,
     sequences_between,
 )
-from spark_log.errors import SparkLogError
 
 
 def accept(

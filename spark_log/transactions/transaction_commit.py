@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_log.append.append_transaction import AppendRequest, CommitHook
-from spark_log.append.rules import Batch
+from spark_log.log.append.append_transaction import AppendRequest, CommitHook
+from spark_log.log.append.rules import Batch
 from spark_log.transactions.claim_rules import Claim
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import commit_transaction_hook

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.append.producer_rows import set_epoch
-from spark_log.append.rules import REMEMBERED_BATCHES, Batch, ProducerSequence, RememberedBatch, sequence_after
 from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.log.append.producer_rows import set_epoch
+from spark_log.log.append.rules import REMEMBERED_BATCHES, Batch, ProducerSequence, RememberedBatch, sequence_after
+from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import StoreClock
-from spark_log.segments.segment_rows import delete_blobs
 from spark_log.transactions.rules import ONGOING, Transaction, TransactionState
 
 _ROW = (

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import check_write_id
-from spark_log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
-from spark_log.append.rules import Appended, Batch, ProducerState, Rejected
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
+from spark_log.log.append.append_transaction import check_write_id
+from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
+from spark_log.log.append.rules import Appended, Batch, ProducerState, Rejected
+from spark_log.log.segments.segment_rows import insert_blobs
 from spark_log.metadata.columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
-from spark_log.segments.segment_rows import insert_blobs
 from spark_log.transactions import claim_rules, rules, sequence_rules
 from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.rules import ProducerRef

@@ -9,11 +9,11 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import periodic_tasks
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.facts.topics import describe_topics
 from spark_log.failpoints import POINTS
+from spark_log.maintenance.coordinator import periodic_tasks
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, TRANSACTION_SEGMENT

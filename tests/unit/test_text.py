@@ -1,10 +1,10 @@
 """Counts in messages: the noun is singular after 1."""
 
-from spark_log.erase.erase_report import Erased
-from spark_log.erase.purge import Purged
-from spark_log.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
 from spark_log.maintenance import Amount, Report
-from spark_log.streams.transactional_loop import Totals
+from spark_log.maintenance.erase.erase_report import Erased
+from spark_log.maintenance.erase.purge import Purged
+from spark_log.spark.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
+from spark_log.spark.streams.transactional_loop import Totals
 from spark_log.text import count_of, exact_duration_of, rate_of
 
 

@@ -10,9 +10,9 @@ from spark_log.cluster.usage import Usage
 from spark_log.console.listing import Listing, listing
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preference, View
-from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.errors import InvalidConfigurationError, TopicAlreadyExistsError
-from spark_log.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 
 FAVOURITES_COOKIE = "spark-log-favourites"
 _FAVOURITES_CHARACTERS_MAX = 3_000

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.cluster import acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import Entry, LogDir
@@ -29,9 +28,10 @@ from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.partition_rows import CHUNK
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
 from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
-from spark_log.partitions.partition_rows import CHUNK
 
 GRACE_MS = 24 * 60 * 60 * 1000
 """By the file system's clock. The error of that clock must be smaller than this."""

@@ -9,11 +9,11 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.failpoints import failpoint
+from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,

@@ -9,10 +9,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from spark_log.append import rules as append_rules
-from spark_log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
-from spark_log.partitions.replication_rules import PartitionState, Replica
+from spark_log.log.append import rules as append_rules
+from spark_log.log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected
+from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.transactions import rules, sequence_rules
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, Transaction
 
