@@ -17,7 +17,7 @@ from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
 from spark_log.cli.topics import schema, topic
 from spark_log.errors import SparkLogError, redact
-from spark_log.spark.jobs.arguments import explain_missing_cluster
+from spark_log.spark.jobs.options.arguments import explain_missing_cluster
 from spark_log.text import PrintableFormatter
 
 

@@ -10,8 +10,8 @@ import typer
 
 from spark_log import text as text_module
 from spark_log.cli import completion
-from spark_log.spark.jobs.arguments import ClusterAddress, usage_error
-from spark_log.spark.jobs.arguments import parse_pairs as parse_pairs
+from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.arguments import parse_pairs as parse_pairs
 
 Cluster_ = ClusterAddress
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -7,7 +7,7 @@ import pytest
 
 from spark_log.spark.jobs import aggregate, window
 from spark_log.spark.jobs.aggregate import AggregateArguments
-from spark_log.spark.jobs.run_options import AvailableNow, Every
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every
 from spark_log.spark.jobs.window import WindowArguments
 from spark_log.spark.streams.formats.codecs import Avro, Json, Protobuf
 from spark_log.spark.streams.outputs import ConsoleOutput, DeltaOutput, TopicOutput

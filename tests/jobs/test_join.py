@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.spark.jobs.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.spark.jobs.join import JOB
+from spark_log.spark.jobs.options.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.spark.streams.joins import Bounds
 
 LEFT = "--left-subscribe a --left-value-schema 'k STRING, at TIMESTAMP' --checkpoint c"

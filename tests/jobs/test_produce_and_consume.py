@@ -6,8 +6,15 @@ import pytest
 
 from spark_log.spark.jobs import consume as consume_job
 from spark_log.spark.jobs import produce as produce_job
-from spark_log.spark.jobs.job_arguments import Console, ConsumeArguments, Files, NewTopic, OtherTopic, ProduceArguments
-from spark_log.spark.jobs.run_options import AvailableNow, Batch, Every
+from spark_log.spark.jobs.options.job_arguments import (
+    Console,
+    ConsumeArguments,
+    Files,
+    NewTopic,
+    OtherTopic,
+    ProduceArguments,
+)
+from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every
 
 
 def produce(line: str) -> ProduceArguments:

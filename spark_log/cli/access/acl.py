@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json
-from spark_log.spark.jobs.arguments import usage_error
+from spark_log.spark.jobs.options.arguments import usage_error
 
 if TYPE_CHECKING:
     from spark_log.cluster.security.acl_rules import Acl, AclFilter, Operation, PatternType, ResourceType

@@ -8,7 +8,7 @@ from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
-from spark_log.spark.jobs.arguments import CLUSTER_ENVIRONMENT_VARIABLE
+from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
 
 app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
 

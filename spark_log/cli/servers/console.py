@@ -7,7 +7,7 @@ import typer
 from spark_log.cli.output import say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_console
 from spark_log.cli.shared_options import Cluster_
-from spark_log.spark.jobs.arguments import usage_error
+from spark_log.spark.jobs.options.arguments import usage_error
 
 
 def console(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_log.spark.jobs.arguments import parse_pairs, usage_error
+from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 
 
 class SchemaArgument(NamedTuple):

@@ -14,7 +14,7 @@ from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, Unknow
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.spark.jobs.job_arguments import NewTopic
+from spark_log.spark.jobs.options.job_arguments import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:

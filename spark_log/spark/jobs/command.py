@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from spark_log.spark.jobs.arguments import explain_missing_cluster, usage_error
+from spark_log.spark.jobs.options.arguments import explain_missing_cluster, usage_error
 
 JOBS_FOLDER = "$(spark-log path jobs)"
 

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
-from spark_log.spark.jobs.job_arguments import Console, ConsumeArguments, OtherTopic
+from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, OtherTopic
 from spark_log.spark.jobs.queries.measurement import Measured, bytes_of, measured
 
 MALFORMED = "_malformed"

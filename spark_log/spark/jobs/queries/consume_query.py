@@ -14,12 +14,12 @@ from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_new_folder, find_or_create
-from spark_log.spark.jobs.job_arguments import Console, ConsumeArguments, Files, OtherTopic
+from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, OtherTopic
+from spark_log.spark.jobs.options.run_options import Batch
 from spark_log.spark.jobs.queries.consume_columns import shaped, show_first
 from spark_log.spark.jobs.queries.measurement import Measured
 from spark_log.spark.jobs.queries.query_runner import Totals, offsets_around, run_to_end, triggered
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
-from spark_log.spark.jobs.run_options import Batch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 

@@ -4,9 +4,9 @@ from pyspark.sql import DataFrame
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
-from spark_log.spark.jobs.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
+from spark_log.spark.jobs.options.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
+from spark_log.spark.jobs.options.stream_options import Input
 from spark_log.spark.jobs.queries.stream_query import run_stream_job
-from spark_log.spark.jobs.stream_options import Input
 from spark_log.spark.streams.formats.codecs import Json
 from spark_log.spark.streams.joins import Side, join_static, join_streams
 from spark_log.spark.streams.live_table import Table

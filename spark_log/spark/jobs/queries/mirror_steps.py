@@ -8,9 +8,9 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
-from spark_log.spark.jobs.job_arguments import MirrorArguments
+from spark_log.spark.jobs.options.job_arguments import MirrorArguments
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every
 from spark_log.spark.jobs.queries.query_runner import stop_on_signals
-from spark_log.spark.jobs.run_options import AvailableNow, Every
 from spark_log.spark.jobs.session import end_session, start_session
 from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.mirror.mirror import Mirror, Step

@@ -26,11 +26,11 @@ from spark_log.ids import OffsetRange
 from spark_log.maintenance.removal.expired_records import find_expired
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_paths, end_offsets, find_or_create
-from spark_log.spark.jobs.job_arguments import Columns, ProduceArguments
+from spark_log.spark.jobs.options.job_arguments import Columns, ProduceArguments
+from spark_log.spark.jobs.options.run_options import Batch
 from spark_log.spark.jobs.queries.measurement import Measured, bytes_of, measured
 from spark_log.spark.jobs.queries.query_runner import Totals, run_to_end, triggered
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
-from spark_log.spark.jobs.run_options import Batch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.streams.formats.typed_records import typed_records

@@ -17,8 +17,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.process import Stop
+from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.spark.jobs.queries.measurement import NAME, Measured
-from spark_log.spark.jobs.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.spark.jobs.summary import BatchProgress, Stages
 from spark_log.spark.streams.query_listener import observing_queries
 from spark_log.spark.streams.windows import late_in

@@ -13,12 +13,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.spark.jobs.checks import find_or_create
+from spark_log.spark.jobs.options.run_options import AvailableNow
+from spark_log.spark.jobs.options.stream_options import Input, StreamArguments
 from spark_log.spark.jobs.queries.measurement import bytes_of, measured
 from spark_log.spark.jobs.queries.query_runner import offsets_around, run_to_end
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
-from spark_log.spark.jobs.run_options import AvailableNow
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
-from spark_log.spark.jobs.stream_options import Input, StreamArguments
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.streams.bad_records import dead_letters
 from spark_log.spark.streams.formats import codecs

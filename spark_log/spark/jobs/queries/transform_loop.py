@@ -22,7 +22,7 @@ from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern
 from spark_log.spark.jobs.failures import one_line
-from spark_log.spark.jobs.job_arguments import TransformArguments
+from spark_log.spark.jobs.options.job_arguments import TransformArguments
 from spark_log.spark.jobs.summary import print_lines
 from spark_log.spark.streams.transactional_loop import TableTransform, Totals, TransactionalLoop
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.spark.jobs.arguments import usage_error
+from spark_log.spark.jobs.options.arguments import usage_error
 
 
 def _load(context: typer.Context, path: str | None) -> str | None:

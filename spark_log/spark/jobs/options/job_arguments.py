@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.spark.jobs.run_options import AvailableNow, Every, Shared
-from spark_log.spark.jobs.stream_options import Input, StreamArguments
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every, Shared
+from spark_log.spark.jobs.options.stream_options import Input, StreamArguments
 
 if TYPE_CHECKING:
     from spark_log.spark.mirror.mirror import MirrorSettings
