@@ -9,7 +9,7 @@ import typer.main
 from typer.cli import get_docs_for_click
 
 from spark_log.cli.main import app
-from spark_log.spark.jobs.command import JOBS_FOLDER
+from spark_log.spark.jobs.options.command import JOBS_FOLDER
 
 
 def reference() -> str:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from spark_log.errors import SparkLogError
-from spark_log.spark.jobs.command import Group, Job
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import usage_error
+from spark_log.spark.jobs.options.command import Group, Job
 from spark_log.spark.jobs.options.stream_options import (
     INPUT,
     ONE_OUTPUT,

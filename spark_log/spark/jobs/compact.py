@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log import clock
-from spark_log.spark.jobs.command import Group, Job
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import ClusterAddress
+from spark_log.spark.jobs.options.command import Group, Job
 from spark_log.text import count_of, rate_of
 
 if TYPE_CHECKING:

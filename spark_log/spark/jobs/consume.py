@@ -9,9 +9,9 @@ import typer
 
 from spark_log.errors import SparkLogError
 from spark_log.spark.datasource.options.source_options import ReadOptions
-from spark_log.spark.jobs.command import Group, Job, OneOf, only_with
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
+from spark_log.spark.jobs.options.command import Group, Job, OneOf, only_with
 from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, Mode, OtherTopic, Sink
 from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, RunOptions, Shared
 from spark_log.text import parse_time_ms

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.errors import InvalidOptionError
-from spark_log.spark.jobs.command import Group, Job
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import Group, Job
 
 if TYPE_CHECKING:
     import pyarrow as pa

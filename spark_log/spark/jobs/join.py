@@ -8,9 +8,9 @@ import typer
 
 from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import SparkLogError
-from spark_log.spark.jobs.command import Group, Job, only_with, option_name
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
+from spark_log.spark.jobs.options.command import Group, Job, only_with, option_name
 from spark_log.spark.jobs.options.job_arguments import JoinArguments, Kind, OneSided, OtherStream, WithStatic, WithTable
 from spark_log.spark.jobs.options.stream_options import (
     ONE_OUTPUT,

@@ -13,9 +13,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.errors import SparkLogError
 from spark_log.maintenance import TASKS, Report, run_tasks
-from spark_log.spark.jobs.command import Group, Job
 from spark_log.spark.jobs.failures import guarded, one_line
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import Group, Job
 from spark_log.spark.jobs.summary import print_lines
 from spark_log.text import count_of
 

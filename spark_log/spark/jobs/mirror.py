@@ -14,9 +14,9 @@ from spark_log.spark.datasource.options.topic_choice import (
     SubscribeTopics,
     parse_subscription,
 )
-from spark_log.spark.jobs.command import Group, Job, OneOf
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import Group, Job, OneOf
 from spark_log.spark.jobs.options.job_arguments import MirrorArguments
 from spark_log.spark.jobs.options.run_options import Json, parse_trigger
 

@@ -7,9 +7,9 @@ from typing import Annotated, get_args
 
 import typer
 
-from spark_log.spark.jobs.command import Group, Job, only_with
 from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pair, parse_pairs, usage_error
+from spark_log.spark.jobs.options.command import Group, Job, only_with
 from spark_log.spark.jobs.options.job_arguments import Columns, Format, NewTopic, ProduceArguments
 from spark_log.spark.jobs.options.run_options import AvailableNow, Every, Run, RunOptions
 

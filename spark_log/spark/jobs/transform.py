@@ -9,9 +9,9 @@ import typer
 from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import SparkLogError
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.spark.jobs.command import Group, Job, OneOf
 from spark_log.spark.jobs.mirror import ONE_CHOICE, TOPICS, TopicChoice
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import Group, Job, OneOf
 from spark_log.spark.jobs.options.config_file import ConfigFile
 from spark_log.spark.jobs.options.job_arguments import TransformArguments
 

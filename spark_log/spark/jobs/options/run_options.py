@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from spark_log.spark.jobs.command import only_with
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import only_with
 from spark_log.text import parse_interval_ms
 
 

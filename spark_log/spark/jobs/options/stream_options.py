@@ -9,8 +9,8 @@ import typer
 from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.spark.datasource.options.source_options import ReadOptions
-from spark_log.spark.jobs.command import Group, OneOf, only_with
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.command import Group, OneOf, only_with
 from spark_log.spark.jobs.options.config_file import ConfigFile
 from spark_log.spark.jobs.options.run_options import Checkpoint, Every, Json, Metrics, Run, Shared, parse_trigger
 from spark_log.text import parse_sql_interval_ms
