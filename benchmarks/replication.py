@@ -33,9 +33,9 @@ from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import LEASE, elect_leaders
-from spark_log.replication.controller.lag_watch import read_lagging_members
+from spark_log.replication.controller.isr_lag import read_lagging_members
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.replication.replicas.lagging_replicas import find_lagging_replicas
+from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 
 BULK_RECORDS = 2_000_000
 GETS = 400

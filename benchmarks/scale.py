@@ -44,7 +44,7 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
 from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
 from spark_log.maintenance.removal.retention import apply_retention
-from spark_log.maintenance.topic_tasks import retain
+from spark_log.maintenance.upkeep_tasks import retain
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions

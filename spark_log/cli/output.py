@@ -35,7 +35,7 @@ def json_of(value: Any, indent: int | None = None) -> str:
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on stdout. Columns that hold only numbers are right-aligned."""
+    """A table on stdout. Columns that hold only integers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -18,7 +18,7 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
-from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import StoreClock
 
 if TYPE_CHECKING:

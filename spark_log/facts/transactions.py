@@ -16,7 +16,7 @@ from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFo
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Batch
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending

@@ -8,10 +8,10 @@ from functools import cached_property
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.rights import Rule
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.claims import Claims
 from spark_log.gateway.protocol.request_limits import ORDINARY, RequestLimits
 from spark_log.gateway.protocol.wire import Message, RequestHeader, read_request_header
 from spark_log.gateway.services import Services
+from spark_log.gateway.transactions.claims import Claims
 
 ANONYMOUS = "User:ANONYMOUS"
 

@@ -23,7 +23,6 @@ from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client, read_header
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.claims import Claims
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES
 from spark_log.gateway.limits.request_context import CpuTime, RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
@@ -40,6 +39,7 @@ from spark_log.gateway.protocol.wire import (
 )
 from spark_log.gateway.services import Services
 from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
+from spark_log.gateway.transactions.claims import Claims
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from spark_log.gateway.access.access import Authorizer
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
-from spark_log.gateway.groups.heartbeats import Heartbeats
+from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
 from spark_log.gateway.limits.bulkheads import Bulkheads
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets

@@ -24,8 +24,8 @@ from spark_log.groups.opaque.opaque_rows import delete_opaque
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.heartbeats import Identity
+from spark_log.groups.member_operations import Identity
 from spark_log.groups.membership import check_committer
 from spark_log.ids import TopicPartition
 from spark_log.log.append.append_transaction import CommitHook

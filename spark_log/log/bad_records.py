@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.columns.parts import PARTS
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 

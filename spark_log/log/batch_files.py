@@ -19,7 +19,12 @@ from spark_log.errors import (
 from spark_log.ids import WriteId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES, Encoding, SegmentFiles, Target, segment_batch
 from spark_log.log.append.failed_append_files import delete_files
-from spark_log.log.append.rules import Acks, Batch, ProducerSequence, Rejected
+from spark_log.log.append.rules import (
+    Acks,
+    Batch,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import Writer
 from spark_log.process import in_parallel

@@ -34,7 +34,12 @@ from spark_log.log.append.encoding import (
     prepare,
 )
 from spark_log.log.append.failed_append_files import InDoubt, delete_files, settle
-from spark_log.log.append.rules import Acks, Appended, Batch, Rejected
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Batch,
+    Rejected,
+)
 from spark_log.log.append.targets import targets_of
 from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.partitions.partition_rows import Key
@@ -138,8 +143,8 @@ class Log(LogReader):
     ) -> list[Appended | Rejected]:
         """Append to several partitions of a topic in one transaction; each has its own outcome.
 
-        Raises the errors of `log.records.check` for invalid records, before anything is written. The outcome of a
-        partition of a topic that has been deleted is UnknownTopicOrPartitionError.
+        Raises the errors of `record_limits` for invalid records, before anything is written. The outcome of a partition
+        of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic)
         now_ms = self.cluster.store.now().wall_ms

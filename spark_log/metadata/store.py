@@ -30,7 +30,6 @@ from spark_log.metadata import (
 from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
-from spark_log.metadata.columns import CLUSTER
 from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.answer_watch import AnswerLimit
@@ -39,6 +38,7 @@ from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
+from spark_log.metadata.sql_columns import CLUSTER
 
 if TYPE_CHECKING:
     from spark_log.metadata.connections.postgresql_connection import Hosts

@@ -41,7 +41,7 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`."""
+    """See `schema_types.problems`."""
     parsed = parse(reader), parse(writer)
     if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
         return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]

@@ -30,7 +30,7 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`. Schemas without columns are compatible if they are equal."""
+    """See `schema_types.problems`. Schemas without columns are compatible if they are equal."""
     try:
         evolve(json_schema_fields(column_source(reader)), json_schema_fields(column_source(writer)))
     except InvalidSchemaError as error:

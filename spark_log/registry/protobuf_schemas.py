@@ -60,7 +60,7 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
     found: list[str] = []
     messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from spark_log.cluster.topics import Topic, find_topics, set_typed_columns
 from spark_log.config import SOURCES, PartConfigs, TopicConfig
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
-from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schema_types import column_source
 from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText

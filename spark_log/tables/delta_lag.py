@@ -11,7 +11,7 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
 from spark_log.tables.publication_state import REPLICA_LIMIT, log_dirs_with_replicas, recorded
 
 

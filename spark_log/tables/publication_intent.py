@@ -19,7 +19,7 @@ from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.log.partitions.partition_rows import lock_partitions
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CURSOR, SEGMENT
+from spark_log.metadata.sql_columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CURSOR, SEGMENT
 from spark_log.tables import publication_state
 from spark_log.tables.publication_state import Cursor, Due, PublishedFile
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PUBLICATION
+from spark_log.metadata.sql_columns import PUBLICATION
 
 
 def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:

@@ -14,7 +14,7 @@ from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import (
+from spark_log.metadata.sql_columns import (
     LOG_DIR,
     PARTITION,
     PUBLICATION,

@@ -31,8 +31,8 @@ from spark_log.log.append.producer_rows import (
 )
 from spark_log.log.append.rules import Batch
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
-from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import one_message, sent_with_commit
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.transactions import claim_rules, rules
 from spark_log.transactions.claim_rules import Claim, Role

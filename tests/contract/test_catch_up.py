@@ -23,14 +23,14 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.log.segments.segment_copy import is_whole
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas import catch_up as catch_up_module
 from spark_log.replication.replicas import followers as followers_module
 from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
 from spark_log.replication.replicas.followers import Followers
-from spark_log.replication.replicas.lagging_replicas import find_lagging_replicas
+from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 from spark_log.replication.replicas.throttle import Throttle
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until

@@ -16,7 +16,10 @@ from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append import write_ids
-from spark_log.log.append.rules import Appended, Rejected
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher

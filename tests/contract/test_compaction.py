@@ -12,12 +12,14 @@ from spark_log.config import ClusterSettings
 from spark_log.facts.groups import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.ids import TopicPartition as OurPartition
-from spark_log.log.append.rules import Appended, ProducerSequence
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance import run_tasks
-from spark_log.maintenance.compaction import last_offsets, task
+from spark_log.maintenance.compaction import last_offsets
+from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records

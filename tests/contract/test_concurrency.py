@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import RetriableError
-from spark_log.log.append.rules import Appended, ProducerSequence
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic

@@ -12,7 +12,7 @@ from spark_log.failpoints import POINTS
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log

@@ -14,7 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables import publication, publication_intent
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS

@@ -15,7 +15,7 @@ from spark_log.errors import SparkLogError
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic

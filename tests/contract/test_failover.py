@@ -19,7 +19,10 @@ from spark_log.errors import (
 )
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.append.rules import Appended, Rejected
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records
 from spark_log.log.partitions.truncations import list_truncations
 from spark_log.maintenance.coordinator.coordinator import Coordinator

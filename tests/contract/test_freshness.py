@@ -11,7 +11,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import delta_tables

@@ -16,7 +16,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at

@@ -19,7 +19,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, runs_of
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.checkpoints import COMMITS_MAX

@@ -24,7 +24,7 @@ from spark_log.groups.group_operations import delete_group, remove_from_group
 from spark_log.groups.target_assignment import reconcile_group, stale_groups
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import OPAQUE_MEMBER
+from spark_log.metadata.sql_columns import OPAQUE_MEMBER
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

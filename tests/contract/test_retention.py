@@ -17,7 +17,7 @@ from spark_log.maintenance import Amount, run_tasks
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic

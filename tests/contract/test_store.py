@@ -47,7 +47,12 @@ from spark_log.facts.topics import describe_topics
 from spark_log.ids import BrokerId, OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import AppendRequest, run_append_transaction
 from spark_log.log.append.encoding import Encoding, blob_batch, encode_inline
-from spark_log.log.append.rules import Appended, ProducerSequence, Rejected, SparkBatch
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import register, release, renew
 from spark_log.log.log import Log, Records

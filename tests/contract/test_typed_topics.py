@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from spark_log import Producer
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidRecordError
-from spark_log.log.columns.parts import PARTS, TYPED
+from spark_log.log.columns.key_and_value import PARTS, TYPED
 from spark_log.log.columns.protobuf.schema import protobuf_schema
 from spark_log.log.log import Records
 from spark_log.log.records.schema import normalise, read_schema

@@ -92,4 +92,4 @@ def test_columns_have_one_name_in_every_module() -> None:
     modules = [
         path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if renamed.search(path.read_text())
     ]
-    assert modules == ["metadata/columns.py"], "import the name from spark_log.metadata.columns"
+    assert modules == ["metadata/sql_columns.py"], "import the name from spark_log.metadata.sql_columns"

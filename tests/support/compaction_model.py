@@ -20,7 +20,8 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
 from spark_log.log.records.schema import RECORD_SCHEMA
-from spark_log.maintenance.compaction import passes, task
+from spark_log.maintenance.compaction import local_compaction as task
+from spark_log.maintenance.compaction import passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import discard, plan_rewriting, segments, swap, write

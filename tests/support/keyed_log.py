@@ -6,7 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_log.cluster.topics import Topic
-from spark_log.log.append.rules import Acks, Appended
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+)
 from spark_log.log.log import Log, Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from tests.support.records import NOON_MS, ranges_of

@@ -8,7 +8,7 @@ import typer
 from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 from spark_log.cli.topics.schema_argument import parse_schema
-from spark_log.log.columns.parts import KEY, VALUE
+from spark_log.log.columns.key_and_value import KEY, VALUE
 from spark_log.text import printable, printable_json
 
 app = typer.Typer(

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.operations.erase import erase
 from spark_log.cli.output import count_of, print_json, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, parse_before
-from spark_log.cli.topics import topic_tables as show
+from spark_log.cli.topics import topic_output as show
 from spark_log.cli.topics.bad_records import bad_records
+from spark_log.cli.topics.erase import erase
 from spark_log.cli.topics.schema_argument import parse_configs
 from spark_log.cli.topics.topic_producers import producers
 

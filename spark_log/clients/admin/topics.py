@@ -23,7 +23,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import TimeLookup, plan_time_lookups, positions
 from spark_log.log.segments.timed_offsets import first_records
 from spark_log.maintenance.removal import retention
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller import topic_operations as engine
 
 UNKNOWN_TOPIC_OR_PARTITION = 3

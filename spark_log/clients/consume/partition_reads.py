@@ -15,7 +15,7 @@ from spark_log.clients.consume.subscription import PartitionState, Subscription,
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.log.columns.column_choice import check_names, chosen_fields, top_columns
-from spark_log.log.columns.parts import TYPED
+from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.replication_rules import Truncation

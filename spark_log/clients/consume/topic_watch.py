@@ -9,7 +9,7 @@ from spark_log import clock
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import FatalError
-from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.replication.controller.topic_operations import create_topic
 
 logger = logging.getLogger(__name__)

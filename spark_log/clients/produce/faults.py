@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
-from spark_log.log.records.check import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, RecordLimits, record_sizes
+from spark_log.log.records.record_limits import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, RecordLimits, record_sizes
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 
@@ -25,7 +25,7 @@ def has_no_faults(
 
 
 def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, SparkLogError]:
-    """Row -> error for the rows of a RECORD_SCHEMA table that `log.records.check` would refuse for the topic's configs.
+    """Row -> error for the rows of a RECORD_SCHEMA table that `record_limits` would refuse for the topic's configs.
 
     Timestamps are not null. Headers are not checked here, but in `send` and `send_table`.
     """

@@ -9,7 +9,10 @@ unknown too could be appended twice.
 
 from collections.abc import Callable
 
-from spark_log.log.append.rules import ProducerSequence, sequence_after
+from spark_log.log.append.sequence_rules import (
+    ProducerSequence,
+    sequence_after,
+)
 
 Key = tuple[int, int]
 """Topic id and partition."""

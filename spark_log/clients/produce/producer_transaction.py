@@ -42,7 +42,10 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
-from spark_log.log.append.rules import Appended, Batch
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+)
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef

@@ -5,7 +5,7 @@ from typing import Any
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.producer_batch import Headers
 from spark_log.errors import InvalidRecordError, InvalidTimestampError
-from spark_log.log.records.check import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 
 
 def checked_headers(headers: object) -> Headers:

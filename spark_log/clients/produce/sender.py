@@ -37,7 +37,11 @@ from spark_log.errors import (
     WriteIdExpiredError,
 )
 from spark_log.log.append.producer_rows import register_producer
-from spark_log.log.append.rules import Appended, ProducerSequence, Rejected
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Log, Records
 from spark_log.process import stop_at_exit
 

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.quotas.rules import Bucket, Entity, Quotas, used_until_s
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CLIENT_QUOTA, QUOTA_USAGE
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import CLIENT_QUOTA, QUOTA_USAGE
 from spark_log.metadata.store import Attempt, Store
 
 _US = 1_000_000

@@ -17,8 +17,8 @@ from spark_log.cluster.security.acl_rules import (
 from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalArgumentError
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import ACL
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import ACL
 from spark_log.metadata.store import Attempt, Store
 
 _NAME_LENGTH_MAX, _PRINCIPAL_LENGTH_MAX = 249, 1024

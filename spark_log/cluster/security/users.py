@@ -20,7 +20,7 @@ from spark_log.cluster.security.scram import (
 from spark_log.config.values import can_be_stored
 from spark_log.errors import ResourceNotFoundError, UnacceptableCredentialError
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CLUSTER, SCRAM_CREDENTIAL
+from spark_log.metadata.sql_columns import CLUSTER, SCRAM_CREDENTIAL
 from spark_log.metadata.store import Attempt, Store
 
 NAME_LENGTH_MAX = 249

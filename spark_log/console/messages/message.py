@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_log.console.masks import Masks
 from spark_log.log.columns.expansion import item_type, slices
-from spark_log.log.columns.parts import PARTS
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 _VISIBLE = {

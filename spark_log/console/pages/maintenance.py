@@ -13,7 +13,7 @@ from spark_log.facts.metrics.history import read_task_runs
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.log.partitions.truncations import RecordedTruncation, list_truncations
 from spark_log.maintenance.task_list import TASKS
-from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, RETIRED_REPLICA
+from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE, RETIRED_REPLICA
 
 _RUNS_MAX = 1_000
 _SHOWN_MAX = 200

@@ -19,7 +19,7 @@ from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.topics import PartitionInfo, describe
 from spark_log.log.columns.types import type_ddl
-from spark_log.metadata.columns import PARTITION
+from spark_log.metadata.sql_columns import PARTITION
 from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
 from spark_log.tables.delta_lag import describe_delta_tables

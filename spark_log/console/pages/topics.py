@@ -58,7 +58,7 @@ def topic_rows(
     favourites: Collection[str],
     internal: bool,
 ) -> list[TopicRow]:
-    """The rows of all topics of the snapshot. Pure."""
+    """A row for each topic of the snapshot, for internal ones only with `internal`. Pure."""
     of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
     for partition in snapshot.partitions:
         of_topic[partition.topic_id].append(partition)

@@ -32,7 +32,7 @@ from spark_log.console.search.operands import (
     time_of,
 )
 from spark_log.console.search.pruning import pruning
-from spark_log.log.columns.checks import is_column_name
+from spark_log.log.columns.column_limits import is_column_name
 from spark_log.log.segments.slices import FieldFilter
 
 LIKE_MAX = 200

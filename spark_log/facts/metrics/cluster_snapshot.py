@@ -13,9 +13,9 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
 from spark_log.facts.groups import read_groups
 from spark_log.ids import LogDirId, TopicId, TopicPartition
-from spark_log.log.columns.parts import PARTS
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import (
+from spark_log.metadata.sql_columns import (
     GATEWAY,
     GROUP_OFFSET,
     PARTITION,

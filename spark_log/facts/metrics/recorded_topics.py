@@ -24,7 +24,7 @@ from spark_log.errors import FatalError, TopicAlreadyExistsError, redact
 from spark_log.log.append.encoding import Encoding, prepare
 from spark_log.log.append.rules import Rejected
 from spark_log.log.log import Log, Records
-from spark_log.log.records.check import RECORD_BYTES_MAX, RecordLimits
+from spark_log.log.records.record_limits import RECORD_BYTES_MAX, RecordLimits
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS, StoreClock
 from spark_log.replication.controller.topic_operations import alter_configs, create_internal_topic

@@ -7,7 +7,7 @@ what SyncGroup returns. So classic clients share a group with spark-log's consum
     cooperative    a member joins with what it owns, and gets at once what is free; while something is missing, or is
                    to be given up, its heartbeats tell it to join again
 
-All functions block; they raise the errors of `groups.heartbeats`.
+All functions block; they raise the errors of `groups.member_operations`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from spark_log.errors import (
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, known_assignors
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
-from spark_log.groups.heartbeats import (
+from spark_log.groups.member_operations import (
     HeartbeatResponse,
     Identity,
     check_live,

@@ -33,8 +33,8 @@ from spark_log.groups.consumer_protocol.operations import (
 )
 from spark_log.groups.consumer_protocol.rules import JOINING
 from spark_log.groups.group_names import check_group_id, check_instance_id
-from spark_log.groups.heartbeats import Identity
-from spark_log.groups.member_heartbeats import Beat
+from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.member_operations import Identity
 from spark_log.groups.rows import CLASSIC
 from spark_log.groups.rules import NO_PARTITIONS, Partitions
 from spark_log.ids import TopicPartition

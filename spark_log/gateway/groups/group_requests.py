@@ -28,8 +28,8 @@ from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.groups.heartbeats import Identity
-from spark_log.groups.member_heartbeats import Beat
+from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.member_operations import Identity
 
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from spark_log.errors import SparkLogError
 
 TINY_BYTES = 16 * 1024
-"""For requests that name one thing, and for all requests before authentication."""
+"""For requests that name one thing. Before authentication sasl.server.max.receive.size decides."""
 UNCHECKED_BYTES = 1024
 """A request of so many bytes is decoded without a walk: it cannot cost more than a fraction of a millisecond."""
 ON_LOOP_BYTES, ON_LOOP_ELEMENTS = 16 * 1024, 256

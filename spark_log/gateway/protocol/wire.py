@@ -63,7 +63,7 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
 
 
 def is_quick(kind: type[Message], version: int, body: memoryview, elements_max: int) -> bool:
-    """Whether the body may be decoded at once, by `decode_body`: that takes less than a millisecond."""
+    """Whether `decode_body` may run in the event loop, because it takes less than a millisecond."""
     if len(body) <= UNCHECKED_BYTES:
         return True
     if len(body) > ON_LOOP_BYTES:

@@ -17,7 +17,11 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.transactions.pending_records import register_records
-from spark_log.log.append.rules import Acks, Appended, Rejected
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log
 from spark_log.log.records.kafka_batch.decode import DecodingLimits
 from spark_log.log.records.kafka_batch.header import claimed_records

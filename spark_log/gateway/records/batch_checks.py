@@ -21,7 +21,7 @@ from spark_log.errors import (
 )
 from spark_log.gateway.protocol.error_codes import client_message
 from spark_log.log.append.encoding import Encoding, bad_records, prepare
-from spark_log.log.append.rules import ProducerSequence
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
 from spark_log.log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
 from spark_log.log.records.kafka_batch.header import (

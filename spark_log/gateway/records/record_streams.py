@@ -27,7 +27,7 @@ from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, Timestamp
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
-from spark_log.metadata.columns import PARTITION
+from spark_log.metadata.sql_columns import PARTITION
 
 _SCHEMA = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
 _SEGMENTS_PLANNED = 32

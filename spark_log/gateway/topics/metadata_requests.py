@@ -31,7 +31,7 @@ from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
-from spark_log.metadata.columns import PARTITION
+from spark_log.metadata.sql_columns import PARTITION
 from spark_log.replication.controller.topic_operations import create_topic
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3

@@ -9,7 +9,10 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
-from spark_log.log.append.rules import Appended, Rejected
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records, not_stored
 from spark_log.transactions import wire_transactions
 from spark_log.transactions.claim_rules import Claim

@@ -27,13 +27,13 @@ from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups.committed_offset_requests import commit_outcomes
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
+from spark_log.gateway.transactions.claims import TIMEOUT_MS, ClaimTakenError
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets

@@ -20,17 +20,17 @@ from spark_log.log.append.rules import (
     Acks,
     Appended,
     Batch,
-    ProducerState,
     Rejected,
     decide,
     remember,
 )
+from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import Key, ask_partitions, save_partitions, set_recovery_points
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.segments.segment_rows import insert_blobs, insert_segments
-from spark_log.metadata.columns import WRITE_ID
 from spark_log.metadata.prepared import one_message, sent_with_commit
+from spark_log.metadata.sql_columns import WRITE_ID
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]

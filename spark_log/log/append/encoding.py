@@ -20,14 +20,15 @@ from spark_log.errors import (
     StorageUnavailableError,
 )
 from spark_log.ids import LogDirId
-from spark_log.log.append.rules import Batch, ProducerSequence
+from spark_log.log.append.rules import Batch
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.columns.decoded import Decoder
 from spark_log.log.columns.decoding import decoder
 from spark_log.log.columns.expansion import slices
 from spark_log.log.columns.resets import of_present_schema
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records import inline
-from spark_log.log.records.check import RecordLimits, check, truncate_to_milliseconds
+from spark_log.log.records.record_limits import RecordLimits, check, truncate_to_milliseconds
 from spark_log.log.records.schema import TimestampType, stamp
 from spark_log.log.records.segment_file import SegmentFacts, SegmentWriter
 from spark_log.process import in_parallel
@@ -147,8 +148,8 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
     """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
 
     `now_ms` is the store's time.
-    Raises the errors of `log.records.check` for invalid records, and InvalidRecordError for a key or value that cannot
-    be decoded, where the topic rejects those.
+    Raises the errors of `record_limits` for invalid records, and InvalidRecordError for a key or value that cannot be
+    decoded, where the topic rejects those.
     """
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)

@@ -19,7 +19,7 @@ from spark_log.ids import WriteId
 from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import CHUNK, read_partition
-from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
 logger = logging.getLogger(__name__)
 

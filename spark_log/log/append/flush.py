@@ -10,7 +10,7 @@ from spark_log.cluster.topics import topic_config
 from spark_log.config import TopicConfig
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 
 _OLDEST = (

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from spark_log.config import ClusterSettings
 from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
-from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH, TRANSACTION
+from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION
 from spark_log.metadata.store import Attempt, Store
 
 _PRODUCERS_A_TURN = 1_000

@@ -7,11 +7,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.log.append.rules import ProducerState, RememberedBatch
+from spark_log.log.append.sequence_rules import (
+    ProducerState,
+    RememberedBatch,
+)
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 ProducerKey = tuple[int, int, int]

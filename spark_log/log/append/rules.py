@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_log.errors import (
-    CheckpointMismatchError,
     InvalidProducerIdMappingError,
     InvalidRecordError,
     InvalidTxnStateError,
@@ -20,36 +19,21 @@ from spark_log.errors import (
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     OffsetOutOfRangeError,
-    OutOfOrderSequenceNumberError,
-    ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
-    UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
+from spark_log.log.append.sequence_rules import (
+    REMEMBERED_BATCHES,
+    ProducerSequence,
+    ProducerState,
+    RememberedBatch,
+    check_sequence,
+    sequence_after,
+)
 from spark_log.log.partitions.replication_rules import PartitionState, advanced_high_watermark
 
 Acks = Literal[0, 1, "all"]
-
-REMEMBERED_BATCHES = 5
-"""Batches remembered for each producer and partition, as in Kafka."""
-
-
-_SEQUENCES = 2**31
-"""A sequence is an int32 that is not negative; after the last one comes 0 (Kafka's DefaultRecordBatch)."""
-
-
-@dataclass(frozen=True)
-class ProducerSequence:
-    """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
-
-    After 2^31 - 1 comes 0. `principal`: the sender, if it must be the owner of the producer id.
-    """
-
-    producer_id: int
-    producer_epoch: int
-    first: int
-    principal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,29 +62,6 @@ class Batch:
     """Their statistics."""
     offsets: OffsetRange | None = None
     """The offsets that the batch must get (of a mirror); None: the next record_count offsets."""
-
-
-@dataclass(frozen=True)
-class RememberedBatch:
-    producer_epoch: int
-    first_sequence: int
-    last_sequence: int
-    base_offset: int
-    end_offset: int
-
-
-@dataclass(frozen=True)
-class ProducerState:
-    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
-
-    `transactional`: its id is that of a transactional id, so only a commit appends its batches. `owner`: the principal
-    that got the id from a gateway with ACLs.
-    """
-
-    epoch: int | None
-    batches: tuple[RememberedBatch, ...] = ()
-    transactional: bool = False
-    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -263,38 +224,6 @@ def _check_leader(state: PartitionState, batch: Batch) -> None:
         )
 
 
-def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
-    """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
-    who = f"producer {sequence.producer_id}"
-    if producer.epoch is None:
-        raise UnknownProducerIdError(f"{who}: unknown, or expired")
-    if sequence.producer_epoch < producer.epoch:
-        raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
-    last_sequence = sequence_after(sequence.first, record_count - 1)
-    current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
-    for known in current:
-        if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
-            return known
-    if not current and sequence.first != 0:
-        raise UnknownProducerIdError(
-            f"{who}: its state has expired, so records before sequence {sequence.first} may be missing"
-        )
-    expected = sequence_after(current[-1].last_sequence, 1) if current else 0
-    if sequence.first != expected:
-        raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
-    return None
-
-
-def sequence_after(sequence: int, count: int) -> int:
-    """The sequence `count` records later."""
-    return (sequence + count) % _SEQUENCES
-
-
-def sequences_between(first: int, last: int) -> int:
-    """How many records after `first` the sequence `last` comes."""
-    return (last - first) % _SEQUENCES
-
-
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
     """A repeated batch that was appended with acks=1 is not acknowledged with acks=all before the ISR has it."""
     if known.end_offset > state.high_watermark:
@@ -326,47 +255,3 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
         raise NotEnoughReplicasError(
             f"partition {batch.partition}: in-sync broker(s) {behind} are behind {state.log_end_offset}"
         )
-
-
-@dataclass(frozen=True)
-class SparkBatch:
-    """A write of Spark that must be appended exactly once.
-
-    `strict`: a batch of a stream; an older version, or other rows with the same version, mean a copied or rolled-back
-    checkpoint. Not strict: a write with txnAppId/txnVersion; as in Delta, a version that is not newer is skipped.
-    """
-
-    application: str
-    target: str
-    version: int
-    record_count: int
-    fingerprint: str
-    strict: bool
-
-
-def decide_spark_batch(
-    last: SparkBatch | None, new: SparkBatch, *, recreated: bool = False
-) -> Literal["append", "replay"]:
-    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError.
-
-    `recreated`: every topic that `new` writes to was created after `last` was appended, so none of them has a row of
-    `last`.
-    """
-    if last is None or new.version > last.version:
-        return "append"
-    if recreated and (new.target or not new.strict):
-        return "append"
-    if not new.strict:
-        return "replay"
-    if new.version < last.version:
-        raise CheckpointMismatchError(
-            f"{new.application}: batch {new.version} comes after batch {last.version} was written. The checkpoint was"
-            " rolled back or copied; start with a new checkpoint location"
-        )
-    if (new.record_count, new.fingerprint) != (last.record_count, last.fingerprint):
-        raise CheckpointMismatchError(
-            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes with other"
-            f" rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
-            " start with a new checkpoint location"
-        )
-    return "append" if recreated else "replay"

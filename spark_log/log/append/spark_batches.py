@@ -12,9 +12,13 @@ import sqlalchemy as sa
 
 from spark_log.ids import TopicId
 from spark_log.log.append.append_transaction import CommitHook
-from spark_log.log.append.rules import Batch, SparkBatch, decide_spark_batch
+from spark_log.log.append.rules import Batch
+from spark_log.log.append.spark_batch_rules import (
+    SparkBatch,
+    decide_spark_batch,
+)
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SPARK_BATCH, TOPIC
+from spark_log.metadata.sql_columns import SPARK_BATCH, TOPIC
 from spark_log.metadata.store import Store, StoreClock
 
 

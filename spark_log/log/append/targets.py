@@ -10,7 +10,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import Target
 from spark_log.log.append.rules import Acks
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA
+from spark_log.metadata.sql_columns import PARTITION, REPLICA
 
 
 def targets_of(

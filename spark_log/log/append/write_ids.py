@@ -15,7 +15,7 @@ from spark_log import clock
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import WRITE_ID
+from spark_log.metadata.sql_columns import WRITE_ID
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
 from spark_log.log.columns.field_paths import has_path, part_on_paths
-from spark_log.log.columns.parts import RECORDS, TYPED
+from spark_log.log.columns.key_and_value import RECORDS, TYPED
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:

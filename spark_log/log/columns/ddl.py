@@ -7,7 +7,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import MAX_DEPTH, MAX_FIELDS
+from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|--[^\r\n]*|/\*.*?\*/)

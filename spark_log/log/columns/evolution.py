@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
-from spark_log.log.columns.checks import checked
+from spark_log.log.columns.column_limits import checked
 from spark_log.log.columns.types import list_of, type_name
 
 

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from spark_log.log.columns.checks import walk
+from spark_log.log.columns.column_limits import walk
 
 
 def column_paths(fields: pa.StructType) -> list[str]:

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import MAX_DEPTH, checked, is_column_name
+from spark_log.log.columns.column_limits import MAX_DEPTH, checked, is_column_name
 from spark_log.log.columns.json.field_by_field import BadRecordError, check_text
 from spark_log.log.columns.types import list_of
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
-from spark_log.log.columns.checks import checked
+from spark_log.log.columns.column_limits import checked
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoded, Decoder
 from spark_log.log.columns.evolution import evolve
 from spark_log.log.columns.schema_id_decoder import taken

@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_log.log.columns import expansion, types
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder
-from spark_log.log.columns.parts import PARTS, TypedPart
+from spark_log.log.columns.key_and_value import PARTS, TypedPart
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 

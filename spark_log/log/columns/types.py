@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import checked
+from spark_log.log.columns.column_limits import checked
 from spark_log.log.columns.ddl import parsed
 
 _DDL_NAMES = {

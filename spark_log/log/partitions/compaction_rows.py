@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import COMPACTION
+from spark_log.metadata.sql_columns import COMPACTION
 
 
 def delete_compactions_above(connection: sa.Connection, key: Key, offset: int) -> None:

@@ -14,8 +14,8 @@ from sqlalchemy import bindparam
 from spark_log.cluster.topics import topic_config
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA, TOPIC
 from spark_log.metadata.prepared import Answer, Prepared, one_message
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
 
 Key = tuple[int, int]
 """Topic id and partition number."""

@@ -10,7 +10,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.config.values import INT64_MAX
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE
+from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE
 from spark_log.metadata.store import StoreClock
 
 DUE_MS = -INT64_MAX

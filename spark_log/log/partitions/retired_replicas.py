@@ -21,8 +21,8 @@ from spark_log.log.partitions.partition_rows import Key, lock_partitions
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import DUE_MS
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import RETIRED_REPLICA, TOPIC
 from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.sql_columns import RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.log.partitions.partition_rows import Key, by_topic
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import TOPIC, TRUNCATION
+from spark_log.metadata.sql_columns import TOPIC, TRUNCATION
 from spark_log.metadata.store import Store, StoreClock
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_log.log.columns.parts import PARTS, RECORDS, TYPED
+from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.records.schema import segment_schema
 
 LEAVES_MAX = 32

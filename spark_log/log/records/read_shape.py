@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
-from spark_log.log.columns.parts import RECORDS, TYPED
+from spark_log.log.columns.key_and_value import RECORDS, TYPED
 from spark_log.log.records.arrow_numpy import from_numpy
 from spark_log.log.records.schema import TimestampType, leaf_paths, read_schema, typed_fields
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.errors import InvalidOptionError, InvalidRecordError, InvalidTimestampError
-from spark_log.log.columns.parts import TYPED
+from spark_log.log.columns.key_and_value import TYPED
 
 MICROSECONDS_PER_MILLISECOND = 1000
 TIMESTAMP = pa.timestamp("us", "UTC")

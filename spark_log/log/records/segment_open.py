@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
-from spark_log.log.columns.parts import PARTS
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.records import segment_footer
 from spark_log.log.records.schema import SEGMENT_SCHEMA, segment_schema
 

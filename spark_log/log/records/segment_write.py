@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
-from spark_log.log.columns.parts import PARTS, RECORDS, TYPED
+from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.columns.resets import schemas
 from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.log.records import segment_footer
 from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
-from spark_log.log.records.check import RECORD_BYTES_MAX
 from spark_log.log.records.compression_codecs import codec_level, codec_name
 from spark_log.log.records.hashed_stream import HashedStream, Sink
 from spark_log.log.records.leaf_statistics import file_statistics, has_statistics, leaves
+from spark_log.log.records.record_limits import RECORD_BYTES_MAX
 from spark_log.log.records.schema import (
     MICROSECONDS_PER_MILLISECOND,
     RECORD_SCHEMA,

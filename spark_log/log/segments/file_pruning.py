@@ -8,7 +8,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.log.segments.field_filters import file_excluded
 from spark_log.log.segments.slices import FieldFilter, Slice
 from spark_log.log.segments.typed_columns import has_present_columns
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 
 
 def without_excluded(

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 
 # Built once: making such a statement takes longer than running it.
 _GAPS = (

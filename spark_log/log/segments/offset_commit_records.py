@@ -23,7 +23,7 @@ from spark_log.log.records import inline
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 from spark_log.log.segments.slices import Slice
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import GROUP_OFFSET, TOPIC
+from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 
 _RECORDS_MAX = 5_000
 """Rows encoded into one slice at most."""

@@ -13,8 +13,8 @@ from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.log.segments.replica_selector import Copies, Copy, distance, select_replicas
 from spark_log.log.segments.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 
 _ALL_TIMES = TimestampBounds()
 

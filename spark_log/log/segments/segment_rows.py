@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, SEGMENT
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import BLOB, SEGMENT
 
 _NAMES_PER_STATEMENT = 5_000
 _INSERT_SEGMENTS = Prepared(t.segment.insert())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
-from spark_log.log.columns.parts import PARTS, TYPED
+from spark_log.log.columns.key_and_value import PARTS, TYPED
 from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.log.records.schema import read_schema, typed_fields
 from spark_log.log.segments.slices import Slice

@@ -30,7 +30,7 @@ from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.segment_rewrite import Segment, discard, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import COMPACTION, PARTITION
+from spark_log.metadata.sql_columns import COMPACTION, PARTITION
 from spark_log.tables.publication import publish, try_publish
 from spark_log.tables.publication_state import seen_offsets
 from spark_log.text import count_of

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from spark_log import clock
-from spark_log.cluster import acceptance
+from spark_log.cluster import promotion as acceptance
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.facts.metrics.recorder import Recorder, record_task_runs
@@ -18,7 +18,7 @@ from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
-from spark_log.replication.controller.lag_watch import LagWatch, read_lagging_members
+from spark_log.replication.controller.isr_lag import LagWatch, read_lagging_members
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs, suspected_log_dirs
 from spark_log.replication.replicas.replica_moves import switch_reassignments
 

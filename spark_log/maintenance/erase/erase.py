@@ -43,8 +43,8 @@ from spark_log.maintenance.erase.workers import ThreadWorkers, Workers
 from spark_log.maintenance.report import Amount
 from spark_log.maintenance.rewrite.segment_rewrite import Segment, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import seal
-from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.tables.publication import publish, try_publish
 from spark_log.text import count_of

@@ -33,7 +33,7 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
     delete_left_copies,
     delete_retired_files,
 )
-from spark_log.metadata.columns import RETIRED_FILE
+from spark_log.metadata.sql_columns import RETIRED_FILE
 from spark_log.text import count_of
 
 

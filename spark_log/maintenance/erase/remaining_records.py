@@ -21,7 +21,7 @@ from spark_log.maintenance.erase.workers import Workers
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
+from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.tables.publication_state import named_paths
 from spark_log.text import count_of
 

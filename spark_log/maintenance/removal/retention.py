@@ -37,8 +37,8 @@ from spark_log.log.segments.segment_rows import delete_blobs, delete_segments_be
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
 from spark_log.maintenance.rewrite.segment_rewrite import Segment
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.tables.publication import try_publish
 

@@ -29,7 +29,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
+from spark_log.metadata.sql_columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
 from spark_log.tables.publication import check_publication, publish, try_publish
 from spark_log.tables.publication_resets import compare_whole_tables
 from spark_log.text import count_of

@@ -23,7 +23,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 
 
 def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:

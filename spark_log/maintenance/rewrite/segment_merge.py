@@ -35,7 +35,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.tables import publication_state
 
 GROWTH = 2

@@ -40,7 +40,7 @@ from spark_log.log.segments.segment_rows import delete_blobs, delete_segments, i
 from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.log_dir_inspection import report_failure
 from spark_log.tables import publication_state
 

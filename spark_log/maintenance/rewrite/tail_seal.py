@@ -27,7 +27,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from spark_log.errors import StoreChangedError
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
-from spark_log.metadata.columns import CLUSTER
+from spark_log.metadata.sql_columns import CLUSTER
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Beat:
-    """The last beat of the coordinator (`cluster.acceptance`)."""
+    """The last beat of the coordinator (`cluster.promotion`)."""
 
     number: int
     at_ms: int | None

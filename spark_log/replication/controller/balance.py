@@ -15,7 +15,7 @@ from spark_log.cluster.usage import READABLE, READABLE_RECORDS
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.controller import elect_preferred_leaders
 

@@ -27,9 +27,9 @@ from spark_log.log.partitions.replication_rules import (
     shrink_isr,
 )
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, TOPIC
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
-from spark_log.replication.controller.lag_watch import Member
+from spark_log.replication.controller.isr_lag import Member
 from spark_log.replication.controller.log_truncation import truncate_log
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, SparkLogError, redact
-from spark_log.metadata.columns import LOG_DIR
+from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.replication.controller.controller import elect_leaders, fallback_term
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 

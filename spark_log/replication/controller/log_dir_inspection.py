@@ -26,7 +26,7 @@ from spark_log.ids import BrokerId, LogDirId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
 from spark_log.tables.publication_resets import compare_whole_tables
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key, by_topic
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.reassignment_rules import Reassignment
 

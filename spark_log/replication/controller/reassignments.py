@@ -28,7 +28,7 @@ from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_p
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_replicas import retire_moved_replicas
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA, TOPIC
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.replication.controller.reassignment_rows import forget, read_ready_partitions, row_of, under_way
 from spark_log.replication.controller.reassignment_rules import begin, cancel, finish

@@ -27,7 +27,7 @@ from spark_log.errors import (
 from spark_log.log.partitions.partition_rows import insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPIC
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (

@@ -28,7 +28,7 @@ from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.log.partitions.replication_rules import CopiedRange, PartitionState, Replica, advance_follower
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment, is_whole
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
 from spark_log.replication.controller.log_dir_inspection import report_failure
 from spark_log.replication.replicas.throttle import Throttle

@@ -11,7 +11,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.replication.replicas.catch_up import ReplicaCopy
-from spark_log.replication.replicas.lagging_replicas import LaggingReplica, find_lagging_replicas
+from spark_log.replication.replicas.replicas_to_copy import LaggingReplica, find_lagging_replicas
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
 

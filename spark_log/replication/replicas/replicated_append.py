@@ -29,7 +29,13 @@ from spark_log.errors import (
 from spark_log.ids import LogDirId
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult, run_append_transaction
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
-from spark_log.log.append.rules import Acks, Appended, Batch, Rejected, check_enough_in_sync
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Batch,
+    Rejected,
+    check_enough_in_sync,
+)
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment

@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 )
 
 from spark_log.errors import InvalidOptionError
-from spark_log.log.columns.parts import PARTS, RECORDS
-from spark_log.spark.datasource.options.misspelt_options import is_option, warn_of_misspelt_options
+from spark_log.log.columns.key_and_value import PARTS, RECORDS
+from spark_log.spark.datasource.options.option_names import is_option, warn_of_misspelt_options
 from spark_log.spark.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.spark.datasource.read.batch_reader import BatchReader
 from spark_log.spark.datasource.read.read_task import ReadColumns

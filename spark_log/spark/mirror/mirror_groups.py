@@ -13,7 +13,7 @@ from spark_log.groups.committed_offsets import Commit, commit_offsets, read_comm
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import GROUP_OFFSET, TOPIC
+from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 
 Commits = Mapping[TopicPartition, Commit]
 

@@ -18,8 +18,8 @@ from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import MIRROR_POSITION
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import MIRROR_POSITION
 from spark_log.metadata.store import StoreClock
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from spark_log.spark.streams.aggregation import running as running
     from spark_log.spark.streams.bad_records import dead_letters as dead_letters
     from spark_log.spark.streams.bad_records import valid as valid
+    from spark_log.spark.streams.compacted_tables import read_table as read_table
+    from spark_log.spark.streams.compacted_tables import table_changes as table_changes
+    from spark_log.spark.streams.compacted_tables import write_table as write_table
     from spark_log.spark.streams.deduplication import deduplicated as deduplicated
     from spark_log.spark.streams.deduplication import keep_first as keep_first
     from spark_log.spark.streams.deduplication import keep_last as keep_last
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
     from spark_log.spark.streams.outputs import write_stream as write_stream
     from spark_log.spark.streams.query_listener import SparkLogListener as SparkLogListener
     from spark_log.spark.streams.query_listener import observing_queries as observing_queries
-    from spark_log.spark.streams.tables import read_table as read_table
-    from spark_log.spark.streams.tables import table_changes as table_changes
-    from spark_log.spark.streams.tables import write_table as write_table
     from spark_log.spark.streams.transacted_batch import batch_transaction as batch_transaction
     from spark_log.spark.streams.transactional_loop import TransactionalLoop as TransactionalLoop
     from spark_log.spark.streams.windows import Session as Session

@@ -23,10 +23,10 @@ from spark_log.ids import OffsetRange
 from spark_log.log.log import Log
 from spark_log.spark.datasource.read.read_topic import read_plan
 from spark_log.spark.streams.batch_notes import Notes
+from spark_log.spark.streams.compacted_tables import check_compacted, last_values
 from spark_log.spark.streams.formats.codecs import ERROR, RAW, Codec, decode
 from spark_log.spark.streams.micro_batch import MicroBatch, current_batch
 from spark_log.spark.streams.table_version import TableVersion, plan_at, read_version
-from spark_log.spark.streams.tables import check_compacted, last_values
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,10 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
-from spark_log.log.append.rules import SparkBatch, decide_spark_batch
+from spark_log.log.append.spark_batch_rules import (
+    SparkBatch,
+    decide_spark_batch,
+)
 from spark_log.log.append.spark_batches import Remembered, append_once_hook, find_last
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch

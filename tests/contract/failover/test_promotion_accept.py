@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster import acceptance
+from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings

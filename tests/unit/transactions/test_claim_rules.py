@@ -108,7 +108,7 @@ class World(RuleBasedStateMachine):
         return self.sent
 
     def _answer(self, connection, request):
-        """Whether it is executed, as `gateway.limits.claims` does it."""
+        """Whether it is executed, as `gateway.transactions.claims` does it."""
         held = connection.held.get(request.role)
         if held is not None:
             try:

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import MAX_DEPTH, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, checked
 from spark_log.log.columns.types import list_of, type_name
 
 _PRIMITIVES = {

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from spark_log.log.columns.checks import walk
+from spark_log.log.columns.column_limits import walk
 from spark_log.log.columns.decoded import Decoded, concatenated
 from spark_log.log.columns.expansion import MAX_VALUES, struct_width, widest_item
 from spark_log.log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed

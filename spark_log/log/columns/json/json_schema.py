@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import MAX_FIELDS, checked
+from spark_log.log.columns.column_limits import MAX_FIELDS, checked
 from spark_log.log.columns.types import list_of
 
 IMPORTS = "$imports"

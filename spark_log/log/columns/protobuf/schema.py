@@ -22,7 +22,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from spark_log.errors import InvalidOptionError, InvalidSchemaError
-from spark_log.log.columns.checks import MAX_DEPTH, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, checked
 from spark_log.log.columns.protobuf.messages import below, is_map, is_timestamp, message_class
 from spark_log.log.columns.types import list_of
 

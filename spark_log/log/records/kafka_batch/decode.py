@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
 from spark_log.log.columns.value_bytes import slices
 from spark_log.log.records.arrow_numpy import from_numpy
-from spark_log.log.records.check import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.kafka_batch.compression import DECOMPRESSED_BYTES_MAX, Budget, decompress
 from spark_log.log.records.kafka_batch.few_records import decode_few
 from spark_log.log.records.kafka_batch.header import (
@@ -29,6 +28,7 @@ from spark_log.log.records.kafka_batch.header import (
     read_header,
 )
 from spark_log.log.records.kafka_batch.varint import WINDOW, Longs, Varints, read_varint
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.schema import HEADER, HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 
 logger = logging.getLogger(__name__)

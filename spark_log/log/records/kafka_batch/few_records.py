@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from spark_log.errors import InvalidRecordError, SparkLogError
 from spark_log.log.records.arrow_numpy import binary_array
-from spark_log.log.records.check import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.kafka_batch.header import NO_TIMESTAMP, BatchHeader
 from spark_log.log.records.kafka_batch.varint import read_varint, varint
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA
 
 Headers = list[tuple[str, bytes | None]]

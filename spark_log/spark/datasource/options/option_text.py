@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class OptionText:
-    """Options under lower-case keys, read by the names that messages show."""
+    """The options of a read or write. Names are compared without case; messages show them as the documentation does."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._texts = {str(key).lower(): str(value) for key, value in options.items() if value is not None}

@@ -13,7 +13,7 @@ from typing import Literal
 from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.group_names import check_group_id
-from spark_log.log.columns.parts import RECORDS, TYPED
+from spark_log.log.columns.key_and_value import RECORDS, TYPED
 from spark_log.spark.datasource.options.kafka_options import refuse_kafka_options
 from spark_log.spark.datasource.options.offset_json import EARLIEST, LATEST, parse_offsets, parse_timestamps
 from spark_log.spark.datasource.options.option_text import INT32_MAX, INT64_MAX, INTEGER, OptionText

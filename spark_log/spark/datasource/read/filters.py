@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.columns.parts import TYPED
+from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.segments.slices import Condition, FieldFilter, TimestampBounds
 
 _COMPARISONS: Mapping[type[Filter], Condition] = {

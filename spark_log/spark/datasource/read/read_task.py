@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from spark_log.log.columns.parts import TYPED
+from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 from spark_log.spark.datasource.worker_memory import spare_collections
 

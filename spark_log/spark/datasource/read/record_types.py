@@ -6,7 +6,7 @@ from pyspark.sql.types import DataType
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
 from spark_log.log.columns.column_choice import chosen_fields, top_columns
-from spark_log.log.columns.parts import RECORDS
+from spark_log.log.columns.key_and_value import RECORDS
 from spark_log.log.segments.typed_columns import check_typed_columns
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.options.topic_choice import only_topic

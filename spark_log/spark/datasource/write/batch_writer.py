@@ -34,7 +34,7 @@ class BatchWriter(DataSourceArrowWriter):
         return write_task(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        from spark_log.log.append.rules import SparkBatch
+        from spark_log.log.append.spark_batch_rules import SparkBatch
         from spark_log.spark.datasource.write.write_commit import commit_write, register_write
 
         outputs = [message for message in messages if isinstance(message, TaskOutput)]

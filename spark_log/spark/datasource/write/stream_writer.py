@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from spark_log.errors import SparkLogError
 from spark_log.log.records.fingerprint import EMPTY, combine
-from spark_log.spark.datasource.options.misspelt_options import warn_of_misspelt_options
+from spark_log.spark.datasource.options.option_names import warn_of_misspelt_options
 from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.worker_errors import hide_traceback, message_only
 from spark_log.spark.datasource.write.batch_writer import write_task
@@ -36,7 +36,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Append the micro-batch, unless it was appended before: then a replay changes nothing, and a different batch
         raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
         """
-        from spark_log.log.append.rules import SparkBatch
+        from spark_log.log.append.spark_batch_rules import SparkBatch
         from spark_log.spark.datasource.checkpoint.batch_ends import read_ends
         from spark_log.spark.datasource.write.write_commit import commit_write
 

@@ -18,7 +18,8 @@ from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult
 from spark_log.log.append.encoding import Encoding
 from spark_log.log.append.failed_append_files import delete_files
-from spark_log.log.append.rules import Batch, SparkBatch
+from spark_log.log.append.rules import Batch
+from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import take

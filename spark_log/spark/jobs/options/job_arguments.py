@@ -74,7 +74,9 @@ class Files:
 
 @dataclass(frozen=True)
 class OtherTopic:
-    """A copy: key, value, headers and timestamp stay as they are; the partition only if `keep_partitions`."""
+    """Records are copied to another topic with key, value, headers and timestamp; with `keep_partitions` they also keep
+    their partition.
+    """
 
     topic: str
     cluster: str

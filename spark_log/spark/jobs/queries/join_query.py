@@ -7,10 +7,10 @@ from spark_log.cluster.topics import find_topic
 from spark_log.spark.jobs.options.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.spark.jobs.options.stream_options import Input
 from spark_log.spark.jobs.queries.stream_query import run_stream_job
+from spark_log.spark.streams.compacted_tables import check_compacted
 from spark_log.spark.streams.formats.codecs import Json
 from spark_log.spark.streams.joins import Side, join_static, join_streams
 from spark_log.spark.streams.live_table import Table
-from spark_log.spark.streams.tables import check_compacted
 
 _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 

@@ -13,7 +13,7 @@ from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.log.columns.avro.schema import AvroType, avro_type
 from spark_log.log.columns.decoding import schema_fields
 from spark_log.log.columns.evolution import evolve
-from spark_log.log.columns.parts import KEY, VALUE, TypedPart
+from spark_log.log.columns.key_and_value import KEY, VALUE, TypedPart
 from spark_log.log.columns.resets import present_fields
 from spark_log.spark.streams.formats.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
 from spark_log.spark.streams.formats.parsing import needing_avro, needing_protobuf

@@ -14,7 +14,7 @@ from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageS
 from spark_log.ids import TopicId
 from spark_log.log.append.encoding import Encoding
 from spark_log.log.append.partitioner import partition_of_key
-from spark_log.log.records.check import RecordLimits, check
+from spark_log.log.records.record_limits import RecordLimits, check
 from spark_log.log.records.schema import RECORD_SCHEMA
 from tests.support.records import NOON_MS
 

@@ -6,7 +6,13 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from spark_log.clients.produce.producer_identity import Identity
 from spark_log.errors import SparkLogError
-from spark_log.log.append.rules import Appended, Batch, ProducerState, decide, remember
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+    decide,
+    remember,
+)
+from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 
 KEYS = st.tuples(st.integers(1, 2), st.integers(0, 1))

@@ -22,17 +22,21 @@ from spark_log.errors import (
 )
 from spark_log.ids import OffsetRange
 from spark_log.log.append.rules import (
-    REMEMBERED_BATCHES,
     Appended,
     Batch,
+    Rejected,
+    decide,
+    remember,
+)
+from spark_log.log.append.sequence_rules import (
+    REMEMBERED_BATCHES,
     ProducerSequence,
     ProducerState,
-    Rejected,
     RememberedBatch,
+)
+from spark_log.log.append.spark_batch_rules import (
     SparkBatch,
-    decide,
     decide_spark_batch,
-    remember,
 )
 from spark_log.log.partitions.replication_rules import PartitionState, Replica, advanced_high_watermark
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.checks import checked
+from spark_log.log.columns.column_limits import checked
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder
 from spark_log.log.columns.inference import infer_json

@@ -19,7 +19,14 @@ from spark_log.errors import (
     UnknownProducerIdError,
 )
 from spark_log.log.append import rules
-from spark_log.log.append.rules import Batch, ProducerSequence, ProducerState, Rejected
+from spark_log.log.append.rules import (
+    Batch,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import (
+    ProducerSequence,
+    ProducerState,
+)
 from spark_log.log.partitions import replication_rules
 from spark_log.log.partitions.replication_rules import CopiedRange, PartitionState, Replica
 from spark_log.replication.controller import reassignment_rules

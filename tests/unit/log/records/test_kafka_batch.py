@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from spark_log.errors import CorruptRecordError, InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
-from spark_log.log.records.check import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.kafka_batch.decode import FEW, DecodedBatch, DecodingLimits, decode
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES, CompressionType
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.schema import TimestampType
 from tests.support.kafka_batches import (
     MUTATIONS,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.log.columns.decoded import ColumnsDefinition
-from spark_log.log.columns.parts import PARTS, RECORDS
+from spark_log.log.columns.key_and_value import PARTS, RECORDS
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.columns.types import parse_ddl
 from spark_log.log.records.segment_write import SegmentWriter

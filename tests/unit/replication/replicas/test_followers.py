@@ -1,7 +1,7 @@
 """The order in which replicas catch up, and the back-off after a failure."""
 
 from spark_log.replication.replicas.followers import COPIES_MAX, OUT_OF_SYNC_COPIES_MAX, back_off_s, choose
-from spark_log.replication.replicas.lagging_replicas import LaggingReplica
+from spark_log.replication.replicas.replicas_to_copy import LaggingReplica
 
 
 def one(number, in_sync=True):

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.records.check import TIMESTAMP_MS_MAX
+from spark_log.log.records.record_limits import TIMESTAMP_MS_MAX
 from spark_log.spark.datasource.read.filters import Interval, Pruning, apply, prune
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
 from spark_log.spark.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
-from spark_log.spark.datasource.options.misspelt_options import OPTIONS, resembled_option
+from spark_log.spark.datasource.options.option_names import OPTIONS, resembled_option
 from spark_log.spark.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,

@@ -9,15 +9,15 @@ import logging
 
 import sqlalchemy as sa
 
-from spark_log.cluster import acceptance_rules
-from spark_log.cluster.acceptance_rules import Promotion
+from spark_log.cluster import promotion_rules as acceptance_rules
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
+from spark_log.cluster.promotion_rules import Promotion
 from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedError, redact
-from spark_log.metadata.columns import LOG_DIR
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Beat, Identity
+from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.metadata.store import Attempt, Store
 
 logger = logging.getLogger(__name__)

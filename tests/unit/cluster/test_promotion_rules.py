@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_log.cluster.acceptance_rules import BEFORE_PROMOTION_MS, Promotion, kept_since_ms, refusal
+from spark_log.cluster.promotion_rules import BEFORE_PROMOTION_MS, Promotion, kept_since_ms, refusal
 
 NOW_MS, AGE_MS, DAY_MS = 10**12, 300_000, 86_400_000
 FAILOVER = Promotion(

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA
+from spark_log.metadata.sql_columns import PARTITION, REPLICA
 
 Member = tuple[Key, int]
 """A partition and a broker of its ISR."""

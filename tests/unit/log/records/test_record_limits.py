@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
-from spark_log.log.records.check import (
+from spark_log.log.records.record_limits import (
     HEADERS_PER_RECORD_MAX,
     TIMESTAMP_MS_MAX,
     RecordLimits,
@@ -38,7 +38,7 @@ def test_sizes_are_kafkas_upper_bound(table: pa.Table) -> None:
 
 
 def test_too_large_for_a_segment_whatever_the_limit_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_log.log.records.check.RECORD_BYTES_MAX", 1000)
+    monkeypatch.setattr("spark_log.log.records.record_limits.RECORD_BYTES_MAX", 1000)
     with pytest.raises(MessageSizeTooLargeError, match=r"row 1 .*segment"):
         check(table_of([GOOD, (None, b"x" * 2000, None, 1)]), RecordLimits(max_message_bytes=1 << 30), NOW_MS)
 

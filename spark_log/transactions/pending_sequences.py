@@ -10,11 +10,13 @@ from spark_log.errors import SparkLogError
 from spark_log.log.append.rules import (
     Appended,
     Batch,
-    ProducerState,
     Rejected,
+    remember,
+)
+from spark_log.log.append.sequence_rules import (
+    ProducerState,
     RememberedBatch,
     check_sequence,
-    remember,
     sequences_between,
 )
 

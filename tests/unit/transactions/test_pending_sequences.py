@@ -11,9 +11,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
 from spark_log.log.append import rules as append_rules
-from spark_log.log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import (
+    ProducerSequence,
+    ProducerState,
+)
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
-from spark_log.transactions import rules, sequence_rules
+from spark_log.transactions import pending_sequences as sequence_rules
+from spark_log.transactions import rules
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, Transaction
 
 PRODUCER = 7

@@ -11,7 +11,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import UnknownMemberIdError
 from spark_log.gateway.limits.shared_calls import SharedCalls
 from spark_log.groups.batch_rows import MEMBERS_MAX
-from spark_log.groups.member_heartbeats import Beat, BeatAnswer, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import Beat, BeatAnswer, answer_beats, renew_sessions
 from spark_log.metadata.store import Store
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows, rows
 from spark_log.groups.batch_rows import Key, MemberColumns
-from spark_log.groups.heartbeats import renewal_due_ms
+from spark_log.groups.member_operations import renewal_due_ms
 from spark_log.groups.rules import Group, check_member, notice_topics, session_end
 from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition

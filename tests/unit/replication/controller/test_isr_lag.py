@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.replication.controller.lag_watch import Ends, LagWatch
+from spark_log.replication.controller.isr_lag import Ends, LagWatch
 
 MAX_S = 30.0
 FIRST, SECOND = ((1, 0), 2), ((1, 0), 3)
