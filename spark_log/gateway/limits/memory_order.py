@@ -2,12 +2,9 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from operator import attrgetter
-
-_SMALLEST_FIRST_S = 1.0
-"""Of clients that hold equally much, the smallest request is first until one of them has waited for so long."""
 
 
 @dataclass(frozen=True)
@@ -22,28 +19,6 @@ class Waiter:
     @property
     def by_size(self) -> tuple[int, int]:
         return self.size, self.number
-
-
-@dataclass(frozen=True)
-class Front:
-    """The smallest and the oldest of the requests of one client that wait."""
-
-    smallest: Waiter
-    oldest: Waiter
-
-
-def first_of(fronts: Mapping[str, Front], held: Mapping[str, int], now_s: float) -> Waiter:
-    """The request that gets memory next: of the client that holds least (`held`, by client).
-
-    Of clients that hold equally much, the smallest request is first, until one of them has waited for a second, then
-    the oldest.
-    """
-    least = min(held.get(client, 0) for client in fronts)
-    equals = [front for client, front in fronts.items() if held.get(client, 0) == least]
-    oldest = min((front.oldest for front in equals), key=attrgetter("number"))
-    if now_s - oldest.since_s >= _SMALLEST_FIRST_S:
-        return oldest
-    return min((front.smallest for front in equals), key=attrgetter("by_size"))
 
 
 class WaitersOfClient:
@@ -65,5 +40,38 @@ class WaitersOfClient:
         del self._by_age[waiter.number]
 
     @property
-    def front(self) -> Front:
-        return Front(self._by_size[0], next(iter(self._by_age.values())))
+    def smallest(self) -> Waiter:
+        return self._by_size[0]
+
+    @property
+    def oldest(self) -> Waiter:
+        return next(iter(self._by_age.values()))
+
+
+class WaitingClients:
+    """Clients in the order of their turns: who holds least is first; of clients that hold equally much, the one that
+    got memory longest ago, or has waited longest. So a client that asks again and again comes behind all others.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[str, tuple[int, int, int, str]] = {}
+        self._heap: list[tuple[int, int, int, str]] = []
+        """Also has turns that clients do not have any more."""
+
+    def put(self, client: str, held: int, last_grant: int, oldest: int) -> None:
+        """Add the client, or give it another turn. `last_grant` is the number of the last grant of memory to it, and
+        `oldest` that of its oldest waiter.
+        """
+        turn = held, last_grant, oldest, client
+        if self._turns.get(client) != turn:
+            self._turns[client] = turn
+            heappush(self._heap, turn)
+
+    def remove(self, client: str) -> None:
+        self._turns.pop(client, None)
+
+    @property
+    def first(self) -> str | None:
+        while self._heap and self._turns.get(self._heap[0][3]) != self._heap[0]:
+            heappop(self._heap)
+        return self._heap[0][3] if self._heap else None

@@ -66,13 +66,19 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
         asked = await services.compute(_asked_of, request, {})
     memory = request_context.get().memory
     assert memory is not None
+    needed = 0
     while True:
         seen, answers = await services.call(_positions, services, asked)
-        await memory.response.more(_bytes_to_read(asked, answers, request.max_bytes))
+        await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
             left = await services.call(_read, services, places, left)
         size = sum(len(one.records) for one in answers)
+        if not memory.response.more_at_once(size - memory.response.bytes):  # a batch is read whole, however large
+            needed = size
+            del answers
+            memory.response.set(0)
+            continue
         memory.response.set(size)
         left_s = deadline_s - clock.monotonic_s()
         enough = size >= max(1, min(request.min_bytes, request.max_bytes))
@@ -80,6 +86,7 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
             return await services.compute(_response, asked, answers)
         del answers
         memory.response.set(0)
+        needed = 0
         await services.changes.wait(seen, left_s)
 
 

@@ -86,7 +86,7 @@ def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
             return ProduceResponse(responses=[], throttle_time_ms=0)
 
         frame = produce_of("flights", [bytes(500)])
-        async with served(produce_api(produce), frame * 4, 2 * len(frame)) as services:
+        async with served(produce_api(produce), frame * 4, 3 * len(frame)) as services:
             await asyncio.sleep(0.1)
             assert len(begun) == 3
             assert services.frames.bytes_held == 2 * (len(frame) - 4)

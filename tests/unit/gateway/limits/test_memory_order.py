@@ -1,39 +1,48 @@
-"""Memory goes to the client that holds least; a large request waits for a second at most behind smaller ones."""
+"""Memory goes to the client that holds least; of equals, to the one that got some longest ago."""
 
-import pytest
-
-from spark_log.gateway.limits.memory_order import Front, Waiter, WaitersOfClient, first_of
-
-NOW_S = 1_000.0
-OLD = Waiter("a", 90, NOW_S - 2, 1)
-SMALL = Waiter("a", 10, NOW_S - 0.5, 2)
-SMALLER = Waiter("b", 5, NOW_S - 0.1, 3)
-LARGE = Waiter("c", 50, NOW_S - 0.9, 4)
-
-
-@pytest.mark.parametrize(
-    ("fronts", "held", "expected"),
-    [
-        ([Front(SMALL, SMALL), Front(SMALLER, SMALLER)], {}, SMALLER),
-        ([Front(SMALL, SMALL), Front(SMALLER, SMALLER)], {"b": 1}, SMALL),
-        ([Front(LARGE, LARGE), Front(SMALLER, SMALLER)], {"b": 1}, LARGE),
-        ([Front(LARGE, LARGE), Front(SMALLER, SMALLER)], {"b": 7, "c": 7}, SMALLER),
-        ([Front(SMALL, OLD), Front(SMALLER, SMALLER)], {}, OLD),
-        ([Front(SMALL, OLD), Front(SMALLER, SMALLER)], {"a": 2, "b": 1}, SMALLER),
-    ],
-)
-def test_the_first_is_of_the_client_that_holds_least_then_the_smallest_unless_one_has_waited_for_a_second(
-    fronts, held, expected
-):
-    assert first_of({front.smallest.client: front for front in fronts}, held, NOW_S) == expected
+from spark_log.gateway.limits.memory_order import Waiter, WaitersOfClient, WaitingClients
 
 
 def test_the_waiters_of_a_client_are_known_by_size_and_by_age():
+    old, small = Waiter("a", 90, 0.0, 1), Waiter("a", 10, 1.0, 2)
     queue = WaitersOfClient()
-    for waiter in (OLD, SMALL):
+    for waiter in (old, small):
         queue.add(waiter)
-    assert queue.front == Front(SMALL, OLD)
-    queue.remove(OLD)
-    assert queue.front == Front(SMALL, SMALL)
-    queue.remove(SMALL)
+    assert (queue.smallest, queue.oldest) == (small, old)
+    queue.remove(old)
+    assert (queue.smallest, queue.oldest) == (small, small)
+    queue.remove(small)
     assert not queue
+
+
+def turns(clients):
+    found = []
+    while (client := clients.first) is not None:
+        found.append(client)
+        clients.remove(client)
+    return found
+
+
+def test_who_holds_least_is_first_then_who_got_memory_longest_ago_or_waits_longest():
+    clients = WaitingClients()
+    for client, *turn in [
+        ("a", 5, 0, 1),
+        ("b", 0, 9, 2),
+        ("c", 0, 3, 3),
+        ("x", 0, 0, 4),
+        ("new", 0, 0, 5),
+        ("d", 5, 1, 6),
+    ]:
+        clients.put(client, *turn)
+    assert turns(clients) == ["x", "new", "c", "b", "a", "d"]
+
+
+def test_a_turn_that_is_given_anew_replaces_the_old_one():
+    clients = WaitingClients()
+    clients.put("a", 0, 0, 1)
+    clients.put("b", 1, 0, 2)
+    clients.put("a", 2, 7, 1)
+    assert clients.first == "b"
+    clients.put("a", 0, 8, 1)
+    clients.put("a", 0, 8, 1)
+    assert turns(clients) == ["a", "b"]
