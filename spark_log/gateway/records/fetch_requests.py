@@ -150,11 +150,15 @@ def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Ite
 
 
 def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
-    """How many bytes the records of the response will have, at most and about."""
-    limits = [
-        max(BATCH_BYTES, each.bytes_max) for each, one in zip(asked, answers, strict=True) if one.version is not None
-    ]
-    return max(0, min(bytes_max, sum(limits)))
+    """How many bytes the records of the response will have, at most and about. The first batch is read whole, however
+    small `bytes_max` is: a record may have max.message.bytes.
+    """
+    limits, first = 0, 0
+    for each, one in zip(asked, answers, strict=True):
+        if one.version is not None and one.topic is not None:
+            limits += max(BATCH_BYTES, each.bytes_max)
+            first = max(first, one.topic.config.max_message_bytes)
+    return max(first, min(bytes_max, limits)) if limits else 0
 
 
 def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
