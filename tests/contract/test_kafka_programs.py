@@ -90,7 +90,7 @@ def test_every_setting_of_kafka_python_is_honoured_without_effect_or_refused():
 def test_modules_and_names_are_those_of_kafka_python():
     assert {name for name in kafka.__all__ if not hasattr(spark_log.clients.kafka, name)} == set()
     for theirs in (kafka.admin, kafka.errors, kafka.structs, kafka.serializer, kafka.partitioner):
-        ours = importlib.import_module(f"spark_log.{theirs.__name__}")
+        ours = importlib.import_module(f"spark_log.clients.{theirs.__name__}")
         public = {name for name in vars(theirs) if name[0].isupper()}
         assert {name for name in public if not hasattr(ours, name)} == set()
         clients = {"KafkaAdminClient"}
