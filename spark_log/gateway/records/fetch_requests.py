@@ -158,7 +158,7 @@ def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_ma
         if one.version is not None and one.topic is not None:
             limits += max(BATCH_BYTES, each.bytes_max)
             first = max(first, one.topic.config.max_message_bytes)
-    return max(first, min(bytes_max, limits)) if limits else 0
+    return max(first, min(bytes_max, limits)) if bytes_max > 0 else 0
 
 
 def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
