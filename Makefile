@@ -46,7 +46,7 @@ chromium: | promtool  ## Debian's chromium, where it is missing
 
 delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
 
-$(VENV)/.delta: $(VENV)/.installed spark_log/delta_jars.py | java
+$(VENV)/.delta: $(VENV)/.installed spark_log/spark/delta_jars.py | java
 	$(WITH_JAVA) $(PYTHON) -m spark_log delta install
 	@touch $@
 

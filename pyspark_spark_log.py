@@ -2,6 +2,6 @@
 DefaultSource.
 """
 
-from spark_log.datasource.source import SparkLogDataSource as DefaultSource
+from spark_log.spark.datasource.source import SparkLogDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

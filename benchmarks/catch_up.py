@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.machine import describe_machine
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.metadata import tables as t
-from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.catch_up import catch_up
 
 OF_CP_MIN = 0.5
 """The bar: our speed as a part of cp's."""

@@ -21,12 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from benchmarks.machine import describe_machine
 from benchmarks.throughput import spark_session
-from spark_log.append.partitioner import partition_of, split_by_partition
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.log.append.partitioner import partition_of, split_by_partition
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
 
 TOPIC = "bench"
 BAR = 0.5

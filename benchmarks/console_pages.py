@@ -30,8 +30,8 @@ from benchmarks.machine import describe_machine, seconds_of
 from benchmarks.scale_rows import add_segments, analyze
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
 
 SEGMENTS = 3
 GROUPS = 100

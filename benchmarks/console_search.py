@@ -29,10 +29,10 @@ from spark_log.cluster.topics import Topic
 from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.position import Position
 from spark_log.console.search.search import Budget, Conditions, Search
-from spark_log.controller.topic_operations import create_topic
 from spark_log.ids import OffsetRange
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import normalise, read_schema
+from spark_log.log.records.schema import normalise, read_schema
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
 
 TAIL_BAR_S = 0.3

@@ -23,9 +23,9 @@ from benchmarks.machine import describe_machine, seconds_of
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
 
 VALUE_BYTES = 100
 _APPEND_RECORDS = 250_000
@@ -37,7 +37,7 @@ import sys, time
 import pyarrow as pa
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.schema import RECORD_SCHEMA
 address, count, pause_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with Cluster.open(address) as cluster:
     log = Log(cluster)

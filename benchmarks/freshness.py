@@ -21,10 +21,10 @@ from deltalake import DeltaTable
 from benchmarks.machine import describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.delta.delta_lag import delta_lags
-from spark_log.delta.publication import delta_tables
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.publication import delta_tables
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import confluent_kafka
 from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.wire import Message
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids
 from tests.support.consumer_member import ConsumerMember

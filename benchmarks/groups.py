@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.groups import rows
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
+from spark_log.replication.controller.topic_operations import create_topic
 
 JOIN_S_MAX = 2.0
 """The bar on SQLite."""

@@ -31,8 +31,12 @@ from rich.table import Table
 from benchmarks.first import _cpu_seconds
 from benchmarks.machine import describe_machine
 from benchmarks.throughput import Result
-from spark_log import Cluster, create_topic, launcher
-from spark_log.controller.topic_operations import delete_topic
+from spark_log import (
+    Cluster,
+    create_topic,
+)
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark import launcher
 
 BAR = 0.8
 TOPIC = "flights"
@@ -109,7 +113,7 @@ def _program(program: str, folder: Path) -> Run:
 
 
 def _produce(folder: Path) -> float:
-    from spark_log.jobs.produce import main as produce
+    from spark_log.spark.jobs.produce import main as produce
 
     with Cluster.open(str(folder / "cluster")) as cluster:
         with contextlib.suppress(Exception):
@@ -119,7 +123,7 @@ def _produce(folder: Path) -> float:
 
 
 def _consume(folder: Path) -> float:
-    from spark_log.jobs.consume import main as consume
+    from spark_log.spark.jobs.consume import main as consume
 
     return _job(consume, ["--subscribe", TOPIC, *CONSUME, "--parquet", str(folder / "consumed"), "--mode", "overwrite"])
 
@@ -131,9 +135,9 @@ def _job(job: Callable[[list[str]], int], arguments: list[str]) -> float:
 
 
 def _produce_parquet(folder: Path) -> float:
-    from spark_log.jobs.produce import JOB
-    from spark_log.jobs.queries.produce_query import read, shape
-    from spark_log.jobs.session import start_session
+    from spark_log.spark.jobs.produce import JOB
+    from spark_log.spark.jobs.queries.produce_query import read, shape
+    from spark_log.spark.jobs.session import start_session
 
     given = JOB.parse([TOPIC, str(folder / "flights.csv"), *PRODUCE])
     spark = start_session("produce parquet", delta=False)
@@ -144,7 +148,7 @@ def _produce_parquet(folder: Path) -> float:
 
 
 def _consume_parquet(folder: Path) -> float:
-    from spark_log.jobs.session import start_session
+    from spark_log.spark.jobs.session import start_session
 
     spark = start_session("consume parquet", delta=False)
     begin = time.perf_counter()

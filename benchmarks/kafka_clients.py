@@ -22,7 +22,7 @@ import kafka
 from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 
 VALUE_BYTES = 100

@@ -28,8 +28,8 @@ from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import connector_jars
 

@@ -22,17 +22,17 @@ from pyspark.sql import SparkSession
 
 from benchmarks.machine import describe_machine
 from benchmarks.throughput import spark_session
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance import MaintenanceContext, Report
 from spark_log.maintenance.rewrite_tasks import merge_segments
 from spark_log.maintenance.spark_merge import merge_on_spark
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables
 
 BAR = 0.5
 """Within twice the time."""

@@ -15,14 +15,14 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine, seconds_of
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read.read_planner import ReadPlanner
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
 
 RECORDS_PER_SEGMENT = 1_000
 

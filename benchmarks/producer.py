@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 
 SENDS = 500_000
 TABLE_RECORDS = 3_000_000

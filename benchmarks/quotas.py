@@ -15,9 +15,9 @@ import confluent_kafka
 
 from benchmarks.gateway import PARTITIONS, Server, produce
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.quotas.quota_rows import write_quotas
-from spark_log.quotas.rules import entity_of
+from spark_log.cluster.quotas.quota_rows import write_quotas
+from spark_log.cluster.quotas.rules import entity_of
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 
 SECONDS = 30

@@ -21,21 +21,21 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from benchmarks.producer import Row
 from spark_log import Producer
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker, embed_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import LEASE, elect_leaders
-from spark_log.controller.lag_watch import read_lagging_members
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.partitions.partition_rows import read_partitions
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
-from spark_log.partitions.partition_rows import read_partitions
-from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.replicas.lagging_replicas import find_lagging_replicas
+from spark_log.replication.controller.controller import LEASE, elect_leaders
+from spark_log.replication.controller.isr_lag import read_lagging_members
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 
 BULK_RECORDS = 2_000_000
 GETS = 400

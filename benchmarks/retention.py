@@ -21,15 +21,15 @@ from benchmarks.machine import describe_machine
 from benchmarks.producer import Row
 from benchmarks.replication import values
 from spark_log import clock
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import publish
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import publish
 
 SEGMENTS = 10_000
 QUIET_S = 5.0

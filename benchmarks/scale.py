@@ -31,25 +31,25 @@ from rich.table import Table
 
 from benchmarks import scale_rows as simulated
 from benchmarks.machine import describe_machine
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.lease_runner import PeriodicTaskContext
-from spark_log.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
-from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read.stream_reader import StreamReader
-from spark_log.delta.publication import publish
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
+from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
 from spark_log.maintenance.removal.retention import apply_retention
-from spark_log.maintenance.topic_tasks import retain
+from spark_log.maintenance.upkeep_tasks import retain
 from spark_log.metadata import tables as t
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.stream_reader import StreamReader
+from spark_log.tables.publication import publish
 
 FLAT = 1.5
 AXES = {

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.groups import rows
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.tables.publication import delta_tables, publish
 
 RECORDS_PER_SEGMENT = 1_000
 SEGMENT_BYTES = 100_000

@@ -33,8 +33,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.soak_samples import Samples, sample_folder, sample_process, sample_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETTINGS = {

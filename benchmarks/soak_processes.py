@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from spark_log import Consumer, Producer
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 
 EVENTS, STATE, PAIRED, COPY = "events", "state", "paired", "copy"
 """Topics: of the producers; compacted; of the transactions; of the stream."""

@@ -29,8 +29,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from benchmarks.throughput import Result, spark_session
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.streams.windows import Tumbling, windowed
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.streams.windows import Tumbling, windowed
 
 TOPIC = "events"
 BAR = 0.6

@@ -25,15 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
-from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.read.read_topic import read_topic
-from spark_log.delta.publication import delta_tables
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark import launcher
+from spark_log.spark.datasource.read.read_topic import read_topic
+from spark_log.tables.publication import delta_tables
 
 TOPIC = "bench"
 SEVEN = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")

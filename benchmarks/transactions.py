@@ -25,7 +25,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from benchmarks.producer import Row, percentiles, report
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 
 PARTITIONS = 4
 PER_TRANSACTION = 1_000

@@ -34,12 +34,12 @@ from benchmarks.throughput import Result, spark_session
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables
-from spark_log.delta_jars import DELTA_SETTINGS
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import normalise
 from spark_log.maintenance import run_tasks
-from spark_log.records.schema import normalise
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.delta_jars import DELTA_SETTINGS
+from spark_log.tables.publication import delta_tables
 
 PLAIN, TYPED = "plain", "typed"
 _TYPE = {"value.format": "json", "value.schema": SCHEMA}

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.machine import describe_machine, seconds_of
 from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.streams import typed
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.streams import typed
 
 DDL = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT,"

@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 
 PROCESSES = (1, 2, 4, 8, 16, 32)
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import Cluster, create_topic, read_topic
-from spark_log.streams import Json, decode, keep_last, read_table, write_table
+from spark_log.spark.streams import Json, decode, keep_last, read_table, write_table
 
 TOPIC = "customers"
 ROW = "name STRING, city STRING"

@@ -31,7 +31,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import DELTA_SETTINGS, Cluster, Producer, create_topic, read_topic
-from spark_log.streams import (
+from spark_log.spark.streams import (
     DeltaOutput,
     Json,
     TopicOutput,

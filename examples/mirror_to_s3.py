@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_log import Cluster, Consumer, Producer, create_topic
-from spark_log.kafka import TopicPartition
-from spark_log.streams import mirror_topics
+from spark_log.clients.kafka import TopicPartition
+from spark_log.spark.streams import mirror_topics
 
 TOPIC = "measurements"
 

@@ -1,8 +1,8 @@
-"""`spark-submit consume.py --help`. The code is in spark_log.jobs.consume; PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit consume.py --help`. The code is in spark_log.spark.jobs.consume; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 
-from spark_log.jobs.consume import main
+from spark_log.spark.jobs.consume import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""`spark-submit join.py --help`. The code is in spark_log.jobs.join; PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit join.py --help`. The code is in spark_log.spark.jobs.join; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 
-from spark_log.jobs.join import main
+from spark_log.spark.jobs.join import main
 
 if __name__ == "__main__":
     sys.exit(main())

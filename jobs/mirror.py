@@ -1,8 +1,8 @@
-"""`spark-submit mirror.py --help`. The code is in spark_log.jobs.mirror; PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit mirror.py --help`. The code is in spark_log.spark.jobs.mirror; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 
-from spark_log.jobs.mirror import main
+from spark_log.spark.jobs.mirror import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""`python transform.py --help`. The code is in spark_log.jobs.transform; it needs no Spark."""
+"""`python transform.py --help`. The code is in spark_log.spark.jobs.transform; it needs no Spark."""
 
 import sys
 
-from spark_log.jobs.transform import main
+from spark_log.spark.jobs.transform import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -38,13 +38,13 @@ from deltalake import DeltaTable
 from rich.console import Console
 from rich.table import Table
 
-from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta.publication import delta_tables
 from spark_log.errors import ClusterNotFoundError, SparkLogError, redact
+from spark_log.facts.topics import describe_topics
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark import launcher
+from spark_log.tables.publication import delta_tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FLIGHTS = 336_776

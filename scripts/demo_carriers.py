@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from spark_log.jobs.session import end_session, start_session
+from spark_log.spark.jobs.session import end_session, start_session
 
 QUERY = """
 SELECT record.carrier AS carrier, count(*) AS flights,

@@ -32,12 +32,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log import Cluster, Producer, create_topic
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import find_topics
-from spark_log.controller.topic_operations import delete_topic
 from spark_log.errors import SparkLogError, TopicAlreadyExistsError, redact
-from spark_log.jobs.session import start_session
-from spark_log.streams import (
+from spark_log.facts.topics import describe_topics
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.jobs.session import start_session
+from spark_log.spark.streams import (
     Json,
     Side,
     Table,

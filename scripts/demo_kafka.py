@@ -23,8 +23,8 @@ from rich.console import Console
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 CARRIER = "HA"

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from spark_log import Cluster, Consumer, Coordinator, Producer, create_topic
 from spark_log.cluster.brokers import add_broker
-from spark_log.cluster.description import PartitionInfo, describe_topics
 from spark_log.errors import SparkLogError, redact
+from spark_log.facts.topics import PartitionInfo, describe_topics
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 COLUMNS = ["partition", "offset", "key", "value", "timestamp"]

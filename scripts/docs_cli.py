@@ -9,7 +9,7 @@ import typer.main
 from typer.cli import get_docs_for_click
 
 from spark_log.cli.main import app
-from spark_log.jobs.command import JOBS_FOLDER
+from spark_log.spark.jobs.options.command import JOBS_FOLDER
 
 
 def reference() -> str:
@@ -29,7 +29,7 @@ def job_names() -> list[str]:
 
 
 def _job_section(name: str) -> str:
-    job = import_module(f"spark_log.jobs.{name}").JOB
+    job = import_module(f"spark_log.spark.jobs.{name}").JOB
     text = _documentation(typer.main.get_command(job.app), f"{job.started_by} {JOBS_FOLDER}/{name}.py")
     _, _, text = text.partition("\n")
     return f"## {name}\n{text}"

@@ -9,13 +9,13 @@ from dataclasses import fields
 from typing import Any
 
 from spark_log import errors as spark_log_errors
-from spark_log.admin.admin_settings import AdminSettings
-from spark_log.client_settings import NO_EFFECT, REFUSED
+from spark_log.clients.admin.admin_settings import AdminSettings
+from spark_log.clients.client_settings import NO_EFFECT, REFUSED
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.config import ClusterSettings, definitions
-from spark_log.consume.consumer_settings import ConsumerSettings
-from spark_log.datasource.options.kafka_options import KAFKA_OPTIONS, PREFIX, Honoured, Ignored
 from spark_log.errors import SparkLogError
-from spark_log.produce.producer_settings import ProducerSettings
+from spark_log.spark.datasource.options.kafka_options import KAFKA_OPTIONS, PREFIX, Honoured, Ignored
 
 
 def topic_configs() -> str:

@@ -21,19 +21,19 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spark_log import Consumer, Producer
-from spark_log.admin.audit import record_change
+from spark_log.clients.admin.audit import record_change
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.app import table
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.facts.metrics.history import Kind
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records, find_recorded
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.metrics.history import Kind
-from spark_log.metrics.recorded_topics import METRICS, Recorded, append_records, find_recorded
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.browser import WIDTHS, running_browser, visiting
 from tests.support.console import running_console
 from tests.support.console_cluster import EXAMPLES

@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from spark_log.admin.client import Admin as Admin
+    from spark_log.clients.admin.client import Admin as Admin
+    from spark_log.clients.consume.consumer import Consumer as Consumer
+    from spark_log.clients.produce.producer import Producer as Producer
     from spark_log.cluster.cluster import Cluster as Cluster
-    from spark_log.consume.consumer import Consumer as Consumer
-    from spark_log.controller.topic_operations import create_topic as create_topic
-    from spark_log.coordinator.broker import Broker as Broker
-    from spark_log.coordinator.coordinator import Coordinator as Coordinator
-    from spark_log.datasource.read.read_topic import read_topic as read_topic
-    from spark_log.datasource.write.active_session import activate_session as activate_session
-    from spark_log.datasource.write.topic_write import write_topic as write_topic
-    from spark_log.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
-    from spark_log.produce.producer import Producer as Producer
+    from spark_log.maintenance.coordinator.broker import Broker as Broker
+    from spark_log.maintenance.coordinator.coordinator import Coordinator as Coordinator
     from spark_log.registry.registry import Registry as Registry
+    from spark_log.replication.controller.topic_operations import create_topic as create_topic
+    from spark_log.spark.datasource.read.read_topic import read_topic as read_topic
+    from spark_log.spark.datasource.write.active_session import activate_session as activate_session
+    from spark_log.spark.datasource.write.topic_write import write_topic as write_topic
+    from spark_log.spark.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
 
 _HOME = {
-    "DELTA_SETTINGS": "spark_log.delta_jars",
-    "Admin": "spark_log.admin.client",
-    "Broker": "spark_log.coordinator.broker",
+    "DELTA_SETTINGS": "spark_log.spark.delta_jars",
+    "Admin": "spark_log.clients.admin.client",
+    "Broker": "spark_log.maintenance.coordinator.broker",
     "Cluster": "spark_log.cluster.cluster",
-    "Consumer": "spark_log.consume.consumer",
-    "Producer": "spark_log.produce.producer",
-    "Coordinator": "spark_log.coordinator.coordinator",
+    "Consumer": "spark_log.clients.consume.consumer",
+    "Producer": "spark_log.clients.produce.producer",
+    "Coordinator": "spark_log.maintenance.coordinator.coordinator",
     "Registry": "spark_log.registry.registry",
-    "activate_session": "spark_log.datasource.write.active_session",
-    "create_topic": "spark_log.controller.topic_operations",
-    "read_topic": "spark_log.datasource.read.read_topic",
-    "write_topic": "spark_log.datasource.write.topic_write",
+    "activate_session": "spark_log.spark.datasource.write.active_session",
+    "create_topic": "spark_log.replication.controller.topic_operations",
+    "read_topic": "spark_log.spark.datasource.read.read_topic",
+    "write_topic": "spark_log.spark.datasource.write.topic_write",
 }
 
 __all__ = [

@@ -786,3 +786,12 @@ def _without_secret(found: re.Match[str]) -> str:
     if found["user"] is None or scheme in ("http", "https"):
         return "://***@"
     return f"://{found['user']}:***@"
+
+
+def install_extra(name: str) -> str:
+    """How to install an extra (an entry of `optional-dependencies` in pyproject.toml): the end of an error message.
+
+    No package index has spark-log, so another project could take the name there: the message must not suggest a
+    `pip install` of the bare name.
+    """
+    return f"install spark-log with its extra '{name}': pip install '.[{name}]' in spark-log's repository"

@@ -9,9 +9,9 @@ from pathlib import Path
 from scripts.conformance.kafka_tools import CONSUMER, PRODUCER, TOPICS, Step, run
 from scripts.conformance.results import Result
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.security.scram import Mechanism
-from spark_log.security.users import alter_credentials, upsertion_of_password
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.certificates import Authority, Issued
 from tests.support.gateway_process import GatewayProcess
 

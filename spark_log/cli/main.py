@@ -9,33 +9,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.arguments import explain_missing_cluster
-from spark_log.cli import (
-    acl,
-    broker,
-    cluster,
-    console,
-    consume,
-    coordinator,
-    delta,
-    gateway,
-    group,
-    maintenance,
-    partition,
-    path,
-    produce,
-    quota,
-    registry,
-    schema,
-    store,
-    top,
-    topic,
-    transaction,
-    user,
-)
+from spark_log.cli.access import acl, quota, user
+from spark_log.cli.groups import group, transaction
+from spark_log.cli.operations import broker, cluster, delta, maintenance, partition, path, store, top
 from spark_log.cli.output import note
+from spark_log.cli.records import consume, produce
+from spark_log.cli.servers import console, coordinator, gateway, registry
+from spark_log.cli.topics import schema, topic
 from spark_log.errors import SparkLogError, redact
-from spark_log.printable import PrintableFormatter
+from spark_log.spark.jobs.options.arguments import explain_missing_cluster
+from spark_log.text import PrintableFormatter
 
 
 class OneLineErrors(TyperGroup):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from spark_log.printable import printable, printable_json
-from spark_log.quantities import bytes_of as bytes_of
-from spark_log.quantities import count_of as count_of
-from spark_log.quantities import duration_of as duration_of
-from spark_log.quantities import time_of as time_of
+from spark_log.text import bytes_of as bytes_of
+from spark_log.text import count_of as count_of
+from spark_log.text import duration_of as duration_of
+from spark_log.text import printable, printable_json
+from spark_log.text import time_of as time_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,7 +35,7 @@ def json_of(value: Any, indent: int | None = None) -> str:
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on stdout. Columns that hold only numbers are right-aligned."""
+    """A table on stdout. Columns that hold only integers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from spark_log import quantities
-from spark_log.arguments import ClusterAddress, usage_error
-from spark_log.arguments import parse_pairs as parse_pairs
+from spark_log import text as text_module
 from spark_log.cli import completion
+from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
+from spark_log.spark.jobs.options.arguments import parse_pairs as parse_pairs
 
 Cluster_ = ClusterAddress
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -39,7 +39,7 @@ def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
 def parse_bytes(text: str, option: str) -> int:
     """`1000`, `50MB` (millions) or `50MiB` (2^20 each) in bytes, at least 1."""
     try:
-        return quantities.parse_bytes(text)
+        return text_module.parse_bytes(text)
     except ValueError as error:
         raise usage_error(option, str(error)) from None
 

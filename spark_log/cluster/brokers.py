@@ -20,7 +20,7 @@ from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistra
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
-from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 RACK_CHARACTERS_MAX = 249

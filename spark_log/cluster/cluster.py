@@ -21,7 +21,7 @@ from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationErro
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.columns import BROKER, CLUSTER, LOG_DIR
+from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store, create_store, open_store
 
 FIRST_BROKER = BrokerId(1)

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LEASE
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import LEASE
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 COORDINATOR = "coordinator"

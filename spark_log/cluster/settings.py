@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.metadata.columns import CLUSTER
+from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.metadata.store import Attempt, read_overrides, write_overrides
 
 

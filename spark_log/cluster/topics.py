@@ -1,4 +1,4 @@
-"""Topics and their configs, as rows of the metadata store. `controller.topic_operations` creates and changes them."""
+"""Topics and their configs, as rows of the metadata store. `replication.controller.topic_operations` changes them."""
 
 import difflib
 import json
@@ -18,11 +18,11 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
-from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import StoreClock
 
 if TYPE_CHECKING:
-    from spark_log.columns.topic_columns import TopicColumns
+    from spark_log.log.columns.topic_columns import TopicColumns
 
 _NAMES_COMPARED_MAX = 10_000
 
@@ -75,7 +75,7 @@ def _config_of(overrides: frozenset[tuple[str, str]]) -> TopicConfig:
 
 @lru_cache(maxsize=1024)
 def _columns(text: str) -> "TopicColumns":
-    from spark_log.columns.topic_columns import from_text  # imports pyarrow
+    from spark_log.log.columns.topic_columns import from_text  # imports pyarrow
 
     return from_text(text)
 

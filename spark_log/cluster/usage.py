@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
 
 READABLE = sa.and_(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.base_offset < PARTITION.high_watermark)
 """Condition on a segment joined with its partition: it overlaps [log start offset, high watermark)."""

@@ -35,8 +35,8 @@ from spark_log.console.routes import Call, Change, Done, Forbidden, Preference, 
 from spark_log.console.settings import ConsoleSettings
 from spark_log.console.snapshots import Snapshots
 from spark_log.errors import InvalidConfigurationError
-from spark_log.http_requests import BODY_BYTES_MAX, LOOPBACK
-from spark_log.metrics.exposition import CONTENT_TYPE, exposition
+from spark_log.facts.metrics.exposition import CONTENT_TYPE, exposition
+from spark_log.gateway.http.requests import BODY_BYTES_MAX, LOOPBACK
 
 API = "/api/v1"
 _MESSAGE_COOKIE = "spark-log-message"

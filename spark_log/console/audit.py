@@ -1,6 +1,6 @@
 """The one place where changes are applied, so that each is recorded in `__audit` with its outcome."""
 
-from spark_log.admin.audit import record_change
+from spark_log.clients.admin.audit import record_change
 from spark_log.console.routes import Call, Change, Done, Forbidden
 from spark_log.errors import InvalidConfigurationError, redact
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_log.console.routes import Call
-from spark_log.metrics.history import HOUR_MS, Kind, read_series
+from spark_log.facts.metrics.history import HOUR_MS, Kind, read_series
 
 STEPS = 144
 """Steps of a chart: 10 minutes of a day."""

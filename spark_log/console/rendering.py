@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from spark_log import __version__
 from spark_log.console.paths import url
-from spark_log.quantities import bytes_of, count_of, duration_of, is_unlimited, time_of
+from spark_log.text import bytes_of, count_of, duration_of, is_unlimited, time_of
 
 
 def environment() -> jinja2.Environment:

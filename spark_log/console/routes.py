@@ -14,7 +14,7 @@ from spark_log.console.access.roles import Allow as Allow
 from spark_log.console.access.roles import Role, User
 from spark_log.console.snapshots import Snapshots, visible
 from spark_log.errors import FatalError
-from spark_log.metrics.cluster_snapshot import ClusterSnapshot
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot
 
 
 class NotFound(FatalError):

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from prometheus_client.registry import Collector
 
-from spark_log.asgi_server import AsgiServer
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.access.authentication import Authentication, TokenAuthentication
 from spark_log.console.access.basic import BasicAuthentication
@@ -14,9 +13,10 @@ from spark_log.console.access.roles import EVERY_CHANGE, Role, role_of
 from spark_log.console.access.sessions import Sessions
 from spark_log.console.app import application
 from spark_log.console.settings import AuthMethod, ConsoleSettings
-from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import InvalidConfigurationError
-from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.gateway.http.asgi_server import AsgiServer
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 
 
 @contextmanager

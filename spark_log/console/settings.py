@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from spark_log.console.access.access_file import AccessFile
 from spark_log.console.access.roles import Allow
 from spark_log.errors import InvalidConfigurationError
-from spark_log.http_requests import LOOPBACK
+from spark_log.gateway.http.requests import LOOPBACK
 
 
 class AuthMethod(StrEnum):

@@ -9,10 +9,10 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.usage import Usage, usage
 from spark_log.console.access.roles import Role
-from spark_log.controller.balance import Balance, load_balance
-from spark_log.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
-from spark_log.metrics.history import DAY_MS, latest_rates, read_task_runs
-from spark_log.metrics.task_runs import TaskRun
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
+from spark_log.facts.metrics.history import DAY_MS, latest_rates, read_task_runs
+from spark_log.facts.metrics.task_runs import TaskRun
+from spark_log.replication.controller.balance import Balance, load_balance
 
 AGE_S_MAX = 2.0
 READS_PER_AGE = 20

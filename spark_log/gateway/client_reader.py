@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spark_log.gateway.memory_budget import Hold
-from spark_log.gateway.wire import MalformedRequestError
+from spark_log.gateway.limits.memory_budget import Hold
+from spark_log.gateway.protocol.wire import MalformedRequestError
 
 STREAM_BYTES = 32 * 1024
-"""asyncio reads ahead until it has more than twice as much, of each connection."""
-_READ_BYTES = 64 * 1024
-"""Bytes that asyncio reads at a time, without TLS."""
+"""asyncio reads ahead until it has more than twice as much, of each connection that is read from."""
+_READ_BYTES = 16 * 1024
+"""Bytes that asyncio reads at a time, without TLS; more while it reads a frame that has memory."""
 _HEADER_BYTES, _ID_START = 8, 10
 """Bytes of API key, version and correlation id; and of the length of the client id besides."""
 _STEP_BYTES = 256 * 1024
+_ID_BYTES_MAX = 4 * 1024
+"""Of a client id. It is read before its frame has memory."""
 
 
 class ClientReader(asyncio.StreamReader):
@@ -22,6 +24,17 @@ class ClientReader(asyncio.StreamReader):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(STREAM_BYTES, loop)
         self.gone: asyncio.Future[None] = loop.create_future()
+        self._reads_from: Any = None
+
+    def set_transport(self, transport: asyncio.BaseTransport) -> None:
+        super().set_transport(transport)
+        self._reads_from = transport
+        self.read_at_once(_READ_BYTES)
+
+    def read_at_once(self, size: int) -> None:
+        """Let asyncio read up to so many bytes at a time. A TLS transport has a size of its own."""
+        if hasattr(self._reads_from, "max_size"):
+            self._reads_from.max_size = size
 
     def feed_eof(self) -> None:
         super().feed_eof()
@@ -39,19 +52,12 @@ class ClientReader(asyncio.StreamReader):
 Connected = Callable[[ClientReader, asyncio.StreamWriter], Any]
 
 
-class _ClientProtocol(asyncio.StreamReaderProtocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if hasattr(transport, "max_size"):
-            transport.max_size = _READ_BYTES
-        super().connection_made(transport)
-
-
 async def start_server(connected: Connected, host: str, port: int, *, reuse_port: bool) -> asyncio.Server:
     """As asyncio.start_server, with readers of ours."""
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        return _ClientProtocol(ClientReader(loop), connected, loop=loop)  # type: ignore[arg-type]
+        return asyncio.StreamReaderProtocol(ClientReader(loop), connected, loop=loop)  # type: ignore[arg-type]
 
     return await loop.create_server(protocol, host, port, reuse_port=reuse_port)
 
@@ -86,13 +92,15 @@ async def read_start(
     if len(data) < _ID_START:
         data += await reader.readexactly(_ID_START - len(data))
     id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
+    if id_size > _ID_BYTES_MAX:
+        raise MalformedRequestError(f"a client id of {id_size} bytes")
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
     data += await reader.readexactly(size - _ID_START if is_small else id_size)
     return FrameStart(size, api_key, data[_ID_START : _ID_START + id_size].decode(errors="replace"), data)
 
 
-async def read_rest(reader: asyncio.StreamReader, frame: bytearray, size: int, hold: Hold) -> None:
+async def read_rest(reader: ClientReader, frame: bytearray, size: int, hold: Hold) -> None:
     """Read a frame that has begun to its `size`, without its length. One that is counted is read as soon as there is
     memory for all of it.
     """
@@ -100,10 +108,12 @@ async def read_rest(reader: asyncio.StreamReader, frame: bytearray, size: int, h
         return
     await hold.more(size)
     hold.waits_for_client(True)
+    reader.read_at_once(_STEP_BYTES)
     while (left := size - len(frame)) > 0:
         part = await reader.read(min(left, _STEP_BYTES))
         if not part:
             raise asyncio.IncompleteReadError(bytes(frame[:_HEADER_BYTES]), size)
         frame += part
-        hold.has_received(len(part))
+        hold.has_moved(len(part))
+    reader.read_at_once(_READ_BYTES)
     hold.waits_for_client(False)

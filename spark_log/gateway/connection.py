@@ -15,21 +15,19 @@ from typing import Any
 from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
+from spark_log.cluster.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client, read_header
-from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.claims import Claims
 from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES
-from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
-from spark_log.gateway.request_context import CpuTime, RequestContext, request_context
-from spark_log.gateway.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
-from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
-from spark_log.gateway.services import Services
-from spark_log.gateway.wire import (
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES
+from spark_log.gateway.limits.request_context import CpuTime, RequestContext, request_context
+from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
+from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
+from spark_log.gateway.protocol.wire import (
     Elements,
     MalformedRequestError,
     Message,
@@ -39,7 +37,9 @@ from spark_log.gateway.wire import (
     is_quick,
     read_body,
 )
-from spark_log.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
+from spark_log.gateway.services import Services
+from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
+from spark_log.gateway.transactions.claims import Claims
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
 _BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
+_STEP_BYTES = 256 * 1024
+"""Bytes of an answer that are written before the client must have taken most of them."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -108,7 +110,11 @@ class Connection:
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
-            for memory in self._memory:
+            while not self._answers.empty():
+                if (answer := self._answers.get_nowait()) is not None:
+                    self._memory.discard(answer.memory)
+                    answer.end()
+            for memory in self._memory:  # of a request that was not read
                 memory.close()
 
     def _end_waiting(self) -> None:
@@ -281,18 +287,26 @@ class Connection:
             return await self._services.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
+    async def _send(self, data: bytes, memory: RequestMemory) -> None:
+        """Write an answer in steps, so that the transport keeps no copy of it, and what the client takes counts."""
+        view = memoryview(data)
+        for start in range(0, len(data), _STEP_BYTES):
+            step = view[start : start + _STEP_BYTES]
+            self._writer.write(step)
+            await self._writer.drain()
+            memory.response.has_moved(len(step))
+
     async def _write(self) -> None:
         try:
             while (answer := await self._answers.get()) is not None:
                 try:
                     data = await answer.task
                     if data is not None:
-                        self._writer.write(data)
+                        await self._send(data, answer.memory)
                         del data
-                        await self._writer.drain()
                 finally:
-                    answer.memory.close()
                     self._memory.discard(answer.memory)
+                    answer.end()
                     answer.written.set_result(None)
                     if self._last is answer:
                         self._last = None
@@ -313,6 +327,13 @@ class _Answer:
     def __init__(self, task: "asyncio.Task[bytes | None]", memory: RequestMemory) -> None:
         self.task, self.memory = task, memory
         self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Give the memory back, as soon as nothing works for the answer any more."""
+        if self.task.done():
+            self.memory.close()
+        else:
+            self.task.add_done_callback(lambda _: self.memory.close())
 
 
 @cache

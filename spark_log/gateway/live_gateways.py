@@ -12,9 +12,9 @@ from hashlib import blake2b
 
 import sqlalchemy as sa
 
-from spark_log.gateway.error_codes import NONE
+from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import GATEWAY
+from spark_log.metadata.sql_columns import GATEWAY
 from spark_log.metadata.store import Attempt, Store
 
 _KEPT_AFTER_LEASE_MS = 3_600_000

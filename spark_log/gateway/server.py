@@ -10,34 +10,32 @@ from typing import Any, ParamSpec, TypeVar
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
-from spark_log.gateway import (
-    cluster_requests,
-    committed_offset_requests,
-    config_requests,
-    consumer_group_requests,
-    fetch_requests,
-    group_admin_requests,
-    group_requests,
-    metadata_requests,
-    offset_requests,
-    partition_requests,
-    produce_requests,
-    quota_requests,
-    topic_requests,
-    transaction_inspection_requests,
-    transaction_requests,
-)
-from spark_log.gateway.access import acl_requests, login, user_requests
+from spark_log.gateway.access import acl_requests, login, quota_requests, user_requests
 from spark_log.gateway.access.entry import Admitted, Entry
 from spark_log.gateway.access.tls import Certificates
 from spark_log.gateway.api import Api
-from spark_log.gateway.bulkheads import Lane
 from spark_log.gateway.client_reader import ClientReader, start_server
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.groups import (
+    committed_offset_requests,
+    consumer_group_requests,
+    group_admin_requests,
+    group_requests,
+)
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.live_gateways import GatewaySession
-from spark_log.gateway.request_context import RequestContext, request_context
+from spark_log.gateway.records import fetch_requests, offset_requests, produce_requests
 from spark_log.gateway.services import Services
+from spark_log.gateway.topics import (
+    cluster_requests,
+    config_requests,
+    metadata_requests,
+    partition_requests,
+    topic_requests,
+)
+from spark_log.gateway.transactions import transaction_inspection_requests, transaction_requests
 
 logger = logging.getLogger(__name__)
 

@@ -9,21 +9,21 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.access.access import Authorizer
-from spark_log.gateway.appender import Appender
-from spark_log.gateway.bulkheads import Bulkheads
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
-from spark_log.gateway.heartbeats import Heartbeats
+from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
+from spark_log.gateway.limits.bulkheads import Bulkheads
+from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
+from spark_log.gateway.limits.quota_budgets import QuotaBudgets
+from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.limits.request_memory import RequestMemory
+from spark_log.gateway.limits.response_sizes import size_of
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
-from spark_log.gateway.memory_budget import UNCOUNTED_BYTES, MemoryBudget
-from spark_log.gateway.quota_budgets import QuotaBudgets
-from spark_log.gateway.record_streams import RecordStreams
-from spark_log.gateway.request_context import request_context
-from spark_log.gateway.request_memory import RequestMemory
-from spark_log.gateway.response_sizes import size_of
-from spark_log.gateway.topic_cache import TopicCache
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.appender import Appender
+from spark_log.gateway.records.record_streams import RecordStreams
+from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.log.log import Log
 
 P = ParamSpec("P")

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from spark_log.groups.rules import TopicFacts
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.prepared import Answer, Prepared
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 
 MEMBERS_MAX = 128

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
@@ -23,9 +22,10 @@ from spark_log.groups import offsets_topic, rows
 from spark_log.groups.opaque.opaque_operations import live_opaque
 from spark_log.groups.opaque.opaque_rows import delete_opaque
 from spark_log.ids import TopicPartition
+from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 if TYPE_CHECKING:

@@ -38,11 +38,11 @@ from spark_log.groups.opaque.opaque_operations import has_opaque_members, live_o
 from spark_log.groups.opaque.opaque_rows import delete_opaque
 from spark_log.groups.target_assignment import refresh_targets, remove_members
 from spark_log.ids import TopicPartition
+from spark_log.log.segments.plan import find_positions
+from spark_log.log.segments.slices import Positions
+from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
-from spark_log.segments.plan import find_positions
-from spark_log.segments.slices import Positions
-from spark_log.segments.timed_offsets import offsets_for_times
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from spark_log.groups.assignment import AssignorSpec, notify_assignor, resolve_a
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.consumer_protocol.operations import stale_epoch
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
-from spark_log.groups.heartbeats import (
+from spark_log.groups.member_operations import (
     HeartbeatResponse,
     Identity,
     check_live,

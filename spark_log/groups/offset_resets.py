@@ -24,9 +24,9 @@ from spark_log.groups.group_operations import (
     refuse_live,
 )
 from spark_log.ids import TopicPartition
+from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.store import Attempt
-from spark_log.quantities import parse_time_ms
-from spark_log.segments.plan import find_positions
+from spark_log.text import parse_time_ms
 
 EXPECTED = "earliest, latest, an offset, +N, -N, a time such as 2026-01-31T12:00:00Z, or @milliseconds"
 

@@ -1,16 +1,16 @@
 """Offsets of `__consumer_offsets`: each commit takes the next ones of its partition.
 
 The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
-`segments.offset_commit_records` describes its records.
+`log.segments.offset_commit_records` describes its records.
 """
 
 import sqlalchemy as sa
 
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
-from spark_log.controller.topic_operations import insert_topic
-from spark_log.metadata.columns import TOPIC
+from spark_log.log.partitions import partition_rows
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import StoreClock
-from spark_log.partitions import partition_rows
+from spark_log.replication.controller.topic_operations import insert_topic
 
 PARTITIONS = 50
 """Kafka's offsets.topic.num.partitions."""

@@ -14,7 +14,7 @@ from spark_log.groups.committed_offsets import Commit, of_their_topics
 from spark_log.groups.transacted_offsets import Commits, Committer, check_committing
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
+from spark_log.metadata.sql_columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import rules
 from spark_log.transactions.claim_rules import Claim

@@ -26,9 +26,9 @@ from spark_log.groups.stored_values import (
 )
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000

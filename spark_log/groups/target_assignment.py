@@ -15,7 +15,7 @@ from spark_log.groups.rows import MemberRow
 from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.groups.stored_values import facts_json
 from spark_log.ids import TopicPartition
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)

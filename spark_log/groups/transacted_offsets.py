@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from kafka.structs import ConsumerGroupMetadata
 
-from spark_log.append.append_transaction import CommitHook
 from spark_log.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -22,9 +21,10 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.heartbeats import Identity
+from spark_log.groups.member_operations import Identity
 from spark_log.groups.membership import check_committer
 from spark_log.ids import TopicPartition
+from spark_log.log.append.append_transaction import CommitHook
 from spark_log.metadata.store import Store, StoreClock
 
 Commits = Mapping[TopicPartition, Commit]

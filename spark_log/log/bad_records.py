@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.cluster.topics import Topic
-from spark_log.columns.parts import PARTS
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.reader import LogReader
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 
 HEADER_PREFIX = "__spark_log.errors."
 """Prefix of the headers that a dead letter gets. Their names are otherwise those of Kafka Connect's dead letter queue;

@@ -7,16 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from spark_log.append.encoding import LOG_DIR_FAILURES, Encoding, SegmentFiles, Target, segment_batch
-from spark_log.append.failed_append_files import delete_files
-from spark_log.append.rules import Acks, Batch, ProducerSequence, Rejected
-from spark_log.append.targets import targets_of
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic
-from spark_log.controller.fallback_controller import FallbackController
-from spark_log.controller.log_dir_inspection import report_failure
 from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
@@ -24,7 +17,19 @@ from spark_log.errors import (
     WriteIdExpiredError,
 )
 from spark_log.ids import WriteId
-from spark_log.threads import in_parallel
+from spark_log.log.append.encoding import LOG_DIR_FAILURES, Encoding, SegmentFiles, Target, segment_batch
+from spark_log.log.append.failed_append_files import delete_files
+from spark_log.log.append.rules import (
+    Acks,
+    Batch,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.append.targets import targets_of
+from spark_log.log.append.write_ids import Writer
+from spark_log.process import in_parallel
+from spark_log.replication.controller.fallback_controller import FallbackController
+from spark_log.replication.controller.log_dir_inspection import report_failure
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 An append goes through these steps, each in one place:
 
-    validate    `Log.append`: `append.encoding.prepare` refuses invalid records
+    validate    `Log.append`: `log.append.encoding.prepare` refuses invalid records
     write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
-    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicas.replicated_append` runs
-                it again where leader or ISR have changed meanwhile
+    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicated_append` runs it again
+                where leader or ISR have changed meanwhile
     follow up   `Log._follow_up`: force to disk, seal full tails, publish to the Delta tables
 """
 
@@ -16,38 +16,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from spark_log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
-from spark_log.append.encoding import (
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
+from spark_log.errors import (
+    SparkLogError,
+    redact,
+)
+from spark_log.ids import WriteId
+from spark_log.log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
+from spark_log.log.append.encoding import (
     Encoding,
     Target,
     blob_batch,
     encode_inline,
     prepare,
 )
-from spark_log.append.failed_append_files import InDoubt, delete_files, settle
-from spark_log.append.rules import Acks, Appended, Batch, Rejected
-from spark_log.append.targets import targets_of
-from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic
-from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import FallbackController
-from spark_log.delta.publication import try_publish
-from spark_log.errors import (
-    SparkLogError,
-    redact,
+from spark_log.log.append.failed_append_files import InDoubt, delete_files, settle
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Batch,
+    Rejected,
 )
-from spark_log.ids import WriteId
+from spark_log.log.append.targets import targets_of
 from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
-from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.replication_rules import PartitionState
-from spark_log.replicas.followers import Followers
-from spark_log.replicas.replicated_append import replicated_append
+from spark_log.replication.controller.fallback_controller import FallbackController
+from spark_log.replication.replicas.followers import Followers
+from spark_log.replication.replicas.replicated_append import replicated_append
+from spark_log.tables.publication import try_publish
 
 __all__ = ["Log", "Records", "WrittenBatches"]
 
@@ -138,8 +143,8 @@ class Log(LogReader):
     ) -> list[Appended | Rejected]:
         """Append to several partitions of a topic in one transaction; each has its own outcome.
 
-        Raises the errors of `records.check` for invalid records, before anything is written. The outcome of a
-        partition of a topic that has been deleted is UnknownTopicOrPartitionError.
+        Raises the errors of `record_limits` for invalid records, before anything is written. The outcome of a partition
+        of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic)
         now_ms = self.cluster.store.now().wall_ms

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
@@ -22,8 +21,9 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.segments import plan as planner
-from spark_log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
+from spark_log.log.append.write_ids import Writer
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +152,8 @@ class LogReader:
         Raises the errors of `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with
         `topics`.
         """
-        from spark_log.records.schema import read_schema
-        from spark_log.segments.fetcher import Fetcher
+        from spark_log.log.records.schema import read_schema
+        from spark_log.log.segments.fetcher import Fetcher
 
         plan = self.plan(ranges, topics=topics, rack=rack)
         return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
@@ -165,7 +165,7 @@ class LogReader:
 
         UnknownTopicOrPartitionError if the topic has been deleted or recreated, or a partition does not exist.
         """
-        from spark_log.segments.timed_offsets import offsets_for_times
+        from spark_log.log.segments.timed_offsets import offsets_for_times
 
         return offsets_for_times(self.cluster, topic, timestamps_ms, rack)
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange
 from spark_log.log.reader import LogReader
-from spark_log.records.schema import read_schema
+from spark_log.log.records.schema import read_schema
 
 
 def newest(log: LogReader, topic: Topic, count: int, source: str) -> pa.BinaryArray:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import GROWTH
 
 

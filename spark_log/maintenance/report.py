@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from spark_log.quantities import count_of
+from spark_log.text import count_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from functools import partial
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
-from spark_log.delta.delta_lag import delta_lags
-from spark_log.delta.publication import publish
 from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
@@ -19,8 +17,10 @@ from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_bac
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
-from spark_log.quantities import count_of
 from spark_log.registry.external_ids import learn_schemas
+from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.publication import publish
+from spark_log.text import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Several threads are useful: decoding, encoding and disk access do not block other threads."""

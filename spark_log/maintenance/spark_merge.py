@@ -11,12 +11,12 @@ from spark_log.cluster.log_dir import open_log_dir
 from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
+from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.context import open_maintenance
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.segment_merge import Write
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite_tasks import merge_segments
-from spark_log.segments.slices import LogDirs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from spark_log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import FallbackController, any_log_dir_offline
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
-from spark_log.maintenance.compaction.task import compact, plan_compaction
+from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
+from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
@@ -23,7 +22,7 @@ from spark_log.maintenance.rewrite_tasks import (
     plan_seal,
     seal_tails,
 )
-from spark_log.maintenance.topic_tasks import (
+from spark_log.maintenance.upkeep_tasks import (
     clean_up_files,
     flush_topics,
     maintain_delta_tables,
@@ -35,7 +34,8 @@ from spark_log.maintenance.topic_tasks import (
 )
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
-from spark_log.quantities import count_of
+from spark_log.replication.controller.fallback_controller import FallbackController, any_log_dir_offline
+from spark_log.text import count_of
 from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
 
 

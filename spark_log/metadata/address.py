@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
-from spark_log.broker_addresses import broker_refusal
 from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, UnsupportedStoreError, redact
+from spark_log.metadata.broker_addresses import broker_refusal
 
 SQLITE_FILE = "metadata.sqlite"
 _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")

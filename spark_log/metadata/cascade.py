@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, SEGMENT
+from spark_log.metadata.sql_columns import BLOB, SEGMENT
 
 
 def delete_rows_of_topic(connection: sa.Connection, topic_id: int) -> None:

@@ -15,11 +15,11 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from spark_log import clock
-from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address
+from spark_log.metadata.connections import sqlite_connections
 
 if TYPE_CHECKING:
-    from spark_log.metadata.postgresql_connection import Hosts
+    from spark_log.metadata.connections.postgresql_connection import Hosts
 
 _POLL_S_MIN, _POLL_S_MAX = 0.0005, 0.01
 

@@ -23,8 +23,8 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import COMMIT_TOKEN
 from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, one_message
+from spark_log.metadata.sql_columns import COMMIT_TOKEN
 
 ASKED_MS_MAX = 24 * 3_600_000
 """How long after its COMMIT a client may still ask about a transaction."""

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata.address import Address
-from spark_log.metadata.postgresql_connection import Hosts, WatchedConnection
-from spark_log.metadata.server_identity import ask_server
-from spark_log.threads import start_thread
+from spark_log.metadata.connections.postgresql_connection import Hosts, WatchedConnection
+from spark_log.metadata.connections.server_identity import ask_server
+from spark_log.process import start_thread
 
 _CHANNEL = "spark_log"
 _DISCONNECTED_WAIT_S_MAX = 0.05

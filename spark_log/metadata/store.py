@@ -22,21 +22,26 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
-from spark_log.metadata import commit_tokens, server_identity, store_schema, tables
-from spark_log.metadata import engine as engines
+from spark_log.metadata import (
+    commit_tokens,
+    store_schema,
+    tables,
+)
 from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
-from spark_log.metadata.answer_watch import AnswerLimit
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
-from spark_log.metadata.columns import CLUSTER
-from spark_log.metadata.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
+from spark_log.metadata.connections import engine as engines
+from spark_log.metadata.connections import server_identity
+from spark_log.metadata.connections.answer_watch import AnswerLimit
+from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
+from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
+from spark_log.metadata.connections.writer_queue import WriterQueue
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
-from spark_log.metadata.write_ahead_log import WriteAheadLog
-from spark_log.metadata.writer_queue import WriterQueue
+from spark_log.metadata.sql_columns import CLUSTER
 
 if TYPE_CHECKING:
-    from spark_log.metadata.postgresql_connection import Hosts
+    from spark_log.metadata.connections.postgresql_connection import Hosts
 
 T = TypeVar("T")
 
@@ -372,7 +377,7 @@ class Store:
 
 
 def _hosts(limit: AnswerLimit) -> "Hosts":
-    from spark_log.metadata.postgresql_connection import Hosts  # importing psycopg is slow
+    from spark_log.metadata.connections.postgresql_connection import Hosts  # importing psycopg is slow
 
     return Hosts(limit)
 

@@ -3,8 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
-from spark_log.extras import install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
 from spark_log.registry.schemas import SchemaText
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`."""
+    """See `schema_types.problems`."""
     parsed = parse(reader), parse(writer)
     if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
         return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]

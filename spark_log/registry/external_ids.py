@@ -9,8 +9,6 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, set_typed_columns
-from spark_log.columns.decoded import ColumnsDefinition
-from spark_log.columns.definitions import SubjectSchemas
 from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
@@ -19,6 +17,8 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     redact,
 )
+from spark_log.log.columns.decoded import ColumnsDefinition
+from spark_log.log.columns.definitions import SubjectSchemas
 from spark_log.registry.external import find_id
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.schema_types import column_source

@@ -1,11 +1,11 @@
-"""JSON Schemas. They are compatible if their columns are: the rule of `columns.evolution`."""
+"""JSON Schemas. They are compatible if their columns are: the rule of `log.columns.evolution`."""
 
 import json
 from typing import Any
 
-from spark_log.columns.evolution import evolve
-from spark_log.columns.json.json_schema import json_schema_fields
 from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
+from spark_log.log.columns.evolution import evolve
+from spark_log.log.columns.json.json_schema import json_schema_fields
 from spark_log.registry.schemas import SchemaText
 
 
@@ -30,7 +30,7 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`. Schemas without columns are compatible if they are equal."""
+    """See `schema_types.problems`. Schemas without columns are compatible if they are equal."""
     try:
         evolve(json_schema_fields(column_source(reader)), json_schema_fields(column_source(writer)))
     except InvalidSchemaError as error:

@@ -16,10 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from spark_log.columns.decoding import schema_fields
-from spark_log.columns.evolution import evolve
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
-from spark_log.extras import install_extra
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError, install_extra
+from spark_log.log.columns.decoding import schema_fields
+from spark_log.log.columns.evolution import evolve
 from spark_log.registry.schemas import SchemaText
 
 _FILE = "schema.proto"
@@ -50,7 +49,7 @@ def serialized(schema: SchemaText) -> str:
 
 def column_source(schema: SchemaText, message: str = "") -> str:
     """A text of `protobuf_schema`: of the message with this full name, or of the first one of the file."""
-    from spark_log.columns.protobuf.schema import protobuf_schema
+    from spark_log.log.columns.protobuf.schema import protobuf_schema
 
     files = _files(schema)
     if not message:
@@ -61,7 +60,7 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schemas.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
     found: list[str] = []
     messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:

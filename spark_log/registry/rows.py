@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidSchemaError, SchemaNotFoundError
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
 ALL_SUBJECTS = ""

@@ -61,7 +61,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """The text from which `columns.decoding.schema_fields` makes columns: the schema with all that it imports.
+    """The text from which `log.columns.decoding.schema_fields` makes columns: the schema with all that it imports.
 
     `message`: full name of the Protobuf message; the first one of the file if it is empty.
     """

@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from spark_log.cluster.topics import Topic, find_topics, set_typed_columns
 from spark_log.config import SOURCES, PartConfigs, TopicConfig
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
-from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schema_types import column_source
 from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
 
 if TYPE_CHECKING:
-    from spark_log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
+    from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
 """Of column topic.typed_columns, when a new version of a subject changes it: with framing confluent it has the texts of
@@ -130,8 +130,8 @@ def _columns_text(
     reset: bool,
 ) -> str | None:
     """See `typed_columns`. `subjects`: those of the parts that change. Cached: it may take long for large schemas."""
-    from spark_log.columns.definitions import define
-    from spark_log.columns.topic_columns import changed, from_text, to_text
+    from spark_log.log.columns.definitions import define
+    from spark_log.log.columns.topic_columns import changed, from_text, to_text
 
     before = None if current is None else from_text(current)
     definitions = {}
@@ -227,7 +227,7 @@ def subject_schemas(
             if number == chosen.id:
                 raise
     texts = {number: texts[number] for number, text in versions if number in texts and text.type == chosen.schema.type}
-    from spark_log.columns.definitions import SubjectSchemas
+    from spark_log.log.columns.definitions import SubjectSchemas
 
     return SubjectSchemas(texts[chosen.id], tuple(texts.items()), follows=name.version is None)
 

@@ -5,13 +5,13 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.append.producer_rows import delete_producer_batches, delete_producers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, TRANSACTION
+from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION
 from spark_log.metadata.store import Attempt, Store
 from spark_log.transactions import rules
 from spark_log.transactions.rules import ONGOING

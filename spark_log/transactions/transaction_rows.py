@@ -8,15 +8,21 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.append.producer_rows import set_epoch
-from spark_log.append.rules import REMEMBERED_BATCHES, Batch, ProducerSequence, RememberedBatch, sequence_after
 from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.log.append.producer_rows import set_epoch
+from spark_log.log.append.rules import Batch
+from spark_log.log.append.sequence_rules import (
+    REMEMBERED_BATCHES,
+    ProducerSequence,
+    RememberedBatch,
+    sequence_after,
+)
+from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, one_message
+from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.store import StoreClock
-from spark_log.segments.segment_rows import delete_blobs
 from spark_log.transactions.rules import ONGOING, Transaction, TransactionState
 
 _ROW = (
@@ -181,7 +187,9 @@ def read_all_pending(connection: sa.Connection) -> dict[int, list[Batch]]:
 def read_last_pending(
     connection: sa.Connection, producer_id: int, epoch: int, keys: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[RememberedBatch, ...]]:
-    """The last pending batches with sequences of each partition (topic id, number), in the order of the sends."""
+    """For each partition (topic id, number) its last REMEMBERED_BATCHES pending batches that have a sequence, oldest
+    first.
+    """
     found = {}
     for topic_id, partition in keys:
         query = (

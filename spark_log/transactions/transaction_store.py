@@ -16,24 +16,24 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import CommitHook, check_write_id
-from spark_log.append.encoding import LOG_DIR_FAILURES
-from spark_log.append.producer_rows import (
-    begin_epoch,
-    insert_transactional_producer,
-    lock_transactional_producer,
-    release_transactional_id,
-)
-from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import topics_of_ids
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
-from spark_log.metadata.columns import SEGMENT
+from spark_log.log.append.append_transaction import CommitHook, check_write_id
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.append.producer_rows import (
+    begin_epoch,
+    insert_transactional_producer,
+    lock_transactional_producer,
+    release_transactional_id,
+)
+from spark_log.log.append.rules import Batch
+from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import one_message, sent_with_commit
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-from spark_log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.transactions import claim_rules, rules
 from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.rules import EPOCH_MAX, ONGOING, ProducerRef

@@ -3,8 +3,10 @@
     take_claim      nothing but that the caller's connection may act from now on (`transactions.claim_rules`)
     begin           AddPartitionsToTxn, AddOffsetsToTxn
     register        Produce: batches become pending
-    add_offsets     TxnOffsetCommit: group offsets become pending
-    end             EndTxn: an append of the pending batches, which also commits the offsets; or an abort
+    read_open       EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
+    abort           EndTxn with an abort
+
+TxnOffsetCommit is `groups.pending_offsets.add_offsets`.
 
 No state is kept between the calls, so each may reach another gateway. Each call is forced to disk before it is
 answered: the client does not tell at the end what it has sent, so nothing that was acknowledged may be lost by then.
@@ -15,16 +17,25 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import check_write_id
-from spark_log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
-from spark_log.append.rules import Appended, Batch, ProducerState, Rejected
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
-from spark_log.metadata.columns import PARTITION
+from spark_log.log.append.append_transaction import check_write_id
+from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerState
+from spark_log.log.segments.segment_rows import insert_blobs
+from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
-from spark_log.segments.segment_rows import insert_blobs
-from spark_log.transactions import claim_rules, rules, sequence_rules
+from spark_log.transactions import (
+    claim_rules,
+    rules,
+)
+from spark_log.transactions import pending_sequences as sequence_rules
 from spark_log.transactions.claim_rules import Claim, Role
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_rows import (

@@ -4,8 +4,8 @@ import json
 
 from spark_log import Producer
 from spark_log.console.paths import url
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP, TOPIC, VALUES
 from tests.support.records import table
 

@@ -2,10 +2,10 @@
 
 from spark_log.cluster.topics import find_topic
 from spark_log.console.paths import url
-from spark_log.controller.topic_operations import create_topic
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP
 from tests.support.topics import fill
 

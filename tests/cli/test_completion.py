@@ -8,7 +8,7 @@ import pytest
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from spark_log import delta_jars
 from spark_log.cli.main import app
+from spark_log.spark import delta_jars
 from tests.support.maven_mirror import fill, served
 
 pytestmark = pytest.mark.slow

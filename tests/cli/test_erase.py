@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import run
 from tests.support.keyed_log import append_keyed, rows_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from spark_log.cli.maintenance import maintenance
+from spark_log.cli.operations.maintenance import maintenance
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from spark_log.maintenance import TASKS
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import events as events
 from tests.cli.test_cli import ok, run

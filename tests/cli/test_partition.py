@@ -8,10 +8,10 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
-from spark_log.controller.reassignments import begin_reassignments
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.reassignments import begin_reassignments
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import ok, run
 from tests.support.producing import change

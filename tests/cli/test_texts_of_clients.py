@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from spark_log.cli.completion import _read
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.quotas.quota_rows import write_quotas
+from spark_log.cluster.quotas.rules import entity_of
+from spark_log.cluster.security.acl_rules import Acl, Operation, PatternType, Permission, ResourceType
+from spark_log.cluster.security.acls import add_acls
 from spark_log.metadata.address import Address
-from spark_log.printable import printable, printable_json
-from spark_log.quotas.quota_rows import write_quotas
-from spark_log.quotas.rules import entity_of
-from spark_log.security.acl_rules import Acl, Operation, PatternType, Permission, ResourceType
-from spark_log.security.acls import add_acls
+from spark_log.text import printable, printable_json
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

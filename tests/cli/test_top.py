@@ -9,9 +9,9 @@ from spark_log import Consumer, Producer
 from spark_log.cli.main import app
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.metrics.activity import group_activity, topic_activity
-from spark_log.metrics.cluster_snapshot import read_cluster
+from spark_log.facts.metrics.activity import group_activity, topic_activity
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.replicas import take_away, topic_on
 
 

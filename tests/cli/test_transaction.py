@@ -13,7 +13,7 @@ import pytest
 
 from spark_log import Producer
 from spark_log.cli.output import duration_of
-from spark_log.cli.produce import RECORDS_PER_BATCH_MAX
+from spark_log.cli.records.produce import RECORDS_PER_BATCH_MAX
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import TransactionAbortableError
 from spark_log.metadata import tables as t

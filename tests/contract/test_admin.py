@@ -20,13 +20,13 @@ from kafka.protocol.admin import ElectionType
 
 import spark_log.errors
 from spark_log import Admin, Consumer
+from spark_log.clients.kafka_errors import kafka_error
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import fallback_term
-from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.controller import fallback_term
+from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.producing import change
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, bring_back, take_away, topic_on

@@ -9,9 +9,9 @@ from kafka.admin import AbortTransactionSpec, TransactionListing, TransactionSta
 
 import spark_log.errors
 from spark_log import Admin
+from spark_log.facts.transactions import describe_transactions, list_transactions
 from spark_log.metadata import tables as t
 from spark_log.transactions import transaction_store
-from spark_log.transactions.transaction_inspection import describe_transactions, list_transactions
 from tests.support.producing import change, stored
 
 

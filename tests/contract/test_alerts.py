@@ -11,13 +11,13 @@ from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
-from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.alerts import firing, metrics_of_alerts, samples
 from tests.support.group_members import until
 from tests.support.records import table

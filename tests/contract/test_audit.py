@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from spark_log import Consumer
-from spark_log.admin.audit import hide_secrets, read_changes, record_change
+from spark_log.clients.admin.audit import hide_secrets, read_changes, record_change
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import alter_configs, delete_topic
 from spark_log.errors import IncompatibleSchemaError, PolicyViolationError
+from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
 
 
 def test_changes_are_read_newest_first_and_by_what_was_changed(cluster, cluster_address):

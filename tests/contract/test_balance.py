@@ -4,12 +4,12 @@ import pytest
 
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.usage import usage
-from spark_log.controller.balance import auto_rebalance, load_balance, load_replicas
-from spark_log.controller.reassignments import begin_reassignments
 from spark_log.errors import NotControllerError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION
+from spark_log.metadata.sql_columns import PARTITION
+from spark_log.replication.controller.balance import auto_rebalance, load_balance, load_replicas
+from spark_log.replication.controller.reassignments import begin_reassignments
 from tests.support.producing import change
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.topics import append

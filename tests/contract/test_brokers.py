@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import list_brokers
-from spark_log.cluster.description import describe_topics
-from spark_log.controller.reassignment_rows import list_reassignments
-from spark_log.controller.reassignments import begin_reassignments
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import controller_status
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.coordinator import controller_status
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.broker_process import BrokerProcess
 from tests.support.numbered_producer import value
 from tests.support.producing import stored

@@ -8,30 +8,30 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import (
     CorruptRecordError,
     NotLeaderForPartitionError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.facts.topics import describe_topics
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.segments.segment_copy import is_whole
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
-from spark_log.replicas import catch_up as catch_up_module
-from spark_log.replicas import followers as followers_module
-from spark_log.replicas.catch_up import ReplicaCopy, catch_up
-from spark_log.replicas.followers import Followers
-from spark_log.replicas.lagging_replicas import find_lagging_replicas
-from spark_log.replicas.throttle import Throttle
-from spark_log.segments.segment_copy import is_whole
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.replication.replicas import catch_up as catch_up_module
+from spark_log.replication.replicas import followers as followers_module
+from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
+from spark_log.replication.replicas.followers import Followers
+from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
+from spark_log.replication.replicas.throttle import Throttle
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
@@ -463,7 +463,7 @@ def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
 PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.log.log import Log
 cluster = Cluster.open(sys.argv[1])
 catch_up(cluster, Log(cluster).find_topic("t"), 0, 3)

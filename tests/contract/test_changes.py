@@ -5,8 +5,8 @@ import threading
 import time
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import PythonProcess
 from tests.support.records import table
 

@@ -9,25 +9,28 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append import write_ids
-from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster import new_file
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.log.append import write_ids
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
-from spark_log.records.schema import read_schema
-from spark_log.replicas.catch_up import catch_up
-from spark_log.segments.fetcher import Fetcher
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append.producer_rows import register_producer
+from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from tests.support.producing import change

@@ -15,8 +15,6 @@ from spark_log.cluster import settings as stored
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.config import ClusterSettings
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidSessionTimeoutError,
@@ -24,6 +22,8 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
 )
 from spark_log.log.log import Log
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.metadata import store as stores
 from spark_log.metadata.store import Store
 

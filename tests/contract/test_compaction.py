@@ -6,26 +6,28 @@ import sqlalchemy as sa
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
-from spark_log.append.rules import Appended, ProducerSequence
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.groups.group_inspection import group_lag
+from spark_log.facts.groups import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.ids import TopicPartition as OurPartition
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance import run_tasks
-from spark_log.maintenance.compaction import last_offsets, task
+from spark_log.maintenance.compaction import last_offsets
+from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.metadata import tables as t
-from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.replicas.followers import Followers
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.replication.replicas.followers import Followers
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS

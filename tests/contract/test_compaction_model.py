@@ -12,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.maintenance.compaction import last_offsets, passes, task, unit
+from spark_log.maintenance.compaction import (
+    last_offsets,
+    passes,
+    unit,
+)
+from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction.unit import Compacted
 from spark_log.maintenance.rewrite import segment_rewrite
 from tests.support.compaction_model import Append, Compact, Model, Tick, cases

@@ -8,13 +8,14 @@ from collections import Counter
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import RetriableError
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.tables.publication import publish
 from tests.support.numbered_writer import value
 from tests.support.python_process import forkserver
 from tests.support.records import read_all, table

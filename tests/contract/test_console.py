@@ -15,13 +15,13 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.pages import overview
 from spark_log.console.routes import View
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import controller_status, coordinator_status
+from spark_log.facts.metrics.history import DAY_MS
+from spark_log.facts.metrics.measurement import task_records
+from spark_log.facts.metrics.recorded_topics import METRICS, append_records
+from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.log.log import Log
-from spark_log.metrics.history import DAY_MS
-from spark_log.metrics.measurement import task_records
-from spark_log.metrics.recorded_topics import METRICS, append_records
-from spark_log.metrics.task_runs import TaskRun
+from spark_log.maintenance.coordinator.coordinator import controller_status, coordinator_status
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
 from tests.support.group_members import until
 from tests.support.python_process import PythonProcess

@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import httpx2
 import pytest
 
-from spark_log.admin.audit import read_changes
+from spark_log.clients.admin.audit import read_changes
 from spark_log.console.access import basic
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.guard import OF_ONE_USER_MAX
@@ -21,8 +21,8 @@ from spark_log.console.pages import overview
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Change, Done, View
 from spark_log.console.settings import AuthMethod
-from spark_log.controller.topic_operations import create_topic
-from spark_log.http_requests import BODY_BYTES_MAX
+from spark_log.gateway.http.requests import BODY_BYTES_MAX
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from spark_log import Consumer, Producer
-from spark_log.admin.audit import record_change
 from spark_log.cli.main import app
+from spark_log.clients.admin.audit import record_change
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import find_topic, list_topics
 from spark_log.console.access.access_file import read_access_file
@@ -19,16 +19,16 @@ from spark_log.console.pages import audit
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
 from spark_log.console.settings import AuthMethod
-from spark_log.controller.topic_operations import alter_configs
+from spark_log.facts.metrics.history import Kind
+from spark_log.facts.metrics.measurement import task_records
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
+from spark_log.facts.metrics.recorder import Recorder
+from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metrics.history import Kind
-from spark_log.metrics.measurement import task_records
-from spark_log.metrics.recorded_topics import METRICS, Recorded, append_records
-from spark_log.metrics.recorder import Recorder
-from spark_log.metrics.task_runs import TaskRun
 from spark_log.registry.registry import Registry
+from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.console import running_console
 from tests.support.topics import fill, make
 

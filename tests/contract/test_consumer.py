@@ -20,13 +20,13 @@ from kafka.errors import (
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from spark_log import Consumer
-from spark_log.consume import partition_reads
-from spark_log.controller.topic_operations import add_partitions, delete_topic
+from spark_log.clients.consume import partition_reads
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Records
+from spark_log.log.records import segment_file
+from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.records import segment_file
-from spark_log.records.schema import read_schema
+from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS, table
 from tests.support.topics import append, fill, make
 

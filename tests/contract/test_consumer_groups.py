@@ -12,9 +12,9 @@ from kafka.errors import CommitFailedError, IllegalArgumentError, IllegalStateEr
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
-from spark_log.controller.topic_operations import delete_topic
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata.tables import group_member
+from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.topics import append, fill, make
 

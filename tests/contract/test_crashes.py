@@ -7,14 +7,14 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.failpoints import POINTS
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.numbered_writer import SMALL_TAILS, value
 from tests.support.python_process import killed_at, run_process

@@ -8,14 +8,14 @@ import pytest
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.datasource.options.source_options import WriteOptions
-from spark_log.datasource.write.task_writer import TaskWriter
-from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write
-from spark_log.delta.publication import publish
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
-from spark_log.streams.table_version import read_version
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write.task_writer import TaskWriter
+from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
+from spark_log.spark.streams.table_version import read_version
+from spark_log.tables.publication import publish
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all
 from tests.support.topics import append, make

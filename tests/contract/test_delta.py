@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta import publication, publication_intent
-from spark_log.delta.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.tables import publication, publication_intent
+from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import forkserver
 from tests.support.records import NOON_MS, read_all, table

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.delta import publication, publication_intent
 from spark_log.errors import StorageUnavailableError
+from spark_log.tables import publication, publication_intent
 from tests.contract.test_delta import Topic
 
 pytestmark = pytest.mark.delta

@@ -9,20 +9,20 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta import publication_state
-from spark_log.delta.publication import delta_tables, publish, try_publish
 from spark_log.errors import SparkLogError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
-from spark_log.replicas import catch_up as catch_up_module
-from spark_log.replicas.catch_up import ReplicaCopy, catch_up
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas import catch_up as catch_up_module
+from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
+from spark_log.tables import publication_state
+from spark_log.tables.publication import delta_tables, publish, try_publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import table
 from tests.support.replicas import add_brokers

@@ -6,13 +6,13 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append import write_ids
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
+from spark_log.log.append import write_ids
 from spark_log.maintenance import TASKS, run_tasks
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.replicas import folder_of
 from tests.support.topics import append

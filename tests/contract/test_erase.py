@@ -16,10 +16,6 @@ from kafka import TopicPartition
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish
-from spark_log.erase.erase import erase
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -31,8 +27,12 @@ from spark_log.errors import (
 from spark_log.failpoints import POINTS
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import tables as t
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process

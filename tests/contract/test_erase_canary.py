@@ -11,21 +11,21 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_log import Producer
-from spark_log.append.encoding import Encoding, prepare
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.reassignments import begin_reassignments
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta.publication import delta_tables
-from spark_log.erase.erase import erase
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicPartition
+from spark_log.log.append.encoding import Encoding, prepare
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.replicas.replica_moves import run_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.replication.replicas.replica_moves import run_reassignments
+from spark_log.tables.publication import delta_tables
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, keyed, rows_of
 from tests.support.records import NOON_MS

@@ -9,16 +9,16 @@ from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.reassignments import begin_reassignments
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.erase.erase import erase
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.replicas.replica_moves import run_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.replication.replicas.replica_moves import run_reassignments
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away

@@ -30,8 +30,8 @@ began.wait()
 import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
 from spark_log import Cluster
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.coordinator.lease_runner import PeriodicTask
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTask
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()

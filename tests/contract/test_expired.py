@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from spark_log import clock
-from spark_log.append.append_transaction import AppendRequest
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.write.write_commit import append_whole
+from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.write.write_commit import append_whole
 from tests.support.records import table
 from tests.support.topics import append
 

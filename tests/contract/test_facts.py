@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from spark_log import Admin
 from spark_log.cli.main import app
+from spark_log.facts.metrics.exporter import ClusterCollector, registry_of
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
-from spark_log.metrics.exporter import ClusterCollector, registry_of
 from tests.support.alerts import samples
 from tests.support.classic_member import ClassicMember
 from tests.support.console import running_console

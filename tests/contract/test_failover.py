@@ -7,27 +7,30 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import elect_leaders, fallback_term
-from spark_log.controller.log_dir_inspection import inspect_log_dirs, report_failure
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import (
     InvalidReplicationFactorError,
     NotControllerError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
 )
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records
+from spark_log.log.partitions.truncations import list_truncations
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
-from spark_log.partitions.truncations import list_truncations
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.controller import elect_leaders, fallback_term
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs, report_failure
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole

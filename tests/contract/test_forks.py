@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.new_file import LocalFile
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import SparkLogError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.fork_rig import CLIENTS, RECORDS, STATES
 from tests.support.python_process import output_of

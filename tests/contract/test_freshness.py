@@ -7,14 +7,14 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.delta.delta_lag import delta_lags
-from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import run_process

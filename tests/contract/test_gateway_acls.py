@@ -28,15 +28,11 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
 
 from spark_log import Admin, Consumer
-from spark_log.admin.acls import kafka_acl
-from spark_log.admin.audit import read_changes
 from spark_log.cli.main import app
+from spark_log.clients.admin.acls import kafka_acl
+from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
-from spark_log.gateway.access.rights import CODES, Each, Every, Whole
-from spark_log.gateway.server import APIS
-from spark_log.log.log import Log
-from spark_log.security.acl_rules import (
+from spark_log.cluster.security.acl_rules import (
     CLUSTER_NAME,
     OPERATIONS,
     Acl,
@@ -46,9 +42,13 @@ from spark_log.security.acl_rules import (
     Permission,
     ResourceType,
 )
-from spark_log.security.acls import add_acls, read_acls, remove_acls
-from spark_log.security.scram import Mechanism
-from spark_log.security.users import Upsertion, alter_credentials, upsertion_of_password
+from spark_log.cluster.security.acls import add_acls, read_acls, remove_acls
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import Upsertion, alter_credentials, upsertion_of_password
+from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
+from spark_log.gateway.access.rights import CODES, Each, Every, Whole
+from spark_log.gateway.server import APIS
+from spark_log.log.log import Log
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.records import ranges_of

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from spark_log import Admin, Consumer
 from spark_log.cli.main import app
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import add_partitions, delete_topic
-from spark_log.gateway.schemas import ConsumerGroupDescribeRequest
+from spark_log.facts.groups import describe_groups
+from spark_log.gateway.protocol.schemas import ConsumerGroupDescribeRequest
 from spark_log.groups import rows
-from spark_log.groups.group_inspection import describe_groups
-from spark_log.groups.member_heartbeats import Beat, answer_beats
+from spark_log.groups.heartbeat_batches import Beat, answer_beats
+from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations, topic_ids
 from tests.support.consumer_member import LEAVE_AND_RETURN, ConsumerMember

@@ -19,8 +19,8 @@ from kafka.protocol.producer.produce import ProduceRequest
 from spark_log import Cluster, Consumer, Producer
 from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway.gateway_settings import limits_of
-from spark_log.records.kafka_batch.encode import encode
-from spark_log.records.kafka_batch.header import HEADER_BYTES
+from spark_log.log.records.kafka_batch.encode import encode
+from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from tests.support.costly_requests import HOSTILE_ADDRESS, batch_of, costly_fetches, frame_of, produce_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

@@ -7,10 +7,10 @@ from threading import Event, Thread
 import pytest
 import sqlalchemy as sa
 
-from spark_log.controller.topic_operations import add_partitions
 from spark_log.groups.batch_rows import MEMBERS_MAX
-from spark_log.groups.member_heartbeats import Beat, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

@@ -12,14 +12,14 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
+from spark_log.cluster.quotas.quota_rows import write_quotas
+from spark_log.cluster.quotas.rules import entity_of
+from spark_log.cluster.security.acl_rules import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
+from spark_log.cluster.security.acls import add_acls, remove_acls
 from spark_log.cluster.topics import find_topics
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
-from spark_log.quotas.quota_rows import write_quotas
-from spark_log.quotas.rules import entity_of
-from spark_log.security.acl_rules import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
-from spark_log.security.acls import add_acls, remove_acls
 from tests.contract.test_gateway_acls import OPTIONS, acl, client, connect, put_users
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_member import ConsumerMember

@@ -21,14 +21,14 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
 
 from spark_log import Admin
-from spark_log.admin.audit import read_changes
 from spark_log.cli.main import app
+from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import alter_credentials, list_credentials, upsertion_of_password
 from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.metadata import tables as t
-from spark_log.security.scram import Mechanism
-from spark_log.security.users import alter_credentials, list_credentials, upsertion_of_password
 from tests.support.certificates import Authority
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

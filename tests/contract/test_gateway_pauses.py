@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
+from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.log.log import Log
-from spark_log.transactions.transaction_inspection import list_transactions
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.records import ranges_of

@@ -10,10 +10,10 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
-from spark_log.admin.audit import read_changes
-from spark_log.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
-from spark_log.quotas.rules import BURST_S, Bucket, entity_of
-from spark_log.records.kafka_batch.encode import encode
+from spark_log.clients.admin.audit import read_changes
+from spark_log.cluster.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
+from spark_log.cluster.quotas.rules import BURST_S, Bucket, entity_of
+from spark_log.log.records.kafka_batch.encode import encode
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored

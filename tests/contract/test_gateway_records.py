@@ -6,13 +6,13 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log import Consumer
-from spark_log.erase.erase import erase
-from spark_log.gateway.record_streams import RecordStreams
+from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.log.log import Log
-from spark_log.records.kafka_batch.decode import FEW
-from spark_log.records.kafka_batch.encode import encode
-from spark_log.records.kafka_batch.header import HEADER_BYTES
-from spark_log.records.kafka_batch.varint import varint
+from spark_log.log.records.kafka_batch.decode import FEW
+from spark_log.log.records.kafka_batch.encode import encode
+from spark_log.log.records.kafka_batch.header import HEADER_BYTES
+from spark_log.log.records.kafka_batch.varint import varint
+from spark_log.maintenance.erase.erase import erase
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum

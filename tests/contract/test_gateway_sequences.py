@@ -7,8 +7,8 @@ from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from spark_log import Consumer
+from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.metadata import tables as t
-from spark_log.records.kafka_batch.encode import encode
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum

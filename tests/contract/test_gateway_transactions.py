@@ -14,15 +14,16 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
-from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import delete_topic
+from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER
+from spark_log.metadata.sql_columns import PRODUCER
+from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.transactions.transaction_expiry import abort_timed_out
-from spark_log.transactions.transaction_inspection import list_transactions
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer

@@ -11,14 +11,14 @@ import pytest
 
 from spark_log.cluster.lease import Lease
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import add_partitions, create_topic
-from spark_log.coordinator.coordinator import Coordinator, coordinator_status
-from spark_log.coordinator.lease_runner import PeriodicTask
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
+from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import describe_groups
 from spark_log.groups.target_assignment import reconcile_group
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTask
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.group_members import Reader, settle, until
 from tests.support.python_process import PythonProcess
 

@@ -8,8 +8,6 @@ import sqlalchemy as sa
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
-from spark_log.append.producer_expiry import expire_producers
-from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.errors import (
     AssignorFailedError,
     FencedInstanceIdError,
@@ -24,8 +22,8 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
-from spark_log.groups.group_inspection import describe_groups, group_lag, list_groups
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -37,11 +35,13 @@ from spark_log.groups.group_operations import (
     remove_from_group,
     reset_offsets,
 )
-from spark_log.groups.heartbeats import Identity, join_group
+from spark_log.groups.member_operations import Identity, join_group
 from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
+from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction
 from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS

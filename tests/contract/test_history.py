@@ -18,23 +18,23 @@ from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
 from spark_log.config.values import DAY_MS
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import (
     InvalidConfigurationError,
     MetadataStoreUnavailableError,
     NotCoordinatorError,
     PolicyViolationError,
 )
+from spark_log.facts.metrics.history import HOUR_MS, Kind, read_queries, read_series, read_task_runs
+from spark_log.facts.metrics.recorded_reads import read_records
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
+from spark_log.facts.metrics.recorder import Recorder, record_task_runs
+from spark_log.facts.metrics.task_runs import TaskRun, TaskRunBuffer
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.task_list import run_tasks
-from spark_log.metrics.history import HOUR_MS, Kind, read_queries, read_series, read_task_runs
-from spark_log.metrics.recorded_reads import read_records
-from spark_log.metrics.recorded_topics import METRICS, Recorded, append_records
-from spark_log.metrics.recorder import Recorder, record_task_runs
-from spark_log.metrics.task_runs import TaskRun, TaskRunBuffer
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.replicas import take_away

@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import StoreChangedError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance import run_tasks
-from spark_log.metadata import server_identity
 from spark_log.metadata import tables as t
-from spark_log.partitions.retired_replicas import delete_retired_replicas
+from spark_log.metadata.connections import server_identity
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.markdown_blocks import blocks
 from tests.support.records import read_all, table
 

@@ -8,21 +8,24 @@ from pathlib import Path
 import kafka
 import pytest
 
-import spark_log.kafka
-from spark_log import Cluster, client_settings
-from spark_log.admin.admin_settings import AdminSettings
-from spark_log.consume.consumer_settings import ConsumerSettings
-from spark_log.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from spark_log.kafka.errors import KafkaConfigurationError
-from spark_log.produce.producer_settings import ProducerSettings
+import spark_log.clients.kafka
+from spark_log import Cluster
+from spark_log.clients import client_settings
+from spark_log.clients.admin.admin_settings import AdminSettings
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from spark_log.clients.kafka.errors import KafkaConfigurationError
+from spark_log.clients.produce.producer_settings import ProducerSettings
 
 PROGRAMS = sorted((Path(__file__).parent / "kafka_programs").glob("*.py"))
 
 
 def moved(program, address):
     """The program's text after the two changes that the README describes."""
-    program = re.sub(r"^from kafka(\.[\w.]+)? import", r"from spark_log.kafka\1 import", program, flags=re.MULTILINE)
-    program = re.sub(r"^import kafka$", "import spark_log.kafka as kafka", program, flags=re.MULTILINE)
+    program = re.sub(
+        r"^from kafka(\.[\w.]+)? import", r"from spark_log.clients.kafka\1 import", program, flags=re.MULTILINE
+    )
+    program = re.sub(r"^import kafka$", "import spark_log.clients.kafka as kafka", program, flags=re.MULTILINE)
     return program.replace('"localhost:9092"', repr(address))
 
 
@@ -85,18 +88,18 @@ def test_every_setting_of_kafka_python_is_honoured_without_effect_or_refused():
 
 
 def test_modules_and_names_are_those_of_kafka_python():
-    assert {name for name in kafka.__all__ if not hasattr(spark_log.kafka, name)} == set()
+    assert {name for name in kafka.__all__ if not hasattr(spark_log.clients.kafka, name)} == set()
     for theirs in (kafka.admin, kafka.errors, kafka.structs, kafka.serializer, kafka.partitioner):
-        ours = importlib.import_module(f"spark_log.{theirs.__name__}")
+        ours = importlib.import_module(f"spark_log.clients.{theirs.__name__}")
         public = {name for name in vars(theirs) if name[0].isupper()}
         assert {name for name in public if not hasattr(ours, name)} == set()
         clients = {"KafkaAdminClient"}
         assert all(getattr(ours, name) is getattr(theirs, name) for name in public - clients)
-    from spark_log.kafka.admin.client import KafkaAdminClient as Admin
-    from spark_log.kafka.consumer.group import KafkaConsumer as Consumer
-    from spark_log.kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor  # noqa: F401
-    from spark_log.kafka.producer.kafka import KafkaProducer as Producer
+    from spark_log.clients.kafka.admin.client import KafkaAdminClient as Admin
+    from spark_log.clients.kafka.consumer.group import KafkaConsumer as Consumer
+    from spark_log.clients.kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor  # noqa: F401
+    from spark_log.clients.kafka.producer.kafka import KafkaProducer as Producer
 
     assert (Admin, Consumer, Producer) == (KafkaAdminClient, KafkaConsumer, KafkaProducer)
     with pytest.raises(ImportError, match="KafkaClient: there is no connection"):
-        from spark_log.kafka import KafkaClient  # noqa: F401
+        from spark_log.clients.kafka import KafkaClient  # noqa: F401

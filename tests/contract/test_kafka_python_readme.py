@@ -10,7 +10,7 @@ from importlib.metadata import metadata
 
 import pytest
 
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import output_of
 from tests.support.topics import append, stored
 

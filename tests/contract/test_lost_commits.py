@@ -5,14 +5,14 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended
-from spark_log.append.write_ids import register, renew
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.write_ids import register, renew
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.task_list import expire_commit_tokens
 from spark_log.metadata import commit_tokens
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 

@@ -6,18 +6,18 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append import write_ids
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
+from spark_log.log.append import write_ids
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table

@@ -13,17 +13,17 @@ from deltalake import DeltaTable, write_deltalake
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.delta.checkpoints import COMMITS_MAX
-from spark_log.delta.publication import delta_tables
-from spark_log.erase.erase import erase
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, runs_of
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
-from spark_log.replicas.catch_up import catch_up
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.tables.checkpoints import COMMITS_MAX
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
 from tests.support.python_process import killed_at, output_of

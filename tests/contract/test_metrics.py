@@ -14,17 +14,17 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from spark_log import Consumer, Producer, clock
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import InvalidConfigurationError
-from spark_log.groups.group_inspection import group_lag
+from spark_log.facts.groups import group_lag
+from spark_log.facts.metrics import cluster_metrics, export
+from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.facts.metrics.http_server import serving_metrics
+from spark_log.facts.metrics.query_metrics import QueryCollector
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metrics import cluster_metrics, export
-from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
-from spark_log.metrics.http_server import serving_metrics
-from spark_log.metrics.query_metrics import QueryCollector
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import until

@@ -9,11 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Registry
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
-from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import (
     DataLossError,
     InvalidOptionError,
@@ -25,12 +22,15 @@ from spark_log.errors import (
 )
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.mirror.mirror import Mirror, MirrorSettings
-from spark_log.mirror.mirror_groups import copy_groups
-from spark_log.records.schema import read_schema
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror_groups import copy_groups
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
@@ -302,7 +302,9 @@ def regrow(source, *values, first=2):
 def test_records_truncated_in_the_source_after_they_were_copied_are_data_loss(
     source, target, mirrors, copied, restarted, values, monkeypatch
 ):
-    monkeypatch.setattr("spark_log.mirror.mirror._COMPARED_OFFSETS", 1)  # the last record is the same in both lineages
+    monkeypatch.setattr(
+        "spark_log.spark.mirror.mirror._COMPARED_OFFSETS", 1
+    )  # the last record is the same in both lineages
     regrow(source, *values)
     mirror = mirrors(source, target) if restarted else copied
     with pytest.raises(

@@ -16,13 +16,13 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import IllegalArgumentError, RetriableError, UnknownTopicOrPartitionError
+from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import group_lag
 from spark_log.groups.group_operations import Earliest, Latest, ShiftBy, reset_offsets
 from spark_log.log.log import Log, Records
 from spark_log.metadata.store import Store
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
 
 P0 = TopicPartition("t", 0)

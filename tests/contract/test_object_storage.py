@@ -11,14 +11,14 @@ from uuid import uuid4
 
 import pytest
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import StorageUnavailableError, StoreChangedError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change
 from tests.support.records import read_all, table

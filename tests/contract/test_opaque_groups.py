@@ -18,13 +18,13 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 
 from spark_log import Consumer
 from spark_log.errors import InconsistentGroupProtocolError, NonEmptyGroupError, UnknownMemberIdError
+from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
-from spark_log.groups.group_inspection import describe_groups, group_lag, list_groups
 from spark_log.groups.group_operations import delete_group, remove_from_group
 from spark_log.groups.target_assignment import reconcile_group, stale_groups
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import OPAQUE_MEMBER
+from spark_log.metadata.sql_columns import OPAQUE_MEMBER
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

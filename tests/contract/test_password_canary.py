@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from spark_log import Admin, Consumer, Producer
-from spark_log.admin.audit import record_change
 from spark_log.cli.main import app
+from spark_log.clients.admin.audit import record_change
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError
 from spark_log.metadata import tables as t

@@ -7,11 +7,11 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.log.segments import plan as planner
 from spark_log.metadata import tables as t
-from spark_log.segments import plan as planner
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS, read_all, table
 
 SEGMENTS = 20_000

@@ -3,10 +3,10 @@
 import threading
 from itertools import count
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
 CLIENTS, CRASHES, ACKNOWLEDGED = 12, 12, 40

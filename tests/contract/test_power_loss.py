@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import ClusterNotFoundError, UnknownTopicOrPartitionError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_loss import Recorder
 from tests.support.records import read_all, table

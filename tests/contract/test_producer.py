@@ -13,11 +13,11 @@ from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 import spark_log.errors
-from spark_log.append.partitioner import partition_of_key
+from spark_log.clients.produce.partitioner_setting import RoundRobinPartitioner
 from spark_log.cluster.topics import list_topics
-from spark_log.controller.topic_operations import add_partitions, create_topic
+from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
-from spark_log.produce.partitioner_setting import RoundRobinPartitioner
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
 

@@ -10,8 +10,8 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS
 from tests.support.replicas import take_away
 from tests.support.resources import arrow_memory, assert_only_named_files

@@ -14,8 +14,8 @@ from kafka.errors import IllegalStateError
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
 from tests.support.producing import stored

@@ -4,9 +4,9 @@ import kafka.errors
 import pyarrow as pa
 import pytest
 
-from spark_log.append.partitioner import partition_of_key
-from spark_log.controller.topic_operations import create_topic
-from spark_log.produce.future import Written
+from spark_log.clients.produce.future import Written
+from spark_log.log.append.partitioner import partition_of_key
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
 
@@ -47,7 +47,7 @@ def log_headers():
 
 
 def test_large_tables_are_written_to_files_in_order(produce, cluster, log, monkeypatch):
-    monkeypatch.setattr("spark_log.produce.table_batches.SLICE_BYTES_MAX", 400_000)
+    monkeypatch.setattr("spark_log.clients.produce.table_batches.SLICE_BYTES_MAX", 400_000)
     create_topic(cluster, "t", 2, configs={"inline.max.bytes": "10000"})
     producer = produce(buffer_memory=500_000)
     batch = pa.record_batch(

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 import spark_log.errors
 from spark_log import Producer
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.producing import change, rows, stored
 
 QUICK = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "retry_backoff_ms": 5}

@@ -9,12 +9,12 @@ import re
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import delete_topic
-from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.mirror.mirror import Mirror, MirrorSettings
-from spark_log.streams.table_version import read_version
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
+from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.streams.table_version import read_version
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 from tests.support.mirroring import everything, without_spark
 from tests.support.stream_source import StreamQuery
@@ -134,7 +134,7 @@ class TableOf:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_each_reader_sees_one_lineage_or_reports_its_end(tmp_path, caplog, seed):
-    caplog.set_level(logging.WARNING, "spark_log.datasource.read.read_planner")
+    caplog.set_level(logging.WARNING, "spark_log.spark.datasource.read.read_planner")
     chance = random.Random(seed)
     with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
         log = TaggedLog(source, tmp_path)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import DataLossError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from tests.support.topics import fill, make
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

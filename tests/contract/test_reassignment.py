@@ -3,12 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.reassignment_rows import list_reassignments
-from spark_log.controller.reassignments import begin_reassignments, finish_reassignments
-from spark_log.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
@@ -17,12 +12,17 @@ from spark_log.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
+from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.metadata import tables as t
-from spark_log.partitions.retired_replicas import delete_retired_replicas
-from spark_log.replicas.catch_up import catch_up
-from spark_log.replicas.replica_moves import switch_reassignments
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments, finish_reassignments
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.replication.replicas.replica_moves import switch_reassignments
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.producing import change
 from tests.support.records import read_all, table

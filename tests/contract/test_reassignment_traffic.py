@@ -8,17 +8,17 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
-from spark_log.controller.reassignment_rows import list_reassignments
-from spark_log.controller.reassignments import begin_reassignments
-from spark_log.coordinator.coordinator import Coordinator, controller_status
-from spark_log.delta.publication import try_publish
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.coordinator import Coordinator, controller_status
 from spark_log.metadata import tables as t
-from spark_log.replicas import followers, replica_moves
-from spark_log.replicas.replica_moves import run_reassignments
-from spark_log.replicas.throttle import Throttle
+from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.replicas import followers, replica_moves
+from spark_log.replication.replicas.replica_moves import run_reassignments
+from spark_log.replication.replicas.throttle import Throttle
+from spark_log.tables.publication import try_publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
 from tests.support.producing import change

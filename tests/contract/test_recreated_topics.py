@@ -6,11 +6,11 @@ import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, ids
-from spark_log.controller.topic_operations import delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.streams import TransactionalLoop
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.streams import TransactionalLoop
 from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import fill, make
 

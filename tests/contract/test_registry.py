@@ -7,8 +7,6 @@ import pytest
 
 from spark_log import Registry
 from spark_log.cluster.topics import find_topic, list_topics
-from spark_log.columns.types import to_ddl
-from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
@@ -16,9 +14,11 @@ from spark_log.errors import (
     SchemaNotFoundError,
     SchemaRegistryError,
 )
+from spark_log.log.columns.types import to_ddl
 from spark_log.registry import topic_schemas
 from spark_log.registry.protobuf_schemas import serialized
 from spark_log.registry.schemas import SchemaText
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from spark_log import Registry
-from spark_log.columns.parts import PARTS, TYPED
 from spark_log.errors import IncompatibleSchemaError
+from spark_log.log.columns.key_and_value import PARTS, TYPED
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance import run_tasks
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from tests.support.records import ranges_of, table
 from tests.support.topics import make
 

@@ -20,19 +20,19 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
-from spark_log.columns import definitions
-from spark_log.columns.parts import PARTS
-from spark_log.columns.protobuf.messages import message_class
-from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
+from spark_log.gateway.registry.server import serving
+from spark_log.log.columns import definitions
+from spark_log.log.columns.key_and_value import PARTS
+from spark_log.log.columns.protobuf.messages import message_class
+from spark_log.log.records.schema import read_schema
 from spark_log.maintenance import run_tasks
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
-from spark_log.records.schema import read_schema
 from spark_log.registry import rows as registry_rows
 from spark_log.registry import topic_schemas
 from spark_log.registry.schema_types import problems
-from spark_log.registry.server import serving
+from spark_log.replication.controller.topic_operations import alter_configs
 from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
 from tests.support.python_process import PythonProcess

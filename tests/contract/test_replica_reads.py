@@ -17,18 +17,18 @@ import kafka
 import pytest
 
 from spark_log import Consumer
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
-from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments import fetcher as fetcher_module
+from spark_log.log.segments.fetcher import Fetcher
 from spark_log.metadata import tables as t
-from spark_log.records.schema import read_schema
-from spark_log.segments import fetcher as fetcher_module
-from spark_log.segments.fetcher import Fetcher
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import DAMAGES, replicas_of
 from tests.support.disks import needs_root
 from tests.support.producing import change
@@ -242,7 +242,7 @@ def test_bad_replicas_and_repairs_are_logged_and_counted(stored, caplog):
     with caplog.at_level(logging.WARNING):
         while consumer.position(kafka.TopicPartition("t", 0)) < len(stored.expected):
             consumer.poll(1_000)
-    (message,) = [record.getMessage() for record in caplog.records if record.name == "spark_log.segments.fetcher"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "spark_log.log.segments.fetcher"]
     assert replicas[0][0].name in message and "repaired from" in message and "expected" in message
     assert "test-secret-key" not in message
     counts = consumer.metrics()["consumer-fetch-manager-metrics"]

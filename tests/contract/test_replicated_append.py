@@ -10,20 +10,20 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.source_options import WriteOptions
-from spark_log.datasource.write.task_writer import TaskWriter
-from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write
 from spark_log.errors import NotEnoughReplicasError
+from spark_log.facts.topics import describe_topics
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write.task_writer import TaskWriter
+from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole
 

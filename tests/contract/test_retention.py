@@ -6,23 +6,23 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append.rules import Appended
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.delta import publication_state
 from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, UnsafePathError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
+from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance import Amount, run_tasks
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
-from spark_log.partitions.partition_rows import read_partition
-from spark_log.replicas.catch_up import catch_up
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.tables import publication_state
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, take_away

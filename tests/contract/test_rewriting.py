@@ -5,13 +5,13 @@ import pyarrow.compute as pc
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer, release
-from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta.publication import publish
 from spark_log.errors import NotCoordinatorError
+from spark_log.log.append.write_ids import Writer, release
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite import client_sealer as sealer_module
 from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.delta_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import output_of

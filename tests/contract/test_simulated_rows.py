@@ -6,11 +6,11 @@ from deltalake import DeltaTable
 from benchmarks import scale_rows as simulated
 from benchmarks.scale import ONE
 from spark_log.cluster.topics import find_topics
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables, publish
 
 pytestmark = pytest.mark.delta
 

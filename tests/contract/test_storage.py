@@ -13,13 +13,10 @@ import pytest
 from kafka.errors import KafkaStorageError
 
 from spark_log import Producer
-from spark_log.append.rules import Appended
+from spark_log.clients.produce import sender
 from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, refuse_overlap, segment_path
-from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.delta_table import storage_options
-from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -29,8 +26,11 @@ from spark_log.errors import (
     UnsafePathError,
 )
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
-from spark_log.produce import sender
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.delta_table import storage_options
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
 

@@ -18,15 +18,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from spark_log import Admin, Consumer, Producer
-from spark_log.append.append_transaction import AppendRequest, run_append_transaction
-from spark_log.append.encoding import Encoding, blob_batch, encode_inline
-from spark_log.append.rules import Appended, ProducerSequence, Rejected, SparkBatch
-from spark_log.append.spark_batches import append_once_hook
-from spark_log.append.write_ids import register, release, renew
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import find_topic, list_topics
-from spark_log.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from spark_log.errors import (
     CheckpointMismatchError,
     ClusterAlreadyExistsError,
@@ -50,16 +43,32 @@ from spark_log.errors import (
     WriteIdExpiredError,
     redact,
 )
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import BrokerId, OffsetRange, TopicPartition
+from spark_log.log.append.append_transaction import AppendRequest, run_append_transaction
+from spark_log.log.append.encoding import Encoding, blob_batch, encode_inline
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batches import append_once_hook
+from spark_log.log.append.write_ids import register, release, renew
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metadata import commit_tokens, migrations, write_ahead_log
+from spark_log.metadata import (
+    commit_tokens,
+    migrations,
+)
 from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
+from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import Store, create_store, open_store
 from spark_log.metadata.store_schema import revision_of
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.records import read_all, table
 

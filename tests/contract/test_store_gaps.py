@@ -23,19 +23,19 @@ from kafka.structs import OffsetAndMetadata
 from typer.testing import CliRunner
 
 from spark_log import Admin, Consumer
-from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read import read_topic
-from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import read_schema
-from spark_log.segments.fetcher import Fetcher
-from spark_log.streams.live_table import Table
-from spark_log.streams.table_version import plan_at, read_version
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read import read_topic
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
+from spark_log.spark.streams.live_table import Table
+from spark_log.spark.streams.table_version import plan_at, read_version
 from tests.support.disturbed_cluster import BESIDE_WRITES, DISTURBANCES, LOSSES, Call, Matrix, Open
 from tests.support.records import NOON_MS, table
 from tests.support.store_gaps import StoreGaps

@@ -6,13 +6,13 @@ from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from spark_log import Admin, Consumer, Producer
-from spark_log.append.append_transaction import AppendRequest, run_append_transaction
-from spark_log.append.rules import SparkBatch
-from spark_log.append.spark_batches import append_once_hook
 from spark_log.cluster.brokers import add_broker
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.source_options import TXN_APP_ID_LENGTH_MAX, WriteOptions
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.log.append.append_transaction import AppendRequest, run_append_transaction
+from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batches import append_once_hook
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.options.source_options import TXN_APP_ID_LENGTH_MAX, WriteOptions
 
 PARTITION = TopicPartition("t", 0)
 BAD = ["a\0b", "a\ud800b"]

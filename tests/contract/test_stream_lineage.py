@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from spark_log.controller.topic_operations import delete_topic
-from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import DataLossError
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed, committed_offsets
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from tests.support.spark_sink import address_of
 from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.stream_source import StreamQuery

@@ -4,12 +4,12 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.streams.table_version import PartitionVersion, read_version
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark.streams.table_version import PartitionVersion, read_version
 from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now
 from tests.support.truncation import truncate

@@ -9,14 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import periodic_tasks
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.facts.topics import describe_topics
 from spark_log.failpoints import POINTS
+from spark_log.maintenance.coordinator import periodic_tasks
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
 from tests.support.bank_client import at_work
 from tests.support.children import Child

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from spark_log.controller.topic_operations import create_topic
+from spark_log.facts.groups import describe_groups
 from spark_log.failpoints import POINTS
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import describe_groups
 from spark_log.ids import TopicPartition
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.children import Child
 from tests.support.copy_loop import GROUP, SOURCE, TARGET, transformed
 from tests.support.group_members import until

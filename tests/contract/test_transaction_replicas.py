@@ -7,14 +7,14 @@ import kafka.errors
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.reassignments import begin_reassignments
+from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.replicas.catch_up import catch_up
-from spark_log.replicas.replica_moves import switch_reassignments
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.replicas.catch_up import catch_up
+from spark_log.replication.replicas.replica_moves import switch_reassignments
 from tests.support.producing import stored
 from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
 

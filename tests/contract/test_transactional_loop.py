@@ -10,10 +10,10 @@ from kafka.structs import TopicPartition
 
 from spark_log import Consumer
 from spark_log.errors import IllegalStateError, InvalidRecordError, MetadataStoreUnavailableError
+from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import describe_groups
-from spark_log.streams import TransactionalLoop
-from spark_log.streams.transactional_loop import Totals
+from spark_log.spark.streams import TransactionalLoop
+from spark_log.spark.streams.transactional_loop import Totals
 from spark_log.transactions import transaction_store
 from tests.support.topics import all_stored, append, fill, make, stored
 

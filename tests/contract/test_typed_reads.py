@@ -8,12 +8,12 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_log import Consumer
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.delta import publication
-from spark_log.delta.publication import delta_tables
-from spark_log.erase.erase import erase
 from spark_log.errors import InvalidOptionError
-from spark_log.records.schema import read_schema
+from spark_log.log.records.schema import read_schema
+from spark_log.maintenance.erase.erase import erase
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables import publication
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import ranges_of
 from tests.support.topics import append, make

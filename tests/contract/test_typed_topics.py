@@ -14,14 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_log import Producer
-from spark_log.columns.parts import PARTS, TYPED
-from spark_log.columns.protobuf.schema import protobuf_schema
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.delta.publication import delta_tables
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidRecordError
+from spark_log.log.columns.key_and_value import PARTS, TYPED
+from spark_log.log.columns.protobuf.schema import protobuf_schema
 from spark_log.log.log import Records
+from spark_log.log.records.schema import normalise, read_schema
 from spark_log.maintenance import run_tasks
-from spark_log.records.schema import normalise, read_schema
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.descriptors import descriptor_set
 from tests.support.python_process import killed_at

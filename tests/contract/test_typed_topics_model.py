@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_log import Producer
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.datasource.options.topic_choice import SubscribeTopics
-from spark_log.erase.erase import erase
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import normalise
 from spark_log.maintenance import run_tasks
-from spark_log.mirror.mirror import Mirror, MirrorSettings
-from spark_log.records.schema import normalise
+from spark_log.maintenance.erase.erase import erase
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
+from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
 from tests.support.damage import DAMAGES, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import mirror_all

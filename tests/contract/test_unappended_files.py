@@ -4,15 +4,18 @@ import kafka.errors
 import pytest
 import sqlalchemy as sa
 
-from spark_log.append.rules import Appended, Rejected
-from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
 from tests.support.resources import assert_only_named_files, unnamed_files
@@ -162,8 +165,8 @@ def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypat
 
 
 def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
-    from spark_log.append.producer_rows import register_producer
-    from spark_log.append.rules import ProducerSequence
+    from spark_log.log.append.producer_rows import register_producer
+    from spark_log.log.append.sequence_rules import ProducerSequence
 
     topic = create_topic(cluster, "t", configs=FILES)
     producer_id = register_producer(cluster.store, 1_000)

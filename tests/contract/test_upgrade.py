@@ -6,12 +6,12 @@ import pytest
 
 from spark_log import Admin, Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.quotas.quota_rows import read_quotas
+from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store_schema import revision_of
 from spark_log.metadata.tables import SCHEMA_REVISION, metadata
-from spark_log.quotas.quota_rows import read_quotas
-from spark_log.transactions.transaction_inspection import list_transactions
 from tests.support import release_cluster
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection

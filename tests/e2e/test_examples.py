@@ -115,4 +115,4 @@ def test_every_example_is_listed_and_uses_public_names_only(path: Path) -> None:
     ]
     assert imports
     for line in imports:
-        assert line.split()[1] in ("spark_log", "spark_log.streams", "spark_log.kafka"), line
+        assert line.split()[1] in ("spark_log", "spark_log.spark.streams", "spark_log.clients.kafka"), line

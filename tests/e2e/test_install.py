@@ -144,7 +144,7 @@ def test_a_producer_and_a_consumer_run_from_the_wheel(installed: Path, tmp_path:
 AFTER_THE_TEN_LINES = """
 import runpy, subprocess, sys
 from spark_log.errors import DeltaNotInstalledError
-from spark_log.streams import DeltaOutput, write_stream
+from spark_log.spark.streams import DeltaOutput, write_stream
 
 print("rows", spark.read.parquet("clicks.parquet").count())
 print("rows of the environment's cluster", spark.read.format("spark_log").option("subscribe", "clicks").load().count())

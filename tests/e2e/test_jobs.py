@@ -15,11 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.delta.delta_lag import delta_lags
+from spark_log.facts.topics import describe_topics
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.tables.delta_lag import delta_lags
 from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 

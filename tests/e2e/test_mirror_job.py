@@ -6,8 +6,8 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.jobs import mirror
 from spark_log.log.log import Log, Records
+from spark_log.spark.jobs import mirror
 from tests.support.jobs import run_job
 from tests.support.mirroring import everything, make_source
 from tests.support.records import table

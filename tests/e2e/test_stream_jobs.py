@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.group_inspection import group_lag
+from spark_log.facts.groups import group_lag
+from spark_log.facts.metrics.history import read_queries
 from spark_log.ids import OffsetRange
-from spark_log.jobs import window
 from spark_log.log.log import Log
-from spark_log.metrics.history import read_queries
+from spark_log.spark.jobs import window
 from tests.e2e.test_jobs import command, environment, summary_of
 from tests.support.jobs import run_job
 from tests.support.topics import append, make, stored

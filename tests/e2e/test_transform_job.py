@@ -10,7 +10,7 @@ import pytest
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.group_inspection import describe_groups
+from spark_log.facts.groups import describe_groups
 from spark_log.log.log import Log
 from tests.e2e.test_jobs import command as spark_submit
 from tests.e2e.test_jobs import environment
@@ -58,7 +58,7 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 def start(cluster, *arguments, failpoint=None):
     folder = cluster.store.address.folder
-    job = "import sys; from spark_log.jobs.transform import main; sys.exit(main())"
+    job = "import sys; from spark_log.spark.jobs.transform import main; sys.exit(main())"
     return PythonProcess("-c", job, "--cluster", folder, *arguments, folder=folder.parent, failpoint=failpoint, **PIPES)
 
 

@@ -12,8 +12,16 @@ PAGES = [REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs" / "archite
 
 def test_the_folder_table_has_every_folder() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    rows = re.findall(r"^\| (`[^|]+) \|", PAGES[0].read_text(), re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == folders
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGES[0].read_text(), re.MULTILINE)) == folders
+
+
+def test_there_are_few_rooms_and_modules_and_no_crowded_folder() -> None:
+    rooms = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    modules = [path for path in PACKAGE.glob("*.py") if not path.name.startswith("__")]
+    assert len(rooms) <= 16
+    assert len(modules) <= 6
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [folder.name for folder in folders if len(list(folder.glob("*.py"))) > 20] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

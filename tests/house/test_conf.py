@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_log import delta_jars
+from spark_log.spark import delta_jars
 
 CONF = Path(__file__).parents[2] / "conf"
 READ_BY_THE_STATE_STORE = "spark.sql.streaming.stateStore.rocksdb."

@@ -17,18 +17,18 @@ DECIDED = {
     "maintenance/removal/retired_file_clean_up.py:delete_retired_files": "delete_retired_files",
     "maintenance/removal/retired_file_clean_up.py:delete_left_copies": "delete_left_copies",
     "maintenance/removal/retired_file_clean_up.py:_delete_folder": "delete_retired_topics",
-    "partitions/retired_replicas.py:_delete_files": "_delete_files",
-    "erase/purge.py:_delete_of_previous_topics": "_delete_of_previous_topics",
-    "append/failed_append_files.py:_delete": "settle",
+    "log/partitions/retired_replicas.py:_delete_files": "_delete_files",
+    "maintenance/erase/purge.py:_delete_of_previous_topics": "_delete_of_previous_topics",
+    "log/append/failed_append_files.py:_delete": "settle",
 }
 """Function that deletes, and the function of the same module that reads the decision from the primary."""
 
 NOT_FROM_METADATA = {
     "transactions/transaction_store.py:delete_files": "the transaction that dropped the batches was committed",
-    "datasource/write/task_writer.py:abort": "files of this attempt, which no other process knows",
+    "spark/datasource/write/task_writer.py:abort": "files of this attempt, which no other process knows",
     "maintenance/rewrite/segment_rewrite.py:discard": "a file of this process, whose swap was not committed",
-    "delta/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
-    "streams/micro_batch.py:forget": "state of a query",
+    "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
+    "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",
 }
 """Function that deletes, and why no decision of the metadata is needed. Also: files of batches that an append has
@@ -88,7 +88,7 @@ def test_the_decision_is_read_from_the_primary(place):
 def test_publication_removes_files_by_a_decision_of_the_primary():
     changing = [
         ast.unparse(function)
-        for function in functions(ast.parse((ROOT / "delta/publication.py").read_text()))
+        for function in functions(ast.parse((ROOT / "tables/publication.py").read_text()))
         if "_find_changes(" in ast.unparse(function) and function.name not in ("_find_changes", "check_publication")
     ]
     assert len(changing) == 2

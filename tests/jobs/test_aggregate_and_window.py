@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.jobs import aggregate, window
-from spark_log.jobs.aggregate import AggregateArguments
-from spark_log.jobs.run_options import AvailableNow, Every
-from spark_log.jobs.window import WindowArguments
-from spark_log.streams.codecs import Avro, Json, Protobuf
-from spark_log.streams.outputs import ConsoleOutput, DeltaOutput, TopicOutput
-from spark_log.streams.windows import Session, Sliding, Tumbling
+from spark_log.spark.jobs import aggregate, window
+from spark_log.spark.jobs.aggregate import AggregateArguments
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every
+from spark_log.spark.jobs.window import WindowArguments
+from spark_log.spark.streams.formats.codecs import Avro, Json, Protobuf
+from spark_log.spark.streams.outputs import ConsoleOutput, DeltaOutput, TopicOutput
+from spark_log.spark.streams.windows import Session, Sliding, Tumbling
 
 INPUT = "--subscribe t --value-schema 'k STRING, x DOUBLE, at TIMESTAMP' --checkpoint c"
 WINDOW = f"{INPUT} --window '1 hour' --watermark '0 seconds' --aggregate count"

@@ -7,12 +7,12 @@ import pytest
 from pyspark.sql import DataFrame, Observation, SparkSession
 
 from spark_log.errors import InvalidOptionError
-from spark_log.jobs.failures import one_line
-from spark_log.jobs.job_arguments import Columns, ConsumeArguments, Files
-from spark_log.jobs.queries.consume_columns import shaped
-from spark_log.jobs.queries.measurement import Measured
-from spark_log.jobs.queries.produce_query import shape
-from spark_log.jobs.run_options import Batch, Shared
+from spark_log.spark.jobs.failures import one_line
+from spark_log.spark.jobs.options.job_arguments import Columns, ConsumeArguments, Files
+from spark_log.spark.jobs.options.run_options import Batch, Shared
+from spark_log.spark.jobs.queries.consume_columns import shaped
+from spark_log.spark.jobs.queries.measurement import Measured
+from spark_log.spark.jobs.queries.produce_query import shape
 
 pytestmark = pytest.mark.slow
 

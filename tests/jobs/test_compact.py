@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
-from spark_log.jobs import compact
-from spark_log.jobs.compact import JOB, CompactArguments
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.jobs import compact
+from spark_log.spark.jobs.compact import JOB, CompactArguments
 
 
 def test_arguments() -> None:

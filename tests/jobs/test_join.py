@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.jobs.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
-from spark_log.jobs.join import JOB
-from spark_log.streams.joins import Bounds
+from spark_log.spark.jobs.join import JOB
+from spark_log.spark.jobs.options.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
+from spark_log.spark.streams.joins import Bounds
 
 LEFT = "--left-subscribe a --left-value-schema 'k STRING, at TIMESTAMP' --checkpoint c"
 RIGHT = (

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.jobs import maintenance
-from spark_log.jobs.maintenance import JOB
 from spark_log.maintenance import TASKS
+from spark_log.spark.jobs import maintenance
+from spark_log.spark.jobs.maintenance import JOB
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.jobs.job_arguments import MirrorArguments
-from spark_log.jobs.mirror import JOB
-from spark_log.jobs.run_options import AvailableNow, Every
-from spark_log.mirror.mirror import MirrorSettings
+from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.jobs.mirror import JOB
+from spark_log.spark.jobs.options.job_arguments import MirrorArguments
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every
+from spark_log.spark.mirror.mirror import MirrorSettings
 
 BASE = ["--cluster", "a", "--to-cluster", "b"]
 

@@ -4,10 +4,17 @@ import shlex
 
 import pytest
 
-from spark_log.jobs import consume as consume_job
-from spark_log.jobs import produce as produce_job
-from spark_log.jobs.job_arguments import Console, ConsumeArguments, Files, NewTopic, OtherTopic, ProduceArguments
-from spark_log.jobs.run_options import AvailableNow, Batch, Every
+from spark_log.spark.jobs import consume as consume_job
+from spark_log.spark.jobs import produce as produce_job
+from spark_log.spark.jobs.options.job_arguments import (
+    Console,
+    ConsumeArguments,
+    Files,
+    NewTopic,
+    OtherTopic,
+    ProduceArguments,
+)
+from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every
 
 
 def produce(line: str) -> ProduceArguments:

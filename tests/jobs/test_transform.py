@@ -2,11 +2,11 @@
 
 import pytest
 
-from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidOptionError
-from spark_log.jobs.job_arguments import TransformArguments
-from spark_log.jobs.queries.transform_loop import load
-from spark_log.jobs.transform import JOB
+from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.jobs.options.job_arguments import TransformArguments
+from spark_log.spark.jobs.queries.transform_loop import load
+from spark_log.spark.jobs.transform import JOB
 
 BASE = ["--cluster", "a", "--group-id", "g"]
 

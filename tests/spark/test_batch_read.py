@@ -11,12 +11,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import add_partitions, alter_configs
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
 from tests.support.batch_source import read_values
 from tests.support.records import NOON_MS, table
 from tests.support.topics import append, fails, fill, make, read, values
@@ -435,7 +435,7 @@ def test_read_topic_of_many_segments_and_of_equal_sizes(
     assert len(sizes) == 6 and len(set(sizes)) < 6
     check_equal(spark, cluster)
     append(log, topic, "another size altogether", partition=0)
-    monkeypatch.setattr("spark_log.segments.segment_scan._IN_EXPRESSION_MAX", 1)
+    monkeypatch.setattr("spark_log.log.segments.segment_scan._IN_EXPRESSION_MAX", 1)
     check_equal(spark, cluster)
 
 

@@ -11,17 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import delete_topic
-from spark_log.datasource.source import SparkLogDataSource
 from spark_log.errors import InvalidOptionError
+from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets, read_commits
-from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
-from spark_log.streams import batch_transaction
-from spark_log.streams.micro_batch import this_batch
-from spark_log.streams.transacted_batch import BatchTransaction
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.datasource.source import SparkLogDataSource
+from spark_log.spark.streams import batch_transaction
+from spark_log.spark.streams.micro_batch import this_batch
+from spark_log.spark.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import init_producer

@@ -10,11 +10,11 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.datasource.write import address_handoff
 from spark_log.log.log import Log
 from spark_log.metadata import tables
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.spark.datasource.write import address_handoff
 from tests.support.batch_source import write_frame
 from tests.support.records import NOON_MS
 from tests.support.topics import all_stored, append, fails, make, read, stored, write

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.errors import InvalidOptionError
 from spark_log.log.log import Records
-from spark_log.streams.bad_records import dead_letters, valid
-from spark_log.streams.codecs import Avro, Confluent, Json, Protobuf, decode, encode
-from spark_log.streams.outputs import TopicOutput, write_stream
+from spark_log.spark.streams.bad_records import dead_letters, valid
+from spark_log.spark.streams.formats.codecs import Avro, Confluent, Json, Protobuf, decode, encode
+from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, flight_bytes
 from tests.support.mirroring import everything
 from tests.support.records import table

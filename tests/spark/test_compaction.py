@@ -9,17 +9,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log import read_topic
-from spark_log.append.partitioner import partition_of, split_by_partition
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.jobs import compact as job
+from spark_log.log.append.partitioner import partition_of, split_by_partition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance import compact_on_spark
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.spark.jobs import compact as job
 from tests.support.damage import flipped_in_page, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS

@@ -6,8 +6,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.coordinator.coordinator import Coordinator
-from spark_log.delta.publication import delta_tables
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import make, read_stream, write
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DAYS = pd.Timestamp("2013-01-08", tz="UTC")

@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 
-from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.read.read_topic import read_topic
-from spark_log.delta.publication import delta_tables
-from spark_log.erase.erase import erase
-from spark_log.erase.spark_workers import SparkWorkers, on_spark
-from spark_log.records.key_set import KeySet
+from spark_log.log.records.key_set import KeySet
+from spark_log.maintenance.erase.erase import erase
+from spark_log.maintenance.erase.spark_workers import SparkWorkers, on_spark
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.read.read_topic import read_topic
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.topics import read_stream

@@ -5,9 +5,9 @@ from pyspark.errors import PySparkException
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import InvalidConfigurationError
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import table
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from py4j.java_gateway import JavaObject
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError
-from spark_log.records.kafka_batch.decode import DecodedBatch, decode
-from spark_log.records.kafka_batch.encode import encode
-from spark_log.records.kafka_batch.header import CompressionType
-from spark_log.records.schema import TimestampType
+from spark_log.log.records.kafka_batch.decode import DecodedBatch, decode
+from spark_log.log.records.kafka_batch.encode import encode
+from spark_log.log.records.kafka_batch.header import CompressionType
+from spark_log.log.records.schema import TimestampType
 from tests.support.kafka_batches import MUTATIONS, RECORDS, damaged, decoded, no_records, rows_of, stored
 
 LEADER_EPOCH = 4

@@ -13,11 +13,11 @@ from pyspark.sql import functions as sf
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.log.log import Log
-from spark_log.streams import live_table, outputs
-from spark_log.streams.codecs import Json
-from spark_log.streams.live_table import Table
-from spark_log.streams.outputs import TopicOutput, write_stream
-from spark_log.streams.tables import read_table
+from spark_log.spark.streams import live_table, outputs
+from spark_log.spark.streams.compacted_tables import read_table
+from spark_log.spark.streams.formats.codecs import Json
+from spark_log.spark.streams.live_table import Table
+from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now
 from tests.support.topics import all_stored, append, fails, make, read_stream

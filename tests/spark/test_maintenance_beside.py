@@ -20,11 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.delta.publication import delta_tables
 from spark_log.failpoints import POINTS
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_producer import value
 from tests.support.python_process import PythonProcess

@@ -4,9 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from spark_log.controller.topic_operations import delete_topic
-from spark_log.delta.publication import delta_tables
-from spark_log.jobs.maintenance import MaintenanceArguments, do_tasks
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
+from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import rows
 from tests.support.topics import append, make

@@ -10,8 +10,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
-from spark_log.streams.bad_records import valid
-from spark_log.streams.codecs import Confluent, Protobuf, decode, encode
+from spark_log.spark.streams.bad_records import valid
+from spark_log.spark.streams.formats.codecs import Confluent, Protobuf, decode, encode
 from tests.support.descriptors import (
     FLIGHT_DESCRIPTOR_SET,
     SHOP_ALONE_DESCRIPTOR_SET,
@@ -229,7 +229,7 @@ def test_a_value_that_no_message_can_hold_is_an_error_not_a_record(spark, codec,
 
 
 def test_without_the_package_the_error_says_how_to_install_it(spark, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("spark_log.streams.protobuf_")]:
+    for name in [name for name in sys.modules if name.startswith("spark_log.spark.streams.formats.protobuf_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)
     frame = spark.createDataFrame([(b"",)], "value BINARY")

@@ -12,10 +12,10 @@ from pyspark.sql.streaming.listener import QueryStartedEvent
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import create_topic
+from spark_log.facts.metrics.history import Kind, read_queries, read_series
 from spark_log.log.log import Records
-from spark_log.metrics.history import Kind, read_queries, read_series
-from spark_log.streams import SparkLogListener, observing_queries
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.streams import SparkLogListener, observing_queries
 from tests.support.alerts import firing, samples
 from tests.support.postgres import PostgresServer
 from tests.support.records import table
@@ -186,8 +186,8 @@ def test_it_works_in_spark_connect(cluster, tmp_path):
     program = f"""
 from pyspark.sql import SparkSession
 from spark_log import create_topic, Cluster, Producer
-from spark_log.metrics.history import read_queries
-from spark_log.streams import observing_queries
+from spark_log.facts.metrics.history import read_queries
+from spark_log.spark.streams import observing_queries
 
 address = {str(cluster.store.address)!r}
 create_topic(Cluster.open(address), "t")

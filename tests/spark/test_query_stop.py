@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.jobs.queries.measurement import bytes_of, measured
-from spark_log.jobs.queries.query_runner import run_to_end
 from spark_log.log.log import Log
+from spark_log.spark.jobs.queries.measurement import bytes_of, measured
+from spark_log.spark.jobs.queries.query_runner import run_to_end
 from tests.support.topics import append, make, read_stream
 
 SOON_S = 10.0

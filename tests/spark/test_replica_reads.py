@@ -12,9 +12,9 @@ from spark_log import read_topic
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import DAMAGES, StoredFile, replicas_of
 from tests.support.producing import change
 from tests.support.s3 import S3Server

@@ -12,12 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import add_partitions, delete_topic
+from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, fails, fill, make, read_stream, values

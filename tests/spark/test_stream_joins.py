@@ -10,8 +10,8 @@ from pyspark.sql import functions as sf
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
 from spark_log.log.log import Log
-from spark_log.streams.joins import Bounds, Kind, Side, join_static, join_streams
-from spark_log.streams.windows import Tumbling, late_records, windowed
+from spark_log.spark.streams.joins import Bounds, Kind, Side, join_static, join_streams
+from spark_log.spark.streams.windows import Tumbling, late_records, windowed
 from tests.support.records import NOON_MS
 from tests.support.topics import append, make, read, read_stream
 

@@ -12,8 +12,8 @@ from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
-from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
-from spark_log.streams.outputs import Output
+from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
+from spark_log.spark.streams.outputs import Output
 from tests.support.python_process import killed_at, run_process
 from tests.support.spark_driver import gateway
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
@@ -119,7 +119,7 @@ def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log:
 DRIVER = """
 import sys
 from pyspark.sql import functions as F
-from spark_log.streams import TopicOutput, Tumbling, windowed, write_stream
+from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream
 from tests.support.spark_driver import connect
 
 address, checkpoint, *gateway = sys.argv[1:]

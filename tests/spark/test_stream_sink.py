@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.source import SparkLogDataSource
 from spark_log.log.log import Log
 from spark_log.metadata import tables
+from spark_log.spark.datasource.source import SparkLogDataSource
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, make, read_stream, stored
 
@@ -258,7 +258,7 @@ class DoomedSource(SparkLogDataSource):
         return "spark_log_doomed"
 
 
-# one in the tasks, one in the commit, one after it; all points are in tests/unit/datasource/test_sink_crashes.py
+# one in the tasks, one in the commit, one after it; all points are in tests/unit/spark/datasource/test_sink_crashes.py
 WORKER_KILLS = ("file.renamed", "append.committed", "publish.committed")
 
 

@@ -8,11 +8,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import add_partitions
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.log.log import Log
-from spark_log.streams.deduplication import deduplicated, keep_first, keep_last
-from spark_log.streams.tables import read_table, table_changes, write_table
+from spark_log.replication.controller.topic_operations import add_partitions
+from spark_log.spark.streams.compacted_tables import read_table, table_changes, write_table
+from spark_log.spark.streams.deduplication import deduplicated, keep_first, keep_last
 from tests.support.keyed_log import append_keyed
 from tests.support.records import NOON_MS
 from tests.support.table_topics import compact_now

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_log import activate_session, write_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
-from spark_log.streams import TopicOutput, batch_transaction, write_stream, write_table
+from spark_log.spark.streams import TopicOutput, batch_transaction, write_stream, write_table
 from tests.support.topics import all_stored, append, fails, make, read_stream, write
 
 WRITES, THREADS = 12, 4

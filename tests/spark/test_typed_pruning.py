@@ -7,9 +7,9 @@ import json
 import pytest
 
 from spark_log import read_topic
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables.publication import delta_tables
 from tests.support.topics import append, make, read
 
 SCHEMA = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP, day DATE, total DECIMAL(20, 2), place STRUCT<city: STRING>"

@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
 
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.delta import publication
-from spark_log.delta.publication import delta_tables
 from spark_log.maintenance import run_tasks
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables import publication
+from spark_log.tables.publication import delta_tables
 from tests.support.topics import append
 from tests.support.typed_topics import SCHEMA, WIDER, document, typed
 

@@ -6,12 +6,12 @@ import pytest
 from pyspark.sql import functions as sf
 
 from spark_log import read_topic
-from spark_log.columns.types import to_ddl
-from spark_log.controller.topic_operations import alter_configs
-from spark_log.delta.publication import delta_tables
+from spark_log.log.columns.types import to_ddl
 from spark_log.log.log import Log
+from spark_log.log.segments import typed_columns
 from spark_log.maintenance import run_tasks
-from spark_log.segments import typed_columns
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables.publication import delta_tables
 from tests.support.topics import append, fails, make, read, read_stream
 
 SCHEMA = (

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 from pyspark.sql import functions as sf
 
-from spark_log.columns.decoding import decoder
-from spark_log.columns.types import to_ddl
-from spark_log.delta.publication import delta_tables
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.log.columns.decoding import decoder
+from spark_log.log.columns.types import to_ddl
 from spark_log.log.log import Log
-from spark_log.streams import typed
+from spark_log.spark.streams import typed
+from spark_log.tables.publication import delta_tables
 from tests.support.topics import fails, make
-from tests.unit.columns.strategies import SCHEMAS
+from tests.unit.log.columns.strategies import SCHEMAS
 
 ORDERS_TYPE = "struct<item: string, price: double>"
 ORDERS = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP"

@@ -11,8 +11,17 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
 from spark_log.log.log import Log
-from spark_log.streams import Session, Sliding, TopicOutput, Tumbling, late_records, running, windowed, write_stream
-from spark_log.streams.windows import Window
+from spark_log.spark.streams import (
+    Session,
+    Sliding,
+    TopicOutput,
+    Tumbling,
+    late_records,
+    running,
+    windowed,
+    write_stream,
+)
+from spark_log.spark.streams.windows import Window
 from tests.support.topics import append, make, read_stream, stored
 
 BATCHES = (

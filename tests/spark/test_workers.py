@@ -4,7 +4,7 @@ import gc
 
 from pyspark.sql import SparkSession
 
-from spark_log.datasource.worker_memory import spare_collections
+from spark_log.spark.datasource.worker_memory import spare_collections
 
 
 def test_workers_use_the_installed_pyspark(spark: SparkSession) -> None:
@@ -26,7 +26,7 @@ def test_collections_in_workers_leave_imported_modules_out(spark: SparkSession) 
     def frozen(_: int) -> tuple[int, int]:
         import gc
 
-        from spark_log.datasource.worker_memory import spare_collections
+        from spark_log.spark.datasource.worker_memory import spare_collections
 
         spare_collections()
         first = gc.get_freeze_count()

@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
-from spark_log.controller.topic_operations import create_topic
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.records.schema import read_schema
-from spark_log.segments import plan as planner
-from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.slices import Slice
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import Slice
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.numbered_writer import SMALL_TAILS
 
 BRANCHES = ("north", "south", "west")

@@ -5,8 +5,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.source import SparkLogDataSource
-from spark_log.datasource.write.batch_writer import BatchWriter
+from spark_log.spark.datasource.source import SparkLogDataSource
+from spark_log.spark.datasource.write.batch_writer import BatchWriter
 from tests.support.spark_sink import address_of
 
 

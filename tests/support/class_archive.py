@@ -28,7 +28,7 @@ from pyspark import SparkContext
 from pyspark.sql import functions as F
 
 from spark_log import Cluster, create_topic, write_topic
-from spark_log.streams import DeltaOutput, TopicOutput, Tumbling, windowed, write_stream
+from spark_log.spark.streams import DeltaOutput, TopicOutput, Tumbling, windowed, write_stream
 from tests.support.spark import session
 
 folder = sys.argv[1]

@@ -12,20 +12,21 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_log import clock
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.delta.publication_state import seen_offsets
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.compaction import passes, task
+from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.compaction import local_compaction as task
+from spark_log.maintenance.compaction import passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import discard, plan_rewriting, segments, swap, write
-from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.tables.publication_state import seen_offsets
 
 RETENTION_MS = 100
 Patch = Callable[[Any, str, Any], None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.wire import Message
 from tests.support.consumer_member import LEAVE, LEAVE_AND_RETURN, ConsumerMember
 from tests.support.gateway_wire import WireConnection
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 
-from spark_log.gateway.schemas import ConsumerGroupHeartbeatRequest
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.schemas import ConsumerGroupHeartbeatRequest
+from spark_log.gateway.protocol.wire import Message
 from tests.support.gateway_wire import WireConnection
 
 LEAVE, LEAVE_AND_RETURN = -1, -2

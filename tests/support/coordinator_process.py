@@ -7,7 +7,7 @@ import sys
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 
 if __name__ == "__main__":
     settings = ClusterSettings(controller_lease_ms=int(sys.argv[2]))

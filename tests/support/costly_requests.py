@@ -20,10 +20,10 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log.gateway.api import Api
+from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.server import APIS
-from spark_log.gateway.wire import Message
-from spark_log.records.kafka_batch.encode import encode
-from spark_log.records.kafka_batch.header import HEADER_BYTES
+from spark_log.log.records.kafka_batch.encode import encode
+from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from tests.support.gateway_wire import request_about
 from tests.support.kafka_batches import stored, with_checksum
 

@@ -10,7 +10,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.log.log import Log
-from spark_log.segments.slices import Slice
+from spark_log.log.segments.slices import Slice
 from tests.support.records import ranges_of
 
 _KEY, _VALUE = 2, 3

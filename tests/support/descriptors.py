@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from google.protobuf import text_format, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from spark_log.columns.protobuf.messages import message_class
+from spark_log.log.columns.protobuf.messages import message_class
 
 
 def _message(name: str, *fields: str, more: str = "") -> str:

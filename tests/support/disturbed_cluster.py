@@ -10,12 +10,12 @@ from typing import Any
 
 from spark_log import Admin
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import add_partitions, delete_topic
-from spark_log.erase.erase import erase
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
+from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS
 from tests.support.store_gaps import StoreGaps
 from tests.support.table_topics import compact_now

@@ -21,15 +21,16 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from spark_log.fork_server import end_without_teardown, run_program
+from spark_log.spark.fork_server import end_without_teardown, run_program
 
 PRELOADED = (
     "pandas", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg",
     "alembic.command", "psycopg", "deltalake", "kafka", "kafka.errors",
-    "pyspark.sql.types", "pyspark.worker_util", "spark_log.datasource.source",
-    "spark_log.cli.main", "spark_log.consume.consumer", "spark_log.coordinator.coordinator",
-    "spark_log.produce.producer", "spark_log.maintenance", "spark_log.metadata.migrations", "tests.support.records",
+    "pyspark.sql.types", "pyspark.worker_util", "spark_log.spark.datasource.source",
+    "spark_log.cli.main", "spark_log.clients.consume.consumer", "spark_log.maintenance.coordinator.coordinator",
+    "spark_log.clients.produce.producer", "spark_log.maintenance", "spark_log.metadata.migrations",
+    "tests.support.records",
     "rich.box", "rich.markup", "rich.table", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kafka.protocol.api_header import ResponseClassRegistry
 
-from spark_log.gateway.wire import Message, read_body
+from spark_log.gateway.protocol.wire import Message, read_body
 
 _CORRELATION_ID = 7
 _API_VERSIONS = 18

@@ -7,7 +7,7 @@ from typing import Any
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from spark_log.delta_jars import spark_jars_folder
+from spark_log.spark.delta_jars import spark_jars_folder
 from tests.support.kafka_jars import connector_jars
 
 

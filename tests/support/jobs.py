@@ -32,7 +32,7 @@ def run_job(
     once the job handles signals.
     """
     assert spark is not None, "main() takes the active session"
-    main = import_module(f"spark_log.jobs.{job}").main
+    main = import_module(f"spark_log.spark.jobs.{job}").main
     out, err = io.StringIO(), io.StringIO()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     ended = threading.Event()

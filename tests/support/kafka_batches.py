@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from spark_log.records.kafka_batch.decode import FEW, DecodedBatch, decode
-from spark_log.records.kafka_batch.encode import StoredRecords
-from spark_log.records.kafka_batch.header import HEADER_BYTES
-from spark_log.records.schema import HEADERS
+from spark_log.log.records.kafka_batch.decode import FEW, DecodedBatch, decode
+from spark_log.log.records.kafka_batch.encode import StoredRecords
+from spark_log.log.records.kafka_batch.header import HEADER_BYTES
+from spark_log.log.records.schema import HEADERS
 
 Row = tuple[int | None, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Timestamp in milliseconds, key, value, headers."""

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from spark_log.delta_jars import spark_jars_folder
+from spark_log.spark.delta_jars import spark_jars_folder
 
 BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
 """The broker, and Kafka's command line tools."""

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_log.append.rules import Acks, Appended
 from spark_log.cluster.topics import Topic
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+)
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from tests.support.records import NOON_MS, ranges_of
 
 Rows = list[tuple[int, int, bytes | None, bytes | None]]

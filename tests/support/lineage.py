@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import PartitionInfo, describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import delete_topic
+from spark_log.facts.topics import PartitionInfo, describe_topics
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
-from spark_log.replicas.catch_up import catch_up
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.records import table
 from tests.support.replicas import folder_of, topic_on
 

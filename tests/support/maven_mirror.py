@@ -7,7 +7,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from spark_log import delta_jars
+from spark_log.spark import delta_jars
 
 _POM = "<project><modelVersion>4.0.0</modelVersion>{}<dependencies>{}</dependencies></project>"
 

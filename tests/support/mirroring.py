@@ -11,18 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.append.transfer import Transfer, Transferred, transfer
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import alter_configs, create_topic
-from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.ids import TopicPartition
+from spark_log.log.append.transfer import Transfer, Transferred, transfer
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
+from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
-from spark_log.mirror.mirror import Mirror, MirrorSettings, Step
-from spark_log.records.schema import read_schema
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
+from spark_log.spark.mirror.mirror import Mirror, MirrorSettings, Step
 from tests.support.records import NOON_MS, ranges_of, table
 
 PARTITIONS = 4

@@ -9,8 +9,8 @@ third record is too large for the inline tail, so files, blobs, sealing and publ
 import random
 import sys
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
 from tests.support.records import table
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.wire import Message
 from tests.support.gateway_wire import WireConnection
 
 _MEMBER_ID_REQUIRED = 79

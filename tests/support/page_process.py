@@ -21,13 +21,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from spark_log.fork_server import end_without_teardown, run_program
+from spark_log.spark.fork_server import end_without_teardown, run_program
 from tests.support import fork_server
 
 PRELOADED = (
-    "spark_log.admin.client",
-    "spark_log.cli.record_sender",
-    "spark_log.cluster.description",
+    "spark_log.clients.admin.client",
+    "spark_log.cli.records.record_sender",
+    "spark_log.facts.topics",
     "spark_log.groups.group_operations",
 )
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import pyspark
 
-from spark_log import delta_jars
+from spark_log.spark import delta_jars
 from tests.support.markdown_blocks import Block, blocks, differs
 from tests.support.spark import QUICK_JVM
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 
 NOON_MS = 1_700_000_000_000
 

@@ -8,16 +8,16 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.controller.controller import elect_leaders
-from spark_log.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.controller.topic_operations import insert_topic
+from spark_log.facts.topics import describe_topics
 from spark_log.ids import LogDirId
+from spark_log.log.segments.segment_copy import SegmentFile, is_whole
 from spark_log.metadata import tables as t
-from spark_log.segments.segment_copy import SegmentFile, is_whole
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_operations import insert_topic
 
 
 def add_brokers(cluster: Cluster, folder: Path, *broker_ids: int, racks: dict[int, str] | None = None) -> None:

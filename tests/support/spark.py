@@ -6,7 +6,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_log import delta_jars, launcher
+from spark_log.spark import delta_jars, launcher
 from tests.support import class_archive
 
 QUICK_JVM = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {class_archive.jvm_options()}".rstrip()

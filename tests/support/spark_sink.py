@@ -8,9 +8,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.source import SparkLogDataSource
-from spark_log.datasource.write.stream_writer import StreamWriter
-from spark_log.datasource.write.write_plan import TaskOutput
+from spark_log.spark.datasource.source import SparkLogDataSource
+from spark_log.spark.datasource.write.stream_writer import StreamWriter
+from spark_log.spark.datasource.write.write_plan import TaskOutput
 
 _SCHEMA = StructType().add("topic", "string").add("value", "string").add("partition", "integer")
 Rows = Sequence[tuple[str, str]]

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.read.stream_reader import StreamReader
-from spark_log.datasource.source import SparkLogDataSource
+from spark_log.spark.datasource.read.stream_reader import StreamReader
+from spark_log.spark.datasource.source import SparkLogDataSource
 from tests.support.spark_sink import address_of
 
 Row = tuple[int, bytes]

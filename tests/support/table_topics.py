@@ -1,9 +1,9 @@
 """Compacted topics for the tests of tables."""
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.maintenance.compaction.task import compact
+from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.compaction.local_compaction import compact
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
 

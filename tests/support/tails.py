@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 
 
 def tail(cluster: Cluster) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.controller.topic_operations import create_topic
 from spark_log.ids import TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS, table
 
 

@@ -4,11 +4,11 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
-from spark_log.controller.log_truncation import truncate_log
-from spark_log.metadata.columns import SEGMENT
+from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import fail_over, lose_files
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Attempt
-from spark_log.partitions.partition_rows import lock_partitions, save_partitions
-from spark_log.partitions.replication_rules import fail_over, lose_files
+from spark_log.replication.controller.log_truncation import truncate_log
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:

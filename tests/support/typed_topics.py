@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic
-from spark_log.columns.parts import PARTS
+from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.log import Log
-from spark_log.metadata.columns import SEGMENT
-from spark_log.records.schema import SEGMENT_SCHEMA, read_schema
+from spark_log.log.records.schema import SEGMENT_SCHEMA, read_schema
+from spark_log.metadata.sql_columns import SEGMENT
 from tests.support.records import ranges_of
 from tests.support.topics import make
 

@@ -11,8 +11,8 @@ from kafka.protocol.producer.transaction import (
     TxnOffsetCommitRequest,
 )
 
-from spark_log.gateway.wire import Message
-from spark_log.records.kafka_batch.encode import encode
+from spark_log.gateway.protocol.wire import Message
+from spark_log.log.records.kafka_batch.encode import encode
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
 

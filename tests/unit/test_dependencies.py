@@ -37,7 +37,7 @@ SPARK = {"pyspark", "py4j", "delta"}
 
 
 def test_importing_the_clients_loads_neither_spark_nor_delta_nor_pandas() -> None:
-    imported = imported_by("from spark_log import Admin, Cluster, Consumer, Producer\nimport spark_log.kafka")
+    imported = imported_by("from spark_log import Admin, Cluster, Consumer, Producer\nimport spark_log.clients.kafka")
     assert imported & (SPARK | {"alembic", "deltalake", "pandas", "psycopg", "rich", "typer"}) == set()
 
 

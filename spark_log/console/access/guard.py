@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spark_log.console.access.authentication import Authentication, Refused
 from spark_log.console.access.request_rules import HEADER_BYTES_MAX, SECURITY_HEADERS, may_send
 from spark_log.console.access.roles import User
-from spark_log.http_requests import BODY_BYTES_MAX, TOO_LARGE, declared_length, host_allowed, limited, sender_of
+from spark_log.gateway.http.requests import BODY_BYTES_MAX, TOO_LARGE, declared_length, host_allowed, limited, sender_of
 
 STATIC = "/static/"
 HEALTH = "/health"

@@ -1,6 +1,6 @@
 """Which requests the console answers, and the headers of its answers. Pure."""
 
-from spark_log.http_requests import Sender
+from spark_log.gateway.http.requests import Sender
 
 HEADER_BYTES_MAX = 32 * 1024
 """Of the names and values of all headers."""

@@ -15,7 +15,7 @@ import msgspec
 
 from spark_log.console.masks import HIDDEN, Masks
 from spark_log.console.messages.message import jsonable
-from spark_log.quantities import time_of
+from spark_log.text import time_of
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "key_encoding", "value", "value_encoding", "headers", "error")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from spark_log.columns.expansion import item_type, slices
-from spark_log.columns.parts import PARTS
 from spark_log.console.masks import Masks
-from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
+from spark_log.log.columns.expansion import item_type, slices
+from spark_log.log.columns.key_and_value import PARTS
+from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 _VISIBLE = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\t\n\r"},

@@ -15,7 +15,7 @@ from spark_log.console.search.search import Conditions
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import TopicPartition
 from spark_log.log.reader import LogReader
-from spark_log.segments.slices import Positions
+from spark_log.log.segments.slices import Positions
 
 STARTS = ("latest", "earliest", "offset", "time")
 FORMS = ("auto", "text", "json", "hex", "columns")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spark_log.admin.audit import RecordedChange, read_changes
+from spark_log.clients.admin.audit import RecordedChange, read_changes
 from spark_log.console.access.roles import Role
 from spark_log.console.pages.groups import visible_groups
 from spark_log.console.routes import Call, View

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_log.admin.partitions import log_dir_space
+from spark_log.clients.admin.partitions import log_dir_space
 from spark_log.cluster.brokers import LogDirStatus
 from spark_log.cluster.lease import lease_status
 from spark_log.console.routes import Call, View
-from spark_log.controller.balance import Load
-from spark_log.controller.reassignment_rows import list_reassignments
 from spark_log.errors import redact
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
+from spark_log.replication.controller.balance import Load
+from spark_log.replication.controller.reassignment_rows import list_reassignments
 
 _SHOWN_MAX = 50
 

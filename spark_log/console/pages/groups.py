@@ -10,11 +10,11 @@ from spark_log.console.listing import Listing, listing
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
 from spark_log.errors import InvalidConfigurationError
+from spark_log.facts.groups import GroupDescription, GroupListing, describe_groups, group_lag, list_groups
+from spark_log.facts.metrics.history import Kind
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_inspection import GroupDescription, GroupListing, describe_groups, group_lag, list_groups
 from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.ids import TopicPartition
-from spark_log.metrics.history import Kind
 
 
 @dataclass(frozen=True)

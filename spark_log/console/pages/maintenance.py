@@ -9,11 +9,11 @@ from spark_log.cluster.lease import lease_status
 from spark_log.cluster.usage import Usage
 from spark_log.console.routes import Call, View
 from spark_log.errors import InvalidConfigurationError
+from spark_log.facts.metrics.history import read_task_runs
+from spark_log.facts.metrics.task_runs import TaskRun
+from spark_log.log.partitions.truncations import RecordedTruncation, list_truncations
 from spark_log.maintenance.task_list import TASKS
-from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, RETIRED_REPLICA
-from spark_log.metrics.history import read_task_runs
-from spark_log.metrics.task_runs import TaskRun
-from spark_log.partitions.truncations import RecordedTruncation, list_truncations
+from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE, RETIRED_REPLICA
 
 _RUNS_MAX = 1_000
 _SHOWN_MAX = 200

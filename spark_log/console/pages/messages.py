@@ -25,7 +25,7 @@ from spark_log.console.search.search import Budget, Search
 from spark_log.errors import OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
 from spark_log.log.reader import LogReader
-from spark_log.records.schema import read_schema
+from spark_log.log.records.schema import read_schema
 
 BYTES_MAX, SECONDS_MAX = 256 << 20, 10.0
 """The budget of a search."""

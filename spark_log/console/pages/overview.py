@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from spark_log.console.charts import Chart, chart
 from spark_log.console.routes import Call, NotFound, View
 from spark_log.errors import SparkLogError, redact
-from spark_log.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
-from spark_log.metrics.history import DAY_MS, Kind
-from spark_log.metrics.task_runs import TaskRun
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.facts.metrics.history import DAY_MS, Kind
+from spark_log.facts.metrics.task_runs import TaskRun
 
 _SHOWN_MAX = 10
 

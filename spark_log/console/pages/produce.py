@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from spark_log.append.partitioner import partition_of_key
-from spark_log.append.rules import Rejected
 from spark_log.cluster.topics import Topic
 from spark_log.console.masks import Masks, masks_of
 from spark_log.console.messages.export import encoded
@@ -17,8 +15,10 @@ from spark_log.console.pages.messages import message_row
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, View
 from spark_log.errors import InvalidOptionError
+from spark_log.log.append.partitioner import partition_of_key
+from spark_log.log.append.rules import Rejected
 from spark_log.log.log import Log, Records
-from spark_log.records.schema import RECORD_SCHEMA, normalise
+from spark_log.log.records.schema import RECORD_SCHEMA, normalise
 
 ENCODINGS = ("text", "json", "base64", "null")
 

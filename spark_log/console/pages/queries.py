@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from spark_log.console.charts import Chart, chart
 from spark_log.console.listing import Listing, listing
 from spark_log.console.routes import Call, NotFound, View
-from spark_log.metrics.history import DAY_MS, Kind, QueryReport, read_queries
+from spark_log.facts.metrics.history import DAY_MS, Kind, QueryReport, read_queries
 
 DAYS = 7
 

@@ -6,24 +6,24 @@ from dataclasses import dataclass, fields
 
 import sqlalchemy as sa
 
-from spark_log.cluster.description import PartitionInfo, describe
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic
 from spark_log.cluster.usage import Usage, usage
-from spark_log.columns.types import type_ddl
 from spark_log.config import definitions
 from spark_log.console.charts import Chart, chart
 from spark_log.console.listing import Listing, listing
 from spark_log.console.pages.topics import favourites
 from spark_log.console.routes import Call, View
-from spark_log.delta.delta_lag import describe_delta_tables
-from spark_log.delta.publication_state import recorded
 from spark_log.errors import SparkLogError, redact
-from spark_log.metadata.columns import PARTITION
-from spark_log.metrics.cluster_snapshot import GroupPartitionFacts
-from spark_log.metrics.history import Kind
+from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
+from spark_log.facts.metrics.history import Kind
+from spark_log.facts.topics import PartitionInfo, describe
+from spark_log.log.columns.types import type_ddl
+from spark_log.metadata.sql_columns import PARTITION
 from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
+from spark_log.tables.delta_lag import describe_delta_tables
+from spark_log.tables.publication_state import recorded
 
 
 @dataclass(frozen=True)

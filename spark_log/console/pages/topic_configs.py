@@ -11,9 +11,9 @@ from spark_log.config import canonical, definitions
 from spark_log.console.paths import url
 from spark_log.console.rendering import config
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preview, View
-from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
 from spark_log.registry.topic_schemas import asks_registry, parts_changed_by
+from spark_log.replication.controller.topic_operations import alter_configs
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from spark_log.cluster.usage import Usage
 from spark_log.console.listing import Listing, listing
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preference, View
-from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.errors import InvalidConfigurationError, TopicAlreadyExistsError
-from spark_log.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 
 FAVOURITES_COOKIE = "spark-log-favourites"
 _FAVOURITES_CHARACTERS_MAX = 3_000
@@ -58,7 +58,7 @@ def topic_rows(
     favourites: Collection[str],
     internal: bool,
 ) -> list[TopicRow]:
-    """The rows of all topics of the snapshot. Pure."""
+    """A row for each topic of the snapshot, for internal ones only with `internal`. Pure."""
     of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
     for partition in snapshot.partitions:
         of_topic[partition.topic_id].append(partition)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields
 
 from spark_log.console.listing import Listing, listing
 from spark_log.console.routes import Call, NotFound, View
-from spark_log.transactions.rules import TransactionState
-from spark_log.transactions.transaction_inspection import (
+from spark_log.facts.transactions import (
     PendingRecords,
     TransactionDescription,
     TransactionListing,
@@ -15,6 +14,7 @@ from spark_log.transactions.transaction_inspection import (
     is_hanging,
     list_transactions,
 )
+from spark_log.transactions.rules import TransactionState
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.columns.json.decoder import JsonDecoder
+from spark_log.log.columns.json.decoder import JsonDecoder
 
 
 @dataclass(frozen=True)

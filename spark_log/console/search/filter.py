@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from spark_log.columns.checks import is_column_name
 from spark_log.console.search.batch_columns import BatchColumns
 from spark_log.console.search.filter_syntax import JSON_PATHS_MAX, error, parse, place, too_deep
 from spark_log.console.search.operands import (
@@ -33,7 +32,8 @@ from spark_log.console.search.operands import (
     time_of,
 )
 from spark_log.console.search.pruning import pruning
-from spark_log.segments.slices import FieldFilter
+from spark_log.log.columns.column_limits import is_column_name
+from spark_log.log.segments.slices import FieldFilter
 
 LIKE_MAX = 200
 """Characters of a pattern of LIKE."""
@@ -48,7 +48,7 @@ class Filter:
     """A compiled filter.
 
     `columns`: the stored columns that it needs, such as `value`. `typed`: the paths of the fields of typed columns.
-    `prunes`: filters that every matching record passes, for `segments.field_filters`.
+    `prunes`: filters that every matching record passes, for `log.segments.field_filters`.
     """
 
     text: str

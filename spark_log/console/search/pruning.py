@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from sqlglot import exp
 
 from spark_log.console.search.operands import Kind, Operand
-from spark_log.segments.slices import Condition, FieldFilter
+from spark_log.log.segments.slices import Condition, FieldFilter
 
 _COMPARISONS: dict[type, tuple[Condition, Condition]] = {
     exp.EQ: (Condition.IN, Condition.IN),

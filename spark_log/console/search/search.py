@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
-from spark_log.columns.field_paths import part_on_paths
 from spark_log.console.search.batch_columns import any_header
 from spark_log.console.search.filter import Filter
 from spark_log.console.search.position import Position
 from spark_log.errors import OffsetOutOfRangeError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.columns.field_paths import part_on_paths
 from spark_log.log.reader import LogReader
-from spark_log.records.schema import read_schema
-from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.file_pruning import without_excluded
-from spark_log.segments.slices import Slice
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.file_pruning import without_excluded
+from spark_log.log.segments.slices import Slice
 
 _FORWARDS, _BACKWARDS = (1 << 16, 1 << 22), (1 << 12, 1 << 18)
 """With conditions: offsets of the first and of the largest round of a partition."""

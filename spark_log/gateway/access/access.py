@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 
 from spark_log import clock
+from spark_log.cluster.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
+from spark_log.cluster.security.acls import read_acls
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.sasl import Call
 from spark_log.metadata.store import Store
-from spark_log.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
-from spark_log.security.acls import read_acls
 
 _FRESH_S = 1.0
 

@@ -9,15 +9,15 @@ from kafka.protocol.admin import (
     DescribeAclsResponse,
 )
 
-from spark_log.admin import acls as on_acls
+from spark_log.clients.admin import acls as on_acls
+from spark_log.cluster.security.acl_rules import Acl, AclFilter, Operation
 from spark_log.errors import SecurityDisabledError
 from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
-from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.protocol.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import Acl, AclFilter, Operation
 
 _SOURCE = "gateway"
 

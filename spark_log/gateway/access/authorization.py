@@ -4,15 +4,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spark_log.cluster.security.acl_rules import Operation
 from spark_log.cluster.topics import topics_of_uuids
 from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.refusals import refusal, refused_element
 from spark_log.gateway.access.rights import CODES, Each, Every, Rule, Shown, Whole
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE
+from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import Operation
 
 _OPERATION_NOT_ATTEMPTED = 55
 _UNKNOWN_TOPIC_ID = 100

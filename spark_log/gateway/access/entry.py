@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_log.cluster.security.distinguished_names import distinguished_name
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.access.sasl import Verifier
 from spark_log.gateway.access.tls import Certificates, start_tls
 from spark_log.gateway.api import ANONYMOUS, Api, read_header
 from spark_log.gateway.client_reader import ClientReader
-from spark_log.gateway.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
+from spark_log.gateway.protocol.wire import MalformedRequestError, encode_response, read_body
 from spark_log.gateway.services import Services
-from spark_log.gateway.wire import MalformedRequestError, encode_response, read_body
-from spark_log.security.distinguished_names import distinguished_name
+from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.sasl import Exchange, SaslFailedError, Verifier, exchange_of
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.bulkheads import Lane
-from spark_log.gateway.error_codes import NONE
-from spark_log.gateway.request_limits import TINY
-from spark_log.gateway.wire import MalformedRequestError, Message, RequestHeader, encode_response, read_body
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.protocol.request_limits import TINY
+from spark_log.gateway.protocol.wire import MalformedRequestError, Message, RequestHeader, encode_response, read_body
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway_settings import GatewaySettings

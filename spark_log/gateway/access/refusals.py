@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from spark_log.gateway.wire import Message
+from spark_log.gateway.protocol.wire import Message
 
 _CODES = ("error_code", "partition_error_code")
 _SAME: dict[str, Sequence[str]] = {

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import CLUSTER_NAME, Operation, ResourceType
+from spark_log.cluster.security.acl_rules import CLUSTER_NAME, Operation, ResourceType
+from spark_log.gateway.protocol.wire import Message
 
 TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, TRANSACTIONAL_ID_REFUSED = 29, 30, 31, 53
 CODES: Mapping[ResourceType, int] = {

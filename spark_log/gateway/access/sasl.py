@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from spark_log.cluster.security import scram
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import find_credential
 from spark_log.metadata.store import Store
-from spark_log.security import scram
-from spark_log.security.scram import Mechanism
-from spark_log.security.users import find_credential
 
 T = TypeVar("T")
 PLAIN = "PLAIN"

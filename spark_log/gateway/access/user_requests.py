@@ -10,15 +10,15 @@ from kafka.protocol.admin import (
     DescribeUserScramCredentialsResponse,
 )
 
-from spark_log.admin.users import alter_scram_credentials, known_credentials
+from spark_log.clients.admin.users import alter_scram_credentials, known_credentials
+from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
 from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import NONE, client_message, error_code, outcome_of
-from spark_log.gateway.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code, outcome_of
+from spark_log.gateway.protocol.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.gateway.wire import Message
-from spark_log.security.acl_rules import Operation
 
 
 async def describe_users(services: Services, request: Message, _client: Client) -> Message:

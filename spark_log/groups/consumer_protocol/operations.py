@@ -38,7 +38,7 @@ from spark_log.groups.consumer_protocol.rules import (
     leave_for_a_while,
 )
 from spark_log.groups.consumer_protocol.topic_patterns import check_pattern, matching
-from spark_log.groups.heartbeats import Identity
+from spark_log.groups.member_operations import Identity
 from spark_log.groups.opaque.opaque_operations import end_opaque
 from spark_log.groups.rules import NO_PARTITIONS, Group, Partitions, notice_topics
 from spark_log.groups.stored_values import Pattern, Subscription
@@ -91,7 +91,9 @@ class ConsumerAnswer:
 
 
 def check_beat(beat: ConsumerBeat) -> None:
-    """IllegalArgumentError (INVALID_REQUEST), UnsupportedAssignorError, InvalidRegularExpressionError; as in Kafka."""
+    """Refuse a heartbeat whose fields a broker would refuse: IllegalArgumentError (INVALID_REQUEST),
+    UnsupportedAssignorError, InvalidRegularExpressionError.
+    """
     if not beat.me.member_id:
         raise IllegalArgumentError("MemberId can't be empty.")
     if not beat.me.group_id:

@@ -12,8 +12,8 @@ from spark_log.groups import rows
 from spark_log.groups.opaque.rules import OpaqueGroup, OpaqueMember, Phase, State
 from spark_log.groups.rules import Group
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import CONSUMER_GROUP, OPAQUE_GROUP, OPAQUE_MEMBER
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, OPAQUE_GROUP, OPAQUE_MEMBER
 from spark_log.metadata.store import StoreClock
 
 _EXPIRED_MS = 0

@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.append.partitioner import murmur2
+from spark_log.log.append.partitioner import murmur2
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.compaction.unit import Offsets, Unit
-from spark_log.records.schema import read_schema
-from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.slices import LogDirs
 
 _KEYS = read_schema(columns=["key", "offset"])
 _LAST = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.topics import Topic
-from spark_log.delta.publication import publish, try_publish
-from spark_log.delta.publication_state import seen_offsets
 from spark_log.errors import InvalidConfigurationError
 from spark_log.failpoints import failpoint
+from spark_log.log.partitions.compaction_rows import replace_compactions
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, read_partition
 from spark_log.maintenance.compaction.rules import (
     Pass,
     cleanable,
@@ -30,10 +30,10 @@ from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.segment_rewrite import Segment, discard, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import COMPACTION, PARTITION
-from spark_log.partitions.compaction_rows import replace_compactions
-from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
-from spark_log.quantities import count_of
+from spark_log.metadata.sql_columns import COMPACTION, PARTITION
+from spark_log.tables.publication import publish, try_publish
+from spark_log.tables.publication_state import seen_offsets
+from spark_log.text import count_of
 
 
 @dataclass(frozen=True)

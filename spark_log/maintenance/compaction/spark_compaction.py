@@ -24,6 +24,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.segment_file import SegmentFacts
+from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
+from spark_log.log.segments.segment_copy import SegmentFile, is_whole
+from spark_log.log.segments.segment_repair import repair
+from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.maintenance.compaction.passes import (
     Compacting,
     CompactionPass,
@@ -36,13 +42,7 @@ from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
 from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.segment_rewrite import Written
-from spark_log.partitions.partition_rows import Key
-from spark_log.quantities import count_of
-from spark_log.records.segment_file import SegmentFacts
-from spark_log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
-from spark_log.segments.segment_copy import SegmentFile, is_whole
-from spark_log.segments.segment_repair import repair
-from spark_log.segments.slices import LogDirs, Slice
+from spark_log.text import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -206,7 +206,7 @@ def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dir
     """
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-    from spark_log.segments.segment_scan import scan_segments
+    from spark_log.log.segments.segment_scan import scan_segments
 
     units = [unit for planned in passes for unit in planned.units]
     logs = [number for number, planned in enumerate(passes) for _ in planned.units]

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.compaction.rules import has_expired, is_last
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
-from spark_log.records.schema import read_schema
-from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.slices import LogDirs
 
 Offsets = npt.NDArray[np.int64]
 

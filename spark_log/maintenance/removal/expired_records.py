@@ -11,20 +11,24 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.append.rules import Appended, Batch, Rejected
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+    Rejected,
+)
+from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.removal.retention import next_to_delete
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
 from spark_log.maintenance.rewrite.segment_rewrite import Segment
-from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
-from spark_log.partitions.partition_rows import read_partition
-from spark_log.quantities import count_of, exact_duration_of
-from spark_log.quantities import time_of as shown
+from spark_log.text import count_of, exact_duration_of
+from spark_log.text import time_of as shown
 
 logger = logging.getLogger(__name__)
 

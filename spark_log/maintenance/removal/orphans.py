@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.append.encoding import LOG_DIR_FAILURES
-from spark_log.cluster import acceptance
+from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import Entry, LogDir
 from spark_log.cluster.topics import Topic, find_topics
@@ -29,9 +28,10 @@ from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.partition_rows import CHUNK
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
-from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
-from spark_log.partitions.partition_rows import CHUNK
+from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 
 GRACE_MS = 24 * 60 * 60 * 1000
 """By the file system's clock. The error of that clock must be smaller than this."""
@@ -57,7 +57,7 @@ class Needed:
     write_ids: Collection[str] = frozenset()
     kept_since_ms: int | None = None
     """Segment files that were modified at this time or later are kept, since the store may lack their appends
-    (`cluster.acceptance`); None: no time."""
+    (`cluster.promotion`); None: no time."""
 
 
 def write_id_of(name: str) -> str | None:

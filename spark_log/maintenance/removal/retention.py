@@ -20,7 +20,6 @@ from sqlalchemy import bindparam
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic, find_topic, find_topics
-from spark_log.delta.publication import try_publish
 from spark_log.errors import (
     CorruptRecordError,
     MetadataConflictError,
@@ -31,16 +30,17 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicPartition
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, read_partition, save_partitions
+from spark_log.log.partitions.replication_rules import PartitionState
+from spark_log.log.partitions.retired_files import insert_retired, retired_rows
+from spark_log.log.segments.segment_rows import delete_blobs, delete_segments_below
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
 from spark_log.maintenance.rewrite.segment_rewrite import Segment
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.metadata.store import Attempt, StoreClock
-from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication_rules import PartitionState
-from spark_log.partitions.retired_files import insert_retired, retired_rows
-from spark_log.segments.segment_rows import delete_blobs, delete_segments_below
+from spark_log.tables.publication import try_publish
 
 SEGMENTS_MAX = 1_000
 """Approximate maximum of segments per transaction: on SQLite appends wait for it, some tens of milliseconds."""

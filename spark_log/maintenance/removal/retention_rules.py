@@ -5,7 +5,7 @@ from enum import Enum
 
 from spark_log.config import TopicConfig
 from spark_log.maintenance.rewrite.segment_rewrite import Segment
-from spark_log.quantities import bytes_of, exact_duration_of
+from spark_log.text import bytes_of, exact_duration_of
 
 
 class Reason(Enum):

@@ -6,7 +6,7 @@ that is offline, a row of `retired_copy` remains: when the log dir is back, its 
 log, and the file is deleted. The folder of a deleted topic is deleted with all its content, but its one row stays until
 this is done in every log dir: the row says that no writer uses the folder.
 
-Files that a retired replica left in its old log dir are deleted by `partitions.retired_replicas`.
+Files that a retired replica left in its old log dir are deleted by `log.partitions.retired_replicas`.
 """
 
 import re
@@ -18,21 +18,21 @@ from typing import Self, TypeVar
 
 import sqlalchemy as sa
 
-from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
-from spark_log.delta.publication import check_publication, publish, try_publish
-from spark_log.delta.publication_resets import compare_whole_tables
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
-from spark_log.partitions.retired_files import forget_copies, forget_files, forget_folder
-from spark_log.quantities import count_of
+from spark_log.metadata.sql_columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
+from spark_log.tables.publication import check_publication, publish, try_publish
+from spark_log.tables.publication_resets import compare_whole_tables
+from spark_log.text import count_of
 
 D = TypeVar("D")
 
@@ -133,7 +133,7 @@ class CleanableLogDirs:
         log_dir.delete_empty_folder(folder)
 
     def publish(self, topic: Topic) -> None:
-        """Remove deleted files from the topic's Delta tables; raises the errors of `delta.publication.publish`."""
+        """Remove deleted files from the topic's Delta tables; raises the errors of `tables.publication.publish`."""
         publish(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:

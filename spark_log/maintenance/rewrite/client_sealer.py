@@ -11,18 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_log import clock
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, lease_status
 from spark_log.cluster.topics import Topic
-from spark_log.delta.delta_lag import delta_lags
-from spark_log.delta.publication import try_publish
 from spark_log.errors import SparkLogError, redact
-from spark_log.exit_hooks import stop_at_exit
 from spark_log.ids import TopicId
+from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, last_files_ms, seal_after_ms, tails
-from spark_log.threads import start_thread
+from spark_log.process import start_thread, stop_at_exit
+from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.publication import try_publish
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.failpoints import failpoint
+from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
@@ -23,7 +23,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.sql_columns import SEGMENT
 
 
 def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:

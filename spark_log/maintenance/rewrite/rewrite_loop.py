@@ -5,11 +5,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from spark_log.cluster.topics import Topic
-from spark_log.delta.publication import try_publish
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written
+from spark_log.tables.publication import try_publish
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
 """Does the work of one partition, and yields each swap when it is done."""

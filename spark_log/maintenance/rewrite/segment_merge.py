@@ -19,12 +19,12 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.delta import publication_state
 from spark_log.failpoints import failpoint
+from spark_log.log.append.write_ids import Writer
+from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
@@ -35,8 +35,8 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import SEGMENT
-from spark_log.segments.slices import LogDirs
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.tables import publication_state
 
 GROWTH = 2
 BACKGROUND_GROWTH = 8

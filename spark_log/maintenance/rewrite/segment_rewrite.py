@@ -19,30 +19,30 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import check_write_id
-from spark_log.append.encoding import Encoding, SegmentFiles
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
-from spark_log.controller.log_dir_inspection import report_failure
-from spark_log.delta import publication_state
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.log.append.append_transaction import check_write_id
+from spark_log.log.append.encoding import Encoding, SegmentFiles
+from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
+from spark_log.log.partitions.replication_rules import rewrite
+from spark_log.log.partitions.retired_files import retire_files
+from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
+from spark_log.log.records.inline import decode as decode_inline
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
+from spark_log.log.records.segment_file import SegmentFacts
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
+from spark_log.log.segments.slices import LogDirs, Slice
+from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, SEGMENT
-from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication_rules import rewrite
-from spark_log.partitions.retired_files import retire_files
-from spark_log.records.arrow_numpy import from_numpy, to_numpy
-from spark_log.records.inline import decode as decode_inline
-from spark_log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
-from spark_log.records.segment_file import SegmentFacts
-from spark_log.segments import plan as planner
-from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
-from spark_log.segments.slices import LogDirs, Slice
-from spark_log.segments.typed_columns import has_present_columns
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
+from spark_log.replication.controller.log_dir_inspection import report_failure
+from spark_log.tables import publication_state
 
 OFFSETS_MAX = 2**31 - 1
 """Maximum number of offsets in one file: offset_delta is an int32."""

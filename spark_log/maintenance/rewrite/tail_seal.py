@@ -7,15 +7,16 @@ from functools import partial
 import numpy as np
 import sqlalchemy as sa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.columns.framing import unframed
 from spark_log.config import TopicConfig
 from spark_log.errors import SchemaRegistryUnavailableError
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
+from spark_log.log.append.write_ids import Writer
+from spark_log.log.columns.framing import unframed
+from spark_log.log.records.inline import decode as decode_inline
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
@@ -26,8 +27,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
-from spark_log.metadata.columns import PARTITION, SEGMENT
-from spark_log.records.inline import decode as decode_inline
+from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
 

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Index, String, Text, text
 
 from spark_log.metadata.tables.definition import SERIAL, column, partition_number, tables_of, topic_id
 
-_table = tables_of("append")
+_table = tables_of("log/append")
 
 write_id = _table(
     "write_id",

@@ -67,7 +67,7 @@ topic = _table(
     column(
         "typed_columns",
         Text,
-        "typed columns of keys and values (`columns.topic_columns.TopicColumns`, JSON); NULL: the topic never had any",
+        "typed columns of keys and values (TopicColumns, JSON); NULL: the topic never had any",
         nullable=True,
     ),
     comment="A topic.",

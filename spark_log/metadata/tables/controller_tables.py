@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("controller")
+_table = tables_of("replication/controller")
 
 reassignment = _table(
     "reassignment",

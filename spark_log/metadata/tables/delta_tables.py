@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Boolean, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("delta")
+_table = tables_of("tables")
 
 publication = _table(
     "publication",

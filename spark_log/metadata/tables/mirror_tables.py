@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, String
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("mirror")
+_table = tables_of("spark/mirror")
 
 mirror_position = _table(
     "mirror_position",

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Boolean, Index, Integer, Text, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("partitions")
+_table = tables_of("log/partitions")
 
 partition = _table(
     "partition",

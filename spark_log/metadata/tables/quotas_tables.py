@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Double, String, Text
 
 from spark_log.metadata.tables.definition import column, tables_of
 
-_table = tables_of("quotas")
+_table = tables_of("cluster/quotas")
 
 client_quota = _table(
     "client_quota",

@@ -4,7 +4,7 @@ from sqlalchemy import Integer, LargeBinary, SmallInteger, String
 
 from spark_log.metadata.tables.definition import column, tables_of
 
-_table = tables_of("security")
+_table = tables_of("cluster/security")
 
 scram_credential = _table(
     "scram_credential",

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Boolean, Index, Integer, LargeBinary, String,
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("segments")
+_table = tables_of("log/segments")
 
 segment = _table(
     "segment",

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres import USER
 from tests.support.records import read_all, table
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"

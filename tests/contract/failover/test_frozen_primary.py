@@ -10,9 +10,9 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Log, Records
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.numbered_producer import value
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all, table

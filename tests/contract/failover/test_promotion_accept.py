@@ -9,17 +9,17 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster import acceptance
+from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
-from spark_log.controller.topic_operations import create_topic
-from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import StoreChangedError
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
-from spark_log.metadata import server_identity
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
+from spark_log.metadata.connections import server_identity
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
 SYNCHRONOUS = {"store.promotion.accept": "synchronous"}

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic
 from tests.contract.transactions.transaction_state import NUMBERS
 
 

@@ -10,8 +10,8 @@ import pytest
 from kafka.errors import IllegalStateError, KafkaConnectionError
 from kafka.structs import TopicPartition
 
+from spark_log.clients.produce.future import Written
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
-from spark_log.produce.future import Written
 from spark_log.transactions import transaction_rows, transaction_store
 from tests.contract.transactions.transaction_state import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored

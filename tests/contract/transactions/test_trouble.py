@@ -9,7 +9,7 @@ from kafka.errors import IllegalStateError
 from kafka.structs import TopicPartition
 
 from spark_log import Consumer, Producer
-from spark_log.controller.topic_operations import create_topic, delete_topic
+from spark_log.clients.produce.future import Written
 from spark_log.errors import (
     CommitFailedError,
     InvalidProducerIdMappingError,
@@ -21,7 +21,7 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.produce.future import Written
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
 from tests.contract.transactions.transaction_state import (

@@ -11,13 +11,13 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 import spark_log.errors
 from spark_log import Admin, Consumer, Producer
+from spark_log.clients.produce.future import Written
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata import tables as t
-from spark_log.produce.future import Written
 from tests.contract.transactions.transaction_state import (
     FILES,
     LARGE,

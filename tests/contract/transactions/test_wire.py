@@ -7,13 +7,17 @@ import sqlalchemy as sa
 from kafka.structs import TopicPartition as KafkaPartition
 
 from spark_log import Consumer
-from spark_log.append.rules import Appended, Batch, ProducerSequence
-from spark_log.consume import poll_loop
+from spark_log.clients.consume import poll_loop
 from spark_log.errors import PolicyViolationError, ProducerFencedError
 from spark_log.groups.committed_offsets import Commit, committed_offsets
 from spark_log.groups.pending_offsets import add_offsets, unstable_partitions
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.metadata import tables as t
 from spark_log.transactions import rules, wire_transactions
 from spark_log.transactions.claim_rules import ClaimLostError, Role

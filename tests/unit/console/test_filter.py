@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from spark_log.console.search.batch_columns import text_of
 from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.filter_syntax import FilterError
-from spark_log.records.schema import HEADERS, TIMESTAMP
-from spark_log.segments.slices import Condition, FieldFilter
+from spark_log.log.records.schema import HEADERS, TIMESTAMP
+from spark_log.log.segments.slices import Condition, FieldFilter
 
 RECORD = pa.struct(
     [

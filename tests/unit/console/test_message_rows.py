@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from spark_log.console.messages.message import rows_of
-from spark_log.records.schema import read_schema
+from spark_log.log.records.schema import read_schema
 
 STRUCT = pa.struct([("flags", pa.list_(pa.bool_())), ("names", pa.map_(pa.string(), pa.struct([("n", pa.int64())])))])
 SCHEMA = read_schema(

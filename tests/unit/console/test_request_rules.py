@@ -11,7 +11,7 @@ from spark_log.console.access.roles import Allow, Role, role_of
 from spark_log.console.paths import decode_segment, encode_segment, url
 from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
 from spark_log.errors import InvalidConfigurationError
-from spark_log.http_requests import Sender, host_allowed, sender_of
+from spark_log.gateway.http.requests import Sender, host_allowed, sender_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.gateway.appender import _Queue, _Request
+from spark_log.gateway.records.appender import _Queue, _Request
 
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from([1, -1]), st.sampled_from([None, "t"])),

@@ -12,9 +12,9 @@ from spark_log.gateway.client_reader import ClientReader
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
-from spark_log.gateway.memory_budget import MemoryBudget
-from spark_log.gateway.quota_budgets import QuotaBudgets
-from spark_log.gateway.request_limits import RECORDS
+from spark_log.gateway.limits.memory_budget import MemoryBudget
+from spark_log.gateway.limits.quota_budgets import QuotaBudgets
+from spark_log.gateway.protocol.request_limits import RECORDS
 
 
 class GoneClient:

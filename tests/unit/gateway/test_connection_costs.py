@@ -9,18 +9,18 @@ import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
-from spark_log.gateway import memory_budget
+from spark_log.cluster.quotas.rules import PRODUCER_BYTE_RATE, entity_of
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.api import Api
-from spark_log.gateway.bulkheads import Bulkheads, Lane
 from spark_log.gateway.client_reader import ClientReader
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
-from spark_log.gateway.memory_budget import MemoryBudget
-from spark_log.gateway.quota_budgets import QuotaBudgets
-from spark_log.gateway.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS, RECORDS
-from spark_log.quotas.rules import PRODUCER_BYTE_RATE, entity_of
+from spark_log.gateway.limits import memory_budget
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.memory_budget import MemoryBudget
+from spark_log.gateway.limits.quota_budgets import QuotaBudgets
+from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS, RECORDS
 from tests.support.costly_requests import frame_of, produce_of
 
 
@@ -86,7 +86,7 @@ def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
             return ProduceResponse(responses=[], throttle_time_ms=0)
 
         frame = produce_of("flights", [bytes(500)])
-        async with served(produce_api(produce), frame * 4, 2 * len(frame)) as services:
+        async with served(produce_api(produce), frame * 4, 3 * len(frame)) as services:
             await asyncio.sleep(0.1)
             assert len(begun) == 3
             assert services.frames.bytes_held == 2 * (len(frame) - 4)

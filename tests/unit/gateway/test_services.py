@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from kafka.protocol.admin import ListGroupsResponse
 
-from spark_log.gateway.bulkheads import Bulkheads, Lane
-from spark_log.gateway.memory_budget import MemoryBudget
-from spark_log.gateway.request_context import RequestContext, request_context
-from spark_log.gateway.request_memory import RequestMemory, ResponseTooLargeError
-from spark_log.gateway.response_sizes import size_of
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.memory_budget import MemoryBudget
+from spark_log.gateway.limits.request_context import RequestContext, request_context
+from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
+from spark_log.gateway.limits.response_sizes import size_of
 from spark_log.gateway.services import Needed, Services
 
 RESPONSES_BYTES = 2_000_000

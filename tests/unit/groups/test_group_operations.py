@@ -17,7 +17,7 @@ from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
 from spark_log.groups.group_operations import AtTime, Earliest, Exactly, Latest, ShiftBy, reset_offset
 from spark_log.ids import TopicPartition
-from spark_log.segments.slices import Positions
+from spark_log.log.segments.slices import Positions
 
 LIMITS = Positions(10, 20)
 SETTINGS = ClusterSettings()

@@ -3,7 +3,7 @@ import sqlalchemy as sa
 
 from spark_log.metadata.address import Address
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
-from spark_log.metadata.engine import create_engine
+from spark_log.metadata.connections.engine import create_engine
 
 
 @pytest.fixture

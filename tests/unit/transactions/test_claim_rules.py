@@ -108,7 +108,7 @@ class World(RuleBasedStateMachine):
         return self.sent
 
     def _answer(self, connection, request):
-        """Whether it is executed, as `gateway.claims` does it."""
+        """Whether it is executed, as `gateway.transactions.claims` does it."""
         held = connection.held.get(request.role)
         if held is not None:
             try:
@@ -146,7 +146,7 @@ class World(RuleBasedStateMachine):
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=60, stateful_step_count=12)
-MUTANTS = settings(max_examples=200, stateful_step_count=12, database=None, derandomize=True, phases=[Phase.generate])
+MUTANTS = settings(max_examples=1_000, stateful_step_count=25, database=None, derandomize=True, phases=[Phase.generate])
 
 
 def trust_all(patch):

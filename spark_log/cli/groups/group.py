@@ -1,0 +1,286 @@
+"""`spark-log group …`: show consumer groups and their lag, reset and delete them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_log.cli import completion
+from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json
+
+if TYPE_CHECKING:
+    from spark_log.facts.groups import GroupDescription, PartitionLag
+    from spark_log.groups.group_operations import ResetTo
+
+app = typer.Typer(no_args_is_help=True, help="Show consumer groups and their lag, reset and delete them.")
+
+GroupId = Annotated[
+    str, typer.Argument(metavar="GROUP", help="Id of the group.", show_default=False, autocompletion=completion.groups)
+]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITION,…]",
+        help="Only these; repeatable. [default: all committed]",
+        autocompletion=completion.topics,
+    ),
+]
+LIVE_S = 1.0
+
+
+@app.command("list")
+def list_(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the groups: state, members and lag."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.groups import group_lag, list_groups
+
+    with Cluster.open(cluster) as opened:
+        groups = [(group, group_lag(opened.store, group.group_id)) for group in list_groups(opened.store)]
+    if as_json:
+        print_json([{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups])
+        return
+    if not groups:
+        say("There is no group.")
+        return
+    rows = [(group.group_id, group.type, group.state, group.members, len(lag), _total(lag)) for group, lag in groups]
+    print_table(None, ("group", "type", "state", "members", "partitions", "lag"), rows)
+
+
+@app.command()
+def describe(
+    group: GroupId,
+    cluster: Cluster_,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the lag live; Ctrl-C stops.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a group: its members, their partitions, and the lag of every partition.
+
+    **Examples**
+
+    - `spark-log group describe readers`
+    - `spark-log group describe readers --follow`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.errors import GroupIdNotFoundError
+    from spark_log.facts.groups import PROTOCOL_TYPE, describe_groups, group_lag
+
+    with Cluster.open(cluster) as opened:
+
+        def read() -> tuple["GroupDescription", list["PartitionLag"]]:
+            [described] = describe_groups(opened.store, [group])
+            if described.state == "Dead":
+                raise GroupIdNotFoundError(f"group {group!r}: there is no such group")
+            return described, group_lag(opened.store, group)
+
+        if follow:
+            _follow(read)
+            return
+        described, lag = read()
+    if as_json:
+        print_json(_as_json(described, lag))
+        return
+    facts: dict[str, Any] = {"group": group, "state": described.state, "type": described.type}
+    facts |= {"generation": described.generation, "target generation": described.target_generation}
+    if described.protocol_type != PROTOCOL_TYPE:
+        facts["protocol type"] = described.protocol_type
+    print_facts({**facts, "assignor": described.assignor or None, "lag": _total(lag)})
+    if described.members:
+        rows = [
+            (
+                member.member_id, member.instance_id, member.host, member.protocol, member.generation,
+                len(member.assignment), f"{member.session_left_ms} ms",
+            )
+            for member in described.members
+        ]  # fmt: skip
+        columns = ("member", "instance id", "host", "protocol", "generation", "partitions", "session left")
+        print_table("members", columns, rows)
+    if lag:
+        print_table("partitions", _LAG_COLUMNS, [_lag_row(row) for row in lag])
+
+
+_LAG_COLUMNS = ("partition", "committed", "end", "lag", "member")
+
+
+def _lag_row(row: "PartitionLag") -> tuple[object, ...]:
+    member = row.member.member_id if row.member else None
+    return (f"{row.topic}-{row.partition}", row.committed, row.log_end, row.lag, member)
+
+
+def _follow(read: Any) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    from spark_log import clock
+
+    def table() -> Table:
+        described, lag = read()
+        members = count_of(len(described.members), "member")
+        title = f"{described.group_id}: {described.state}, {members}, lag {_total(lag):,}"
+        shown = Table(*_LAG_COLUMNS, title=cell(title), title_justify="left")
+        for row in lag:
+            shown.add_row(*map(cell, _lag_row(row)))
+        return shown
+
+    with Live(table(), console=Console(), auto_refresh=False) as live:
+        try:
+            while True:
+                clock.sleep_s(LIVE_S)
+                live.update(table(), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+@app.command()
+def reset(
+    group: GroupId,
+    cluster: Cluster_,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="earliest, latest, an offset, +N or -N (from what is committed), a time (2026-01-31T12:00:00Z) or "
+            "@milliseconds.",
+        ),
+    ],
+    topic: Topics = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the new offsets, as without --execute.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the offsets that a reset would commit for a group without live members; with --execute commit them.
+
+    New offsets are kept between log start offset and high watermark. As in Kafka's tool nothing changes without
+    --execute.
+
+    **Examples**
+
+    - `spark-log group reset readers --to earliest --topic events`
+    - `spark-log group reset readers --to -100 --topic events:0,1 --execute`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.groups.group_operations import reset_offsets
+
+    if execute and dry_run:
+        raise typer.BadParameter("cannot be combined with --dry-run", param_hint="--execute")
+    where = _reset_to(to)
+    with Cluster.open(cluster) as opened:
+        chosen = _chosen(opened, topic, _committed(opened, group))
+        resets = sorted(reset_offsets(opened, group, dict.fromkeys(chosen, where), dry_run=not execute).items())
+    if as_json:
+        print_json([{**tp._asdict(), "current_offset": reset.current, "new_offset": reset.new} for tp, reset in resets])
+    else:
+        rows = [(str(tp), reset.current, reset.new) for tp, reset in resets]
+        print_table(None, ("partition", "current offset", "new offset"), rows)
+    if not execute:
+        note("Nothing is changed. To commit the new offsets, add --execute.")
+    elif not as_json:
+        say(f"Committed {count_of(len(resets), 'offset')} for group {group}.")
+
+
+@app.command()
+def delete(group: GroupId, cluster: Cluster_) -> None:
+    """Delete a group without live members, with all its offsets."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.groups.group_operations import delete_group
+
+    with Cluster.open(cluster) as opened:
+        delete_group(opened.store, group)
+    say(f"Deleted group {group}.")
+
+
+@app.command("delete-offsets")
+def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
+    """Delete committed offsets of a group, for topics that none of its live members reads."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.groups.group_operations import delete_offsets
+
+    with Cluster.open(cluster) as opened:
+        chosen = _chosen(opened, topic, _committed(opened, group))
+        delete_offsets(opened.store, group, chosen)
+    say(f"Deleted the offsets of {count_of(len(chosen), 'partition')} of group {group}.")
+
+
+@app.command("remove-member")
+def remove_member(
+    group: GroupId,
+    cluster: Cluster_,
+    member: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Member ids.")] = None,
+    instance: Annotated[list[str] | None, typer.Option("--instance", help="group.instance.id; repeatable.")] = None,
+) -> None:
+    """Remove members from a group, also static ones; the others take over their partitions."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.groups.group_operations import remove_from_group
+
+    if not member and not instance:
+        raise typer.BadParameter("name a member or an --instance")
+    with Cluster.open(cluster) as opened:
+        remove_from_group(opened.store, group, member or (), instance or ())
+    say(f"Removed {count_of(len(member or ()) + len(instance or ()), 'member')} from group {group}.")
+
+
+def _reset_to(text: str) -> "ResetTo":
+    from spark_log.groups.offset_resets import parse_reset
+
+    try:
+        return parse_reset(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--to") from None
+
+
+def _committed(opened: Any, group: str) -> dict[Any, int]:
+    from spark_log.groups.committed_offsets import committed_offsets
+
+    return committed_offsets(opened.store, group)
+
+
+def _chosen(opened: Any, topics: Sequence[str] | None, committed: Mapping[Any, int]) -> list[Any]:
+    """The partitions that --topic names, or all with a committed offset of the group."""
+    from spark_log.cluster.topics import find_topic
+    from spark_log.ids import TopicPartition
+
+    if not topics:
+        if not committed:
+            raise typer.BadParameter("the group has committed nothing: name a --topic")
+        return sorted(committed)
+    chosen: list[TopicPartition] = []
+    for text in topics:
+        name, separator, numbers = text.partition(":")
+        topic = opened.store.read(lambda connection, name=name: find_topic(connection, name))
+        try:
+            wanted: Iterable[int] = map(int, numbers.split(",")) if separator else range(topic.partition_count)
+            chosen += [TopicPartition(name, number) for number in wanted]
+        except ValueError:
+            raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1, got {text!r}", param_hint="--topic") from None
+    return sorted(set(chosen))
+
+
+def _total(lag: Sequence["PartitionLag"]) -> int:
+    return sum(row.lag or 0 for row in lag)
+
+
+def _as_json(described: "GroupDescription", lag: Sequence["PartitionLag"]) -> Any:
+    members = [
+        {
+            "member_id": member.member_id,
+            "instance_id": member.instance_id,
+            "client_id": member.client_id,
+            "host": member.host,
+            "topics": sorted(member.topics),
+            "assignment": [str(tp) for tp in sorted(member.assignment)],
+            "target": [str(tp) for tp in sorted(member.target)],
+            "generation": member.generation,
+            "protocol": member.protocol,
+            "session_left_ms": member.session_left_ms,
+        }
+        for member in described.members
+    ]
+    partitions = [{**vars(row), "member": row.member.member_id if row.member else None} for row in lag]
+    return json.loads(json.dumps({**vars(described), "members": members, "partitions": partitions}))

@@ -1,0 +1,184 @@
+"""`spark-log transaction …`: show transactions, and abort those that hang."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say, time_of
+from spark_log.cli.shared_options import Cluster_, Json
+
+if TYPE_CHECKING:
+    from spark_log.facts.transactions import TransactionDescription, TransactionListing
+
+app = typer.Typer(no_args_is_help=True, help="Show transactions, and abort those that hang.")
+
+TransactionalId = Annotated[
+    str, typer.Argument(metavar="ID", help="transactional_id of the producer.", show_default=False)
+]
+
+
+@app.command("list")
+def list_(
+    cluster: Cluster_,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            "-s",
+            metavar="STATE",
+            help="Only these: Empty, Ongoing, CompleteCommit, CompleteAbort; repeatable.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the current or last transaction of every transactional id.
+
+    A transaction without records is not in the store and not listed as Ongoing. An abandoned transaction is aborted by
+    a coordinator, by `spark-log maintenance transactions`, or by the next producer with its id.
+
+    **Examples**
+
+    - `spark-log transaction list --state Ongoing`
+    - `spark-log transaction abort load-1 --yes`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.transactions import list_transactions
+
+    states = _states(state or ())
+    with Cluster.open(cluster) as opened:
+        found = list_transactions(opened.store, states)
+    if as_json:
+        print_json([asdict(each) for each in found])
+    elif not found:
+        say("There is no transaction of these states." if states else "There is no transactional id.")
+    else:
+        columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch")
+        print_table(None, columns, [_row(each) for each in found])
+
+
+@app.command()
+def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json = False) -> None:
+    """Show a transactional id: its producer, the state of its transaction, and the pending batches by partition."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.transactions import describe_transactions
+
+    with Cluster.open(cluster) as opened:
+        [described] = describe_transactions(opened.store, [transactional_id])
+    transaction = described.transaction
+    if as_json:
+        print_json(_as_json(described))
+        return
+    print_facts(
+        {
+            "transactional id": transaction.transactional_id,
+            "producer": transaction.producer_id,
+            "epoch": transaction.producer_epoch,
+            "state": transaction.state.value,
+            "began": None if transaction.began_ms is None else time_of(transaction.began_ms),
+            "open for": _open_for(transaction),
+            "time-out": duration_of(transaction.timeout_ms),
+        }
+    )
+    if described.pending:
+        rows = [
+            (f"{each.topic}-{each.partition}", each.batches, each.records, bytes_of(each.bytes))
+            for each in described.pending
+        ]
+        print_table("pending", ("partition", "batches", "records", "bytes"), rows)
+
+
+@app.command()
+def abort(
+    transactional_id: TransactionalId,
+    cluster: Cluster_,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Abort the open transaction of a transactional id: its records are dropped.
+
+    It fences no producer. A running producer gets TransactionAbortableError at its next call, aborts, and continues
+    with the next transaction.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.errors import InvalidTxnStateError
+    from spark_log.facts.transactions import describe_transactions
+    from spark_log.transactions.transaction_store import abort as abort_transaction
+
+    with Cluster.open(cluster) as opened:
+        [described] = describe_transactions(opened.store, [transactional_id])
+        transaction = described.transaction
+        if transaction.open_ms is None:
+            raise InvalidTxnStateError(
+                f"transactional id {transactional_id!r} has no open transaction: its state is {transaction.state}"
+            )
+        records = count_of(sum(each.records for each in described.pending), "record")
+        if not yes:
+            asked = f"Abort the transaction of {transactional_id} (open for {_open_for(transaction)}, {records})?"
+            typer.confirm(asked, abort=True, err=True)
+        abort_transaction(opened, transaction.ref)  # exactly the transaction that was shown, no later one
+    say(f"Aborted the transaction of {transactional_id}: {records} dropped.")
+
+
+@app.command("find-hanging")
+def find_hanging(
+    cluster: Cluster_,
+    max_timeout_ms: Annotated[
+        int, typer.Option("--max-timeout-ms", metavar="MS", min=0, help="The largest expected time-out.")
+    ] = 900_000,
+    as_json: Json = False,
+) -> None:
+    """Find open transactions past their own time-out, or open for 5 minutes longer than --max-timeout-ms.
+
+    They delay no reader but keep their records in the store. A coordinator aborts transactions past their time-out
+    within seconds; without one `spark-log maintenance transactions` does.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.transactions import find_hanging
+
+    with Cluster.open(cluster) as opened:
+        found = find_hanging(opened.store, max_timeout_ms)
+    if as_json:
+        print_json([_as_json(each) for each in found])
+    elif not found:
+        say("There is no hanging transaction.")
+    else:
+        columns = ("transactional id", "open for", "time-out", "partitions", "records")
+        rows = [
+            (
+                each.transaction.transactional_id,
+                _open_for(each.transaction),
+                duration_of(each.transaction.timeout_ms),
+                ", ".join(f"{part.topic}-{part.partition}" for part in each.pending),
+                sum(part.records for part in each.pending),
+            )
+            for each in found
+        ]
+        print_table(None, columns, rows)
+
+
+def _states(names: Sequence[str]) -> set[str]:
+    from spark_log.transactions.rules import TransactionState
+
+    known = {state.value.lower(): state.value for state in TransactionState}
+    for name in names:
+        if name.lower() not in known:
+            raise typer.BadParameter(f"{name!r}: expected {', '.join(known.values())}", param_hint="--state")
+    return {known[name.lower()] for name in names}
+
+
+def _row(each: "TransactionListing") -> tuple[object, ...]:
+    return (
+        each.transactional_id, each.state.value, _open_for(each), duration_of(each.timeout_ms), each.batches,
+        each.producer_id, each.producer_epoch,
+    )  # fmt: skip
+
+
+def _open_for(transaction: "TransactionListing") -> str | None:
+    if transaction.open_ms is None:
+        return None
+    return duration_of(transaction.open_ms) + (", overdue" if transaction.overdue else "")
+
+
+def _as_json(described: "TransactionDescription") -> dict[str, Any]:
+    return {**asdict(described.transaction), "pending": [asdict(each) for each in described.pending]}

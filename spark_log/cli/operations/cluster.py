@@ -1,0 +1,178 @@
+"""`spark-log init`, `spark-log status` and `spark-log cluster config`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli import completion
+from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
+from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
+
+app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
+
+
+@app.callback()
+def _group() -> None:
+    """Show and change the settings of the cluster."""
+
+
+@app.command()
+def config(
+    cluster: Cluster_,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting, such as transaction.max.timeout.ms=60000; repeatable.",
+            autocompletion=completion.cluster_settings,
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            metavar="NAME",
+            help="Reset a setting to its default; repeatable.",
+            autocompletion=completion.cluster_settings,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the settings of the whole cluster, or change them. Running clients apply a change within seconds.
+
+    **Examples**
+
+    - `spark-log cluster config`
+    - `spark-log cluster config --set group.max.session.timeout.ms=60000 --unset plan.tasks.max`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.settings import alter_settings, read_settings
+    from spark_log.config import ClusterSettings
+
+    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
+    for name in unset or ():
+        if name in changes:
+            raise typer.BadParameter(f"{name} is set as well", param_hint="--unset")
+        changes[name] = None
+    with Cluster.open(cluster) as opened:
+        stored = alter_settings(opened, changes) if changes else read_settings(opened)
+    defaults = ClusterSettings().as_text()
+    rows = {name: (stored.get(name, default), default) for name, default in defaults.items()}
+    if as_json:
+        print_json({name: {"value": value, "default": default} for name, (value, default) in rows.items()})
+        return
+    shown = [(name, f"{value} (off)" if value == "-1" else value, default) for name, (value, default) in rows.items()]
+    print_table(None, ("setting", "value", "default"), shown)
+
+
+def init(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER-OR-URL",
+            envvar=CLUSTER_ENVIRONMENT_VARIABLE,
+            help="A new folder, or the postgresql+psycopg:// URL of an empty database.",
+            show_default=False,
+        ),
+    ],
+    log_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Location of the segments of broker 1: a folder or URI that every worker reaches. "
+            "[default: FOLDER/broker-1; needed with a database]",
+            show_default=False,
+        ),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="An existing cluster is not an error and is not changed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Create a cluster with one broker.
+
+    **Examples**
+
+    - `spark-log init /data/log`
+    - `spark-log init postgresql+psycopg://me@db/log --log-dir s3://bucket/log`
+    """
+    from spark_log.cluster.cluster import Cluster
+
+    made = True
+    try:
+        opened = Cluster.init(address, log_dir=log_dir)
+    except ClusterAlreadyExistsError:
+        if not if_not_exists:
+            raise
+        opened, made = Cluster.open(address), False
+    with opened as cluster:
+        shown = str(cluster.store.address)
+        dirs = [redact(info.uri) for info in cluster.log_dirs().values()]
+        if as_json:
+            print_json({"cluster_id": cluster.cluster_id, "address": shown, "log_dirs": dirs})
+            return
+        say(
+            f"{'Created' if made else 'There is'} cluster {cluster.cluster_id} at {shown}, segments in"
+            f" {', '.join(dirs)}."
+        )
+        repeatable = cluster.store.address.without_password
+        if repeatable != shown:
+            say("Set the password in the environment variable PGPASSWORD, or in ~/.pgpass.")
+        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={repeatable}; spark-log topic create events --partitions 4")
+
+
+def status(cluster: Cluster_, as_json: Json = False) -> None:
+    """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.names import is_internal
+    from spark_log.cluster.topics import find_topics
+    from spark_log.cluster.usage import Usage, usage
+    from spark_log.facts.transactions import list_transactions
+    from spark_log.transactions.rules import ONGOING
+
+    with Cluster.open(cluster) as opened:
+        found, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
+        topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
+        dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
+        open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]
+        total = sum((part for (topic_id, _), part in used.items() if topic_id in topics), start=Usage())
+        facts = {
+            "cluster_id": opened.cluster_id,
+            "address": str(opened.store.address),
+            "store": "SQLite" if opened.store.sqlite else "PostgreSQL",
+            "topics": len(topics),
+            "partitions": sum(topic.partition_count for topic in topics.values()),
+            "records": total.records,
+            "bytes": total.bytes,
+            "segments": total.segments,
+            "open_transactions": len(open_ms),
+            "oldest_transaction_ms": max(open_ms, default=None),
+        }
+    if as_json:
+        print_json({**facts, "log_dirs": dirs})
+    else:
+        oldest = f", the oldest for {duration_of(max(open_ms))}" if open_ms else ""
+        del facts["oldest_transaction_ms"]
+        print_facts({**facts, "bytes": bytes_of(total.bytes), "open_transactions": f"{len(open_ms):,}{oldest}"})
+        print_table(None, ("broker", "log dir", "reachable", "problem"), [tuple(row.values()) for row in dirs])
+    if not all(row["reachable"] for row in dirs):
+        unreachable = sum(not row["reachable"] for row in dirs)
+        typer.echo(f"spark-log: {count_of(unreachable, 'log dir')} cannot be reached", err=True)
+        raise typer.Exit(1)
+
+
+def _log_dir_facts(cluster: Any, info: Any) -> dict[str, Any]:
+    problem: str | None = None
+    try:
+        cluster.log_dir(info)
+    except (SparkLogError, OSError) as error:
+        problem = redact(str(error))
+    return {
+        "broker": info.broker_id,
+        "log_dir": redact(info.uri),
+        "reachable": problem is None,
+        "problem": problem,
+    }

@@ -1,0 +1,134 @@
+"""`spark-log store …`: the metadata store, and whether it belongs to the log dirs."""
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json
+
+app = typer.Typer(no_args_is_help=True, help="Show the metadata store, and accept one that was restored.")
+
+_ACCEPT = """\
+A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
+After you accept it, files that it does not name are removed from the Delta tables. Clean-up deletes them from the log
+dirs when file.delete.delay.ms of their topic (7 days) has passed; until then `spark-log store unnamed-files` lists
+them. Records that exist only in these files are lost then: send them to the topic again if you need them."""
+
+
+@app.command()
+def status(cluster: Cluster_, as_json: Json = False) -> None:
+    """Show the metadata store: its kind, identity and revision, and the files of the log dirs that it does not name.
+
+    Exit code 1 if it is not the store that was recorded.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.removal.unnamed_files import unnamed_files
+
+    with Cluster.open(cluster) as opened:
+        facts = opened.store.read(lambda connection: _facts(opened, connection))
+        unnamed = unnamed_files(opened)
+    if as_json:
+        print_json({**facts, "unnamed": [vars(each) for each in unnamed]})
+    else:
+        print_facts(facts)
+        _print_unnamed(unnamed)
+    if facts["problem"] is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def accept(
+    cluster: Cluster_,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Accept the metadata store as it is now: clean-up of files and publication to Delta tables continue.
+
+    Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one, and where a
+    Delta table lists segments that the metadata does not know: this is a sign of an older store.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.removal.unnamed_files import unnamed_files
+    from spark_log.metadata.connections import server_identity
+
+    with Cluster.open(cluster) as opened:
+        store = opened.store
+        before, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
+        if not yes:
+            note(f"It was {before or 'not known'}, and is {now or 'not known'}.")
+            for line in _ACCEPT.splitlines():
+                note(line)
+            _print_unnamed(unnamed_files(opened))
+            typer.confirm("Accept it?", abort=True, err=True)
+        store.transact(lambda c, _attempt: server_identity.accept(c, store.clock(c).wall_ms))
+    if as_json:
+        print_json({"before": str(before) if before else None, "now": str(now) if now else None})
+    else:
+        say(
+            f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue. Files that the store does not name"
+            " are kept for file.delete.delay.ms."
+        )
+
+
+@app.command("unnamed-files")
+def unnamed_files_(
+    cluster: Cluster_,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only files of the topic of this name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the segment files that the metadata does not name, one path or URI a line, the oldest first.
+
+    After a restore they may hold acknowledged records that the store lacks. They are Parquet files with the columns
+    key, value, headers and timestamp. Some hold records that the topic has in another file: of killed writers, and of
+    seals and merges that the restored store does not know.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+
+    with Cluster.open(cluster) as opened:
+        found = list_unnamed_files(opened, topic)
+    if as_json:
+        print_json([vars(each) for each in found])
+    else:
+        for each in found:
+            say(each.location)
+
+
+def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from spark_log.errors import StoreChangedError
+    from spark_log.metadata.connections import server_identity
+    from spark_log.metadata.store_schema import revision_of
+
+    now, before = server_identity.of_server(connection), server_identity.recorded(connection)
+    accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
+    problem = None
+    try:
+        server_identity.check_identity(connection)
+    except StoreChangedError as error:
+        problem = str(error)
+    return {
+        "address": str(cluster.store.address),
+        "store": "SQLite" if cluster.store.sqlite else "PostgreSQL",
+        "cluster_id": cluster.cluster_id,
+        "revision": revision_of(connection),
+        "identity": str(now) if now else None,
+        "recorded": str(before) if before else None,
+        "accepted": datetime.fromtimestamp(accepted_ms / 1000, UTC).isoformat() if accepted_ms else None,
+        "promoted": datetime.fromtimestamp(promoted_ms / 1000, UTC).isoformat() if promoted_ms else None,
+        "problem": problem,
+    }
+
+
+def _print_unnamed(unnamed: Any) -> None:
+    if not unnamed:
+        note("The metadata names every segment file of the reachable log dirs.")
+        return
+    rows = [(each.log_dir, each.folder, each.files, bytes_of(each.bytes), each.newest or "-") for each in unnamed]
+    print_table("Files that the metadata does not name", ("log dir", "topic folder", "files", "bytes", "newest"), rows)
+    note(
+        f"{count_of(sum(each.files for each in unnamed), 'file')}. Some are normal: files of active writers and of"
+        " writers that were killed."
+    )

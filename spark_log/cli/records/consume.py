@@ -1,0 +1,196 @@
+"""`spark-log consume`: records of a topic to stdout."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli import completion
+from spark_log.cli.output import count_of, json_of, note
+from spark_log.cli.records.position import Earliest, Latest, Position, parse_position
+from spark_log.cli.records.record_lines import show_json, show_text
+from spark_log.cli.shared_options import Cluster_, TopicName
+from spark_log.text import printable
+
+
+class IsolationLevel(StrEnum):
+    read_committed = "read_committed"
+    read_uncommitted = "read_uncommitted"
+
+
+def consume(
+    topic: TopicName,
+    cluster: Cluster_,
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help="earliest, latest, an offset, -N for the last N of each partition, a time (2026-01-31T12:00:00Z) or "
+            "@milliseconds.",
+        ),
+    ] = "earliest",
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end; Ctrl-C stops.")] = False,
+    idle: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="With --follow: stop after this time without a record."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Read as a member of this group: from its committed offsets, and commit.",
+            autocompletion=completion.groups,
+        ),
+    ] = None,
+    isolation_level: Annotated[
+        IsolationLevel,
+        typer.Option(help="Both levels read committed records only, and neither waits for an open transaction."),
+    ] = IsolationLevel.read_committed,
+    values: Annotated[bool, typer.Option("--values", help="Print only the bytes of the values, one per line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per record, as `produce --format json` reads it.")
+    ] = False,
+) -> None:
+    """Print the records that a topic has now; with --follow also the records that arrive later.
+
+    Records of a partition are in order. Bytes that are not UTF-8 are shown as base64.
+
+    **Examples**
+
+    - `spark-log consume events --from -10`
+    - `spark-log consume events --from 2026-01-31T12:00:00Z --json | jq .value`
+    - `spark-log consume events --from latest --follow`
+    - `spark-log consume events --group readers --follow`
+    """
+    try:
+        position = parse_position(from_)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--from") from None
+    if values and as_json:
+        raise typer.BadParameter("--values and --json exclude each other")
+    if idle is not None and not follow:
+        raise typer.BadParameter("--idle requires --follow")
+
+    if group is not None:
+        _consume_as_member(topic, cluster, group, position, partition, max_messages, follow, idle, values, as_json)
+        return
+
+    from spark_log.cli.topics.topic_reader import TopicReader
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.log.log import Log
+
+    with Cluster.open(cluster) as opened:
+        log = Log(opened, holder="spark-log consume")
+        reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
+        reader.seek(position)
+        batches = reader.follow(idle) if follow else reader.read_available()
+        count = 0
+        try:
+            for row in _rows(batches, max_messages):
+                _print(row, values, as_json)
+                count += 1
+        except KeyboardInterrupt:
+            pass
+        finally:
+            log.close()
+        sys.stdout.flush()
+    for lost_partition, lost in reader.lost.items():
+        note(f"{topic}-{lost_partition.partition}: {count_of(lost, 'offset')} deleted before they could be read")
+    if not values and not as_json:
+        note(f"{count_of(count, 'record')}.")
+
+
+def _consume_as_member(
+    topic: str,
+    cluster: str,
+    group: str,
+    position: Position,
+    partitions: Sequence[int] | None,
+    max_messages: int | None,
+    follow: bool,
+    idle: float | None,
+    values: bool,
+    as_json: bool,
+) -> None:
+    if partitions:
+        raise typer.BadParameter("--partition and --group exclude each other: the group assigns the partitions")
+    if not isinstance(position, Earliest | Latest):
+        raise typer.BadParameter(
+            "with --group it is earliest or latest: the start of a partition without a committed offset",
+            param_hint="--from",
+        )
+
+    from spark_log.cli.topics.topic_reader import member_batches
+    from spark_log.clients.consume.consumer import Consumer
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+
+    with Cluster.open(cluster) as opened:
+        opened.store.read(lambda connection: find_topic(connection, topic))
+    reset = "earliest" if isinstance(position, Earliest) else "latest"
+    consumer = Consumer(
+        topic,
+        cluster=cluster,
+        group_id=group,
+        client_id="spark-log-consume",
+        auto_offset_reset=reset,
+        enable_auto_commit=False,
+        allow_auto_create_topics=False,
+    )
+    count = 0
+    try:
+        for row in _rows(member_batches(consumer, max_messages, follow, idle), None):
+            _print(row, values, as_json)
+            count += 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.stdout.flush()
+        consumer.close()
+    if not values and not as_json:
+        note(f"{count_of(count, 'record')}.")
+
+
+def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
+    import pyarrow as pa
+
+    left = limit
+    for batch in batches:
+        rows = batch if left is None else batch.slice(0, left)
+        at = rows.schema.get_field_index("timestamp")
+        milliseconds = rows.column(at).cast(pa.int64())
+        for row, micros in zip(rows.drop_columns(["timestamp"]).to_pylist(), milliseconds.to_pylist(), strict=True):
+            yield {**row, "timestamp": micros // 1000}
+        sys.stdout.flush()
+        if left is not None:
+            left -= rows.num_rows
+            if left == 0:
+                return
+
+
+def _print(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
+    if values and sys.stdout.isatty():
+        text = (row["value"] or b"").decode(errors="backslashreplace")
+        sys.stdout.write(printable(text, keep="\n\t") + "\n")
+    elif values:
+        sys.stdout.buffer.write((row["value"] or b"") + b"\n")
+    elif as_json:
+        sys.stdout.write(json_of(show_json(row)) + "\n")
+    else:
+        moment = datetime.fromtimestamp(row["timestamp"] / 1000, UTC).isoformat(timespec="milliseconds")
+        place = f"{row['topic']}-{row['partition']}@{row['offset']}"
+        headers = " ".join(f"{printable(h['key'])}={show_text(h['value'])}" for h in row["headers"] or ())
+        line = f"{place}  {moment.replace('+00:00', 'Z')}  {show_text(row['key'])}  {show_text(row['value'])}"
+        sys.stdout.write(f"{line}  [{headers}]\n" if headers else f"{line}\n")

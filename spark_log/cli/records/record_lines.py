@@ -1,0 +1,149 @@
+"""Lines of text <-> records. `produce --format json` accepts what `consume --json` prints.
+
+A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
+"partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
+an object, a list, a number or a boolean stands for its compact JSON text. Only the value is required; null is a
+tombstone.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_log.errors import InvalidRecordError
+from spark_log.text import printable
+
+Header = tuple[str, bytes | None]
+
+_READ_FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition")
+_IGNORED_FIELDS = ("topic", "offset", "timestampType")
+_TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record to append. `partition` or `timestamp_ms` None: the default of a producer."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """Format of plain lines: `key_separator` separates key and value; `null_marker` stands for a null key or value."""
+
+    key_separator: bytes | None = None
+    null_marker: bytes | None = None
+
+    def parse(self, line: bytes, number: int) -> Record:
+        """InvalidRecordError, with the line's number, for a line without the separator."""
+        if self.key_separator is None:
+            return Record(None, self._or_null(line))
+        key, separator, value = line.partition(self.key_separator)
+        if not separator:
+            raise InvalidRecordError(f"line {number}: no key separator {self.key_separator.decode()!r} in {_cut(line)}")
+        return Record(self._or_null(key), self._or_null(value))
+
+    def _or_null(self, text: bytes) -> bytes | None:
+        return None if self.null_marker is not None and text == self.null_marker else text
+
+
+def parse_json(line: bytes, number: int) -> Record:
+    """A record from one line of JSON. InvalidRecordError that names the line and the field."""
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise InvalidRecordError(f"line {number}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidRecordError(f"line {number}: expected a JSON object with a value, got {_cut(line)}")
+    unknown = [name for name in fields if name not in _READ_FIELDS + _IGNORED_FIELDS]
+    if unknown:
+        raise InvalidRecordError(f"line {number}: unknown field {unknown[0]!r}; known are {', '.join(_READ_FIELDS)}")
+    if "value" not in fields and "value_base64" not in fields:
+        raise InvalidRecordError(f"line {number}: no field 'value' (null is a tombstone)")
+    return Record(
+        _bytes_of(fields, "key", number),
+        _bytes_of(fields, "value", number),
+        _headers_of(fields.get("headers"), number),
+        _integer_of(fields, "timestamp", number),
+        _integer_of(fields, "partition", number),
+    )
+
+
+def show_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the read schema (`timestamp` as milliseconds) as `parse_json` reads it, with its position."""
+    shown: dict[str, Any] = {name: row[name] for name in ("topic", "partition", "offset", "timestamp")}
+    shown["timestampType"] = _TIMESTAMP_TYPES[row["timestampType"]]
+    _put_bytes(shown, "key", row["key"])
+    _put_bytes(shown, "value", row["value"])
+    if row["headers"] is not None:
+        shown["headers"] = []
+        for header in row["headers"]:
+            item = {"key": header["key"]}
+            _put_bytes(item, "value", header["value"])
+            shown["headers"].append(item)
+    return shown
+
+
+def show_text(data: bytes | None) -> str:
+    """Bytes for a terminal: null, UTF-8 text with control characters escaped, else base64."""
+    if data is None:
+        return "null"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
+    return printable(text)
+
+
+def _put_bytes(target: dict[str, Any], name: str, data: bytes | None) -> None:
+    try:
+        target[name] = None if data is None else data.decode()
+    except UnicodeDecodeError:
+        assert data is not None
+        target[f"{name}_base64"] = base64.b64encode(data).decode()
+
+
+def _bytes_of(fields: Mapping[str, Any], name: str, number: int) -> bytes | None:
+    encoded = fields.get(f"{name}_base64")
+    plain = fields.get(name)
+    if encoded is None:
+        if plain is None:
+            return None
+        text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        return text.encode()
+    if plain is not None:
+        raise InvalidRecordError(f"line {number}: both {name!r} and '{name}_base64'")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise InvalidRecordError(
+            f"line {number}: '{name}_base64' is not base64: {_cut(str(encoded).encode())}"
+        ) from None
+
+
+def _headers_of(given: Any, number: int) -> Sequence[Header]:
+    if given is None:
+        return ()
+    items = [{"key": key, "value": value} for key, value in given.items()] if isinstance(given, dict) else given
+    if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("key"), str) for i in items):
+        raise InvalidRecordError(f'line {number}: headers: expected [{{"key": …, "value": …}}], got {given!r}')
+    return [(item["key"], _bytes_of(item, "value", number)) for item in items]
+
+
+def _integer_of(fields: Mapping[str, Any], name: str, number: int) -> int | None:
+    value = fields.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidRecordError(f"line {number}: {name}: expected a whole number, got {value!r}")
+    return value
+
+
+def _cut(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return repr(text if len(text) <= 80 else text[:80] + "…")

@@ -1,0 +1,40 @@
+"""A schema as an argument: its text, `@FILE` that has it, or `@FILE#MESSAGE` of a Protobuf descriptor set."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
+
+
+class SchemaArgument(NamedTuple):
+    """`format`: the format that the argument implies, if it does."""
+
+    text: str
+    format: str | None = None
+
+
+def parse_schema(argument: str, option: str) -> SchemaArgument:
+    """Usage error for a file that cannot be read, InvalidConfigurationError if the Protobuf package is missing."""
+    if not argument.startswith("@"):
+        return SchemaArgument(argument)
+    file, separator, message = argument[1:].rpartition("#")
+    try:
+        if not separator or Path(argument[1:]).is_file():
+            return SchemaArgument(Path(argument[1:]).read_text().strip())
+        descriptor_set = Path(file).read_bytes()
+    except (OSError, UnicodeDecodeError) as error:
+        raise usage_error(option, f"{argument!r} cannot be read: {error}") from None
+    from spark_log.log.columns.decoding import needing_protobuf
+
+    with needing_protobuf():
+        from spark_log.log.columns.protobuf.schema import protobuf_schema
+    return SchemaArgument(protobuf_schema(message, descriptor_set), "protobuf")
+
+
+def parse_configs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """`name=value` texts as topic configs; key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
+    configs = parse_pairs(texts, option)
+    for name in {"key.schema", "value.schema"} & configs.keys():
+        configs[name] = parse_schema(configs[name], option).text
+    return configs

@@ -1,0 +1,216 @@
+"""`spark-log topic …`: create, show, change and delete topics."""
+
+from typing import Annotated
+
+import typer
+
+from spark_log.cli import completion
+from spark_log.cli.output import count_of, print_json, say
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, parse_before
+from spark_log.cli.topics import topic_output as show
+from spark_log.cli.topics.bad_records import bad_records
+from spark_log.cli.topics.erase import erase
+from spark_log.cli.topics.schema_argument import parse_configs
+from spark_log.cli.topics.topic_producers import producers
+
+app = typer.Typer(no_args_is_help=True, help="Create, show, change and delete topics.")
+
+Config = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A topic config; repeatable. See `topic configs`.",
+        autocompletion=completion.topic_configs,
+    ),
+]  # fmt: skip
+NewTopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+
+
+@app.command()
+def create(
+    name: NewTopicName,
+    cluster: Cluster_,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number of partitions.")] = 1,
+    replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
+    config: Config = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only; create nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Create a topic.
+
+    **Examples**
+
+    - `spark-log topic create events --partitions 4`
+    - `spark-log topic create users -p 8 -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2`
+    - `spark-log topic create orders -c value.format=protobuf -c value.schema=@shop.desc#shop.Order`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topics
+    from spark_log.replication.controller.topic_operations import create_topic
+
+    configs = parse_configs(config or (), "--config")
+    with Cluster.open(cluster) as opened:
+        existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
+        made = None
+        if not existing:
+            made = create_topic(opened, name, partitions, replication_factor, configs, validate_only=validate_only)
+    if as_json:
+        print_json({"topic": name, "created": made is not None, "topic_id": made.uuid if made else None})
+    elif existing:
+        say(f"Topic {name} exists already with {count_of(existing[name].partition_count, 'partition')}.")
+    elif made is None:
+        say(f"Topic {name} can be created.")
+    else:
+        say(f"Created topic {name} with {count_of(partitions, 'partition')}.")
+
+
+@app.command("list")
+def list_(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the topics: partitions, records, stored bytes, and configs that differ from the defaults."""
+    show.topics(show.load_topics(cluster), as_json)
+
+
+@app.command()
+def describe(
+    names: TopicNames,
+    cluster: Cluster_,
+    as_json: Json = False,
+) -> None:
+    """Show topics partition by partition: leader, in-sync replicas, offsets, records, stored bytes."""
+    show.descriptions(show.load_descriptions(cluster, names), as_json)
+
+
+@app.command()
+def alter(
+    name: TopicName,
+    cluster: Cluster_,
+    config: Config = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--delete-config",
+            "-d",
+            metavar="NAME",
+            help="Reset a config to its default; repeatable.",
+            autocompletion=completion.topic_configs,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change the configs of a topic. No restart is needed.
+
+    **Example:** `spark-log topic alter events -c retention.ms=-1 -d compression.type`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.replication.controller.topic_operations import alter_configs
+
+    changes: dict[str, str | None] = dict(parse_configs(config or (), "--config"))
+    for config_name in delete_config or ():
+        if config_name in changes:
+            raise typer.BadParameter(f"{config_name!r} is also given with --config", param_hint="--delete-config")
+        changes[config_name] = None
+    if not changes:
+        raise typer.BadParameter("expected at least one --config or --delete-config")
+    with Cluster.open(cluster) as opened:
+        overrides = dict(alter_configs(opened, name, changes).overrides)
+    if as_json:
+        print_json({"topic": name, "configs": overrides})
+    else:
+        say(f"Configs of {name} now: {show.configs_of(overrides) or 'the defaults'}.")
+
+
+@app.command()
+def add_partitions(
+    name: TopicName,
+    total: Annotated[int, typer.Argument(help="The new number of partitions.", show_default=False)],
+    cluster: Cluster_,
+    as_json: Json = False,
+) -> None:
+    """Raise the number of partitions to TOTAL. Afterwards keys go to other partitions, as in Kafka."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.replication.controller.topic_operations import add_partitions as add
+
+    with Cluster.open(cluster) as opened:
+        count = add(opened, name, total).partition_count
+    if as_json:
+        print_json({"topic": name, "partitions": count})
+    else:
+        say(f"Topic {name} now has {count_of(count, 'partition')}.")
+
+
+@app.command()
+def delete(
+    names: TopicNames,
+    cluster: Cluster_,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete topics with all of their records."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.topics import describe_topics
+    from spark_log.replication.controller.topic_operations import delete_topic
+
+    with Cluster.open(cluster) as opened:
+        describe_topics(opened, names)  # if one does not exist, none is deleted
+        if not yes:
+            typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+        for name in dict.fromkeys(names):
+            delete_topic(opened, name)
+    if as_json:
+        print_json({"deleted": names})
+    else:
+        say(f"Deleted {', '.join(names)}.")
+
+
+@app.command()
+def delete_records(
+    name: TopicName,
+    cluster: Cluster_,
+    before: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[PARTITION=]OFFSET",
+            help="Delete records before this offset, of one partition or of all; -1 is the end. Repeatable.",
+            show_default=False,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Delete a topic's oldest records by moving the log start offset.
+
+    **Example:** `spark-log topic delete-records events --before 0=1000 --before 1=-1`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.ids import TopicPartition
+    from spark_log.maintenance.removal.retention import delete_records as delete_before
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        offsets = parse_before(before, topic.partition_count, "--before")
+        low = delete_before(opened, {TopicPartition(name, number): offset for number, offset in offsets.items()})
+    starts = {str(topic_partition.partition): offset for topic_partition, offset in sorted(low.items())}
+    if as_json:
+        print_json({"topic": name, "log_start_offsets": starts})
+    else:
+        for number, offset in starts.items():
+            say(f"{name}-{number} now starts at offset {offset:,}.")
+
+
+app.command()(erase)
+app.command()(bad_records)
+app.command()(producers)
+
+
+@app.command()
+def configs(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG...]", help="Only these.", show_default=False, autocompletion=completion.topic_configs
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain the topic configs: default, valid values, meaning. Needs no cluster."""
+    show.config_definitions(names or [], as_json)

@@ -1,0 +1,192 @@
+"""The output of `spark-log topic`, as tables and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
+from spark_log.text import is_unlimited
+
+_SHOWN_CHARACTERS = 100
+"""Of the value of a config in a line."""
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def load_topics(address: str) -> list[dict[str, Any]]:
+    """The facts of every topic, by name."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topics
+    from spark_log.cluster.usage import Usage, usage
+
+    with Cluster.open(address) as cluster:
+        topics, used = cluster.store.read(lambda connection: (find_topics(connection), usage(connection)))
+    totals: dict[int, Usage] = {}
+    for (topic_id, _), part in used.items():
+        totals[topic_id] = totals.get(topic_id, Usage()) + part
+    return [
+        {
+            "topic": topic.name,
+            "partitions": topic.partition_count,
+            "replication_factor": topic.replication_factor,
+            **totals.get(topic.topic_id, Usage())._asdict(),
+            "configs": dict(topic.overrides),
+        }
+        for topic in sorted(topics.values(), key=lambda topic: topic.name)
+    ]
+
+
+def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        say("There is no topic. Create one: spark-log topic create NAME --partitions 4")
+    else:
+        print_table(
+            None,
+            ("topic", "partitions", "replicas", "records", "bytes", "configs"),
+            [
+                (
+                    row["topic"],
+                    row["partitions"],
+                    row["replication_factor"],
+                    row["records"],
+                    bytes_of(row["bytes"]),
+                    configs_of(row["configs"]),
+                )
+                for row in rows
+            ],
+        )
+
+
+def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The facts of these topics and of each of their partitions, in the order asked for."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.usage import Usage, usage
+    from spark_log.facts.topics import TopicDescription, describe_named
+    from spark_log.tables.delta_lag import DeltaTableInfo, describe_delta_tables
+
+    with Cluster.open(address) as cluster:
+        log_dirs = cluster.log_dirs()
+
+        def read(
+            connection: "Connection",
+        ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[DeltaTableInfo]]]:
+            now = cluster.store.clock(connection)
+            described = describe_named(connection, names, now)
+            used = usage(connection, [description.topic.topic_id for description in described])
+            topics = [description.topic for description in described]
+            return described, used, describe_delta_tables(connection, topics, log_dirs, now.wall_ms)
+
+        found, used, delta = cluster.store.read(read)
+    return [
+        {
+            "topic": topic.name,
+            "topic_id": topic.uuid,
+            "folder": topic.folder,
+            "created_ms": topic.created_ms,
+            "replication_factor": topic.replication_factor,
+            "configs": dict(topic.overrides),
+            "delta_tables": [asdict(table) for table in delta[topic.topic_id]],
+            "partitions": [
+                {
+                    "partition": part.partition,
+                    "leader": part.leader,
+                    "leader_epoch": part.leader_epoch,
+                    "preferred_leader": part.preferred_leader,
+                    "offline": part.offline,
+                    "replicas": [replica.broker_id for replica in part.replicas],
+                    "isr": list(part.isr),
+                    "osr": list(part.osr),
+                    "dead": list(part.dead),
+                    "lag": {str(replica.broker_id): replica.lag for replica in part.replicas},
+                    "log_start_offset": part.log_start_offset,
+                    "high_watermark": part.high_watermark,
+                    "log_end_offset": part.log_end_offset,
+                    **used.get((topic.topic_id, part.partition), Usage())._asdict(),
+                }
+                for part in parts
+            ],
+        }
+        for topic, parts in ((description.topic, description.partitions) for description in found)
+    ]
+
+
+def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    names = ("partition", "leader", "leader_epoch", "replicas", "isr", "osr", "lag", "log_start_offset",
+             "high_watermark", "log_end_offset", "records", "bytes", "segments")  # fmt: skip
+    for row in rows:
+        say(f"{row['topic']}  id {row['topic_id']}  configs: {configs_of(row['configs']) or 'the defaults'}")
+        offline = [part["partition"] for part in row["partitions"] if part["offline"]]
+        if offline:
+            say(f"OFFLINE, no in-sync replica is alive: {_cell('partitions', offline)}")
+        print_table(
+            None,
+            [name.replace("_", " ") for name in names],
+            [
+                [_leader(part) if name == "leader" else _cell(name, part[name]) for name in names]
+                for part in row["partitions"]
+            ],
+        )
+        for table in row["delta_tables"]:
+            say(f"Delta table {table['location']}: {_delta_state(table)}")
+
+
+def config_definitions(names: Sequence[str], as_json: bool) -> None:
+    """The documented configs. InvalidConfigurationError for an unknown name."""
+    from spark_log.config import definitions
+    from spark_log.errors import InvalidConfigurationError
+
+    known = {definition.name: definition for definition in definitions()}
+    for name in names:
+        if name not in known:
+            raise InvalidConfigurationError(f"Unknown topic config {name!r}. Known are {', '.join(known)}")
+    chosen = [known[name] for name in names] or list(known.values())
+    if as_json:
+        print_json([asdict(definition) for definition in chosen])
+        return
+    for definition in chosen:
+        unit = f" {definition.unit}" if definition.unit else ""
+        unit = " (unlimited)" if is_unlimited(definition.default) else unit
+        say(f"{definition.name} = {definition.default}{unit}  ({definition.kind}: {definition.valid})")
+        say(f"    {definition.doc}")
+        if definition.kafka_default is not None:
+            say(f"    Kafka's default: {definition.kafka_default}")
+
+
+def configs_of(overrides: Mapping[str, str]) -> str:
+    """The configs in one line; of a long schema, the beginning."""
+    return ", ".join(f"{name}={_short(value)}" for name, value in sorted(overrides.items()))
+
+
+def _short(value: str) -> str:
+    if is_unlimited(value):
+        return f"{value} (unlimited)"
+    return value if len(value) <= _SHOWN_CHARACTERS else f"{value[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _delta_state(table: Mapping[str, Any]) -> str:
+    if table["lag_records"]:
+        return f"{count_of(table['lag_records'], 'record')} behind, for {table['lag_ms'] / 1000:.1f} s"
+    return "up to date" if table["exists"] else "not made yet: there are no records"
+
+
+def _leader(part: Mapping[str, Any]) -> Any:
+    """The leader, and the preferred leader if that is another broker."""
+    if part["offline"]:
+        return "OFFLINE"
+    if part["leader"] == part["preferred_leader"]:
+        return part["leader"]
+    return f"{part['leader']} (preferred {part['preferred_leader']})"
+
+
+def _cell(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):  # lagging brokers, with the number of records
+        return " ".join(f"{broker}:{lag}" for broker, lag in value.items() if lag)
+    return bytes_of(value) if name == "bytes" else value

@@ -1,0 +1,57 @@
+"""`spark-log topic producers`: the producers of a topic, with their open transactions."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.output import note, print_json, print_table, say, time_of
+from spark_log.cli.shared_options import Cluster_, Json, TopicName
+
+
+def producers(
+    name: TopicName,
+    cluster: Cluster_,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the idempotent producers of a topic, with their last sequences, and those with an open transaction.
+
+    A partition knows idempotent producers, and transactional Kafka clients, for a day after their last append. It knows
+    a transactional producer of spark-log during the transaction only: `spark-log transaction list` has all of them.
+
+    The start of an open transaction is the offset that a commit would give it now: its records have no offsets yet.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.facts.transactions import describe_producers
+    from spark_log.ids import TopicPartition
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        numbers = sorted(set(partition)) if partition else range(topic.partition_count)
+        found = describe_producers(opened.store, [TopicPartition(name, number) for number in numbers])
+    rows = [(tp, each) for tp, here in found.items() for each in here]
+    if as_json:
+        print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
+    elif not rows:
+        say(f"No producer of {name} is known.")
+    else:
+        print_table(
+            None,
+            ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
+            [
+                (
+                    str(tp), each.producer_id, each.producer_epoch, each.transactional_id,
+                    each.last_sequence, time_of(each.last_ms), each.transaction_start_offset,
+                )
+                for tp, each in rows
+            ],
+        )  # fmt: skip
+    if not as_json:
+        note(
+            "spark-log's transactional producers are here during a transaction only:"
+            " `spark-log transaction list` has all."
+        )

@@ -1,0 +1,117 @@
+"""Reads a topic for the command line: from a position to the current end, or on and on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from spark_log import clock
+from spark_log.cli.records.position import AtTimestamp, Position, start_offset
+from spark_log.cluster.topics import Topic
+from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.log.segments.slices import Positions
+
+POLL_S = 1.0
+"""Longest pause between two polls, in case a notification of a change is lost."""
+
+
+@dataclass
+class TopicReader:
+    """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
+
+    log: Log
+    topic: Topic
+    partitions: Sequence[int] | None
+    """None: all, also partitions that are added while following."""
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    lost: dict[TopicPartition, int] = field(default_factory=dict)
+    """Number of offsets that were deleted before they were read, by partition."""
+
+    def seek(self, position: Position) -> None:
+        """Start there. UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
+        limits = self._limits()
+        times: dict[str, int | None] = {}
+        if isinstance(position, AtTimestamp):
+            wanted = {tp.partition: position.timestamp_ms for tp in limits}
+            found = self.log.offsets_for_times(self.topic, wanted)
+            times = {str(tp): found[tp.partition] for tp in limits}
+        self.next_offsets = {
+            tp: start_offset(position, str(tp), (limit.log_start_offset, limit.high_watermark), times)
+            for tp, limit in limits.items()
+        }
+
+    def read_available(self) -> Iterator[pa.RecordBatch]:
+        """The records below the high watermark now, by partition and offset.
+
+        UnknownTopicOrPartitionError, or DataLossError, if the topic has been deleted or made again.
+        """
+        ranges: dict[TopicPartition, OffsetRange] = {}
+        for tp, limit in self._limits().items():
+            start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition is read from its start
+            if start < limit.log_start_offset:
+                self.lost[tp] = self.lost.get(tp, 0) + limit.log_start_offset - start
+                start = limit.log_start_offset
+            if start < limit.high_watermark:
+                ranges[tp] = OffsetRange(start, limit.high_watermark)
+        if not ranges:
+            return
+        try:
+            for batch in self.log.read(ranges, topics={self.topic.name: self.topic}):
+                yield batch
+                last = batch.num_rows - 1
+                tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
+                self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
+        except OffsetOutOfRangeError:
+            return  # retention moved the start after the limits were read: the next call counts the lost offsets
+        for tp, (_, end) in ranges.items():
+            self.next_offsets[tp] = end  # compaction may have removed the last records of the range
+
+    def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
+        """Call `read_available` repeatedly; end after `idle_s` seconds without a record (None: never)."""
+        quiet_since = clock.monotonic_s()
+        while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
+            seen = self.log.cluster.store.changes.current()
+            for batch in self.read_available():
+                yield batch
+                quiet_since = clock.monotonic_s()
+            self.log.cluster.store.changes.wait(seen, POLL_S if idle_s is None else min(POLL_S, idle_s))
+
+    def _limits(self) -> dict[TopicPartition, Positions]:
+        limits = self.log.positions(self.topic)
+        if self.partitions is None:
+            return limits
+        chosen = [TopicPartition(self.topic.name, number) for number in self.partitions]
+        for tp in chosen:
+            if tp not in limits:
+                raise UnknownTopicOrPartitionError(
+                    f"partition {tp} does not exist: the topic has partitions 0 to {len(limits) - 1}"
+                )
+        return {tp: limits[tp] for tp in chosen}
+
+
+def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
+    """The batches that a member of a group reads; a batch is committed when the next one is requested.
+
+    Without `follow` it ends at the end offsets of its partitions.
+    """
+    left = limit
+    quiet_since = clock.monotonic_s()
+    while left is None or left > 0:
+        polled = consumer.poll_arrow(timeout_ms=int(min(idle_s or 1, 1) * 1000), max_records=left)
+        for table in polled.values():
+            batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+            for batch in batches:
+                left = None if left is None else left - batch.num_rows
+                yield batch
+        if polled:
+            consumer.commit()
+            quiet_since = clock.monotonic_s()
+        elif follow and idle_s is not None and clock.monotonic_s() - quiet_since >= idle_s:
+            return
+        elif not follow and consumer.assignment():
+            ends = consumer.end_offsets(sorted(consumer.assignment()))
+            if all(consumer.position(tp) >= end for tp, end in ends.items()):
+                return

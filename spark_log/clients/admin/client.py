@@ -1,0 +1,399 @@
+"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient that spark-log supports."""
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+from kafka.errors import KafkaConfigurationError, KafkaTimeoutError, UnsupportedVersionError
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
+
+from spark_log import clock
+from spark_log.clients.admin import configs, groups, partitions, transactions
+from spark_log.clients.admin import topics as on_topics
+from spark_log.clients.admin.access_calls import AccessCalls
+from spark_log.clients.admin.admin_settings import UNSUPPORTED, AdminSettings
+from spark_log.clients.admin.kafka_python_2 import METHODS
+from spark_log.clients.client_settings import check_number, parse_settings
+from spark_log.clients.kafka_errors import kafka_errors
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import list_topics
+from spark_log.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from spark_log.maintenance.report import Report
+
+
+class Admin(AccessCalls):
+    """Manages topics, configs, offsets, groups and transactions of a cluster.
+
+    >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
+    >>> admin.create_topics({"flights": {"num_partitions": 4}})                # doctest: +SKIP
+
+    `bootstrap_servers` is an alias of `cluster`. Errors are instances of both kafka-python's and spark-log's classes
+    (see clients.kafka_errors). A feature of Kafka that spark-log lacks raises UnsupportedVersionError, as with an old
+    broker.
+    """
+
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaAdminClient.DEFAULT_CONFIG
+
+    def __init__(self, **configs: Any) -> None:
+        address, settings = parse_settings(AdminSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
+        self.config = {"bootstrap_servers": address, **vars(settings)}
+        with kafka_errors():
+            self._cluster = Cluster.open(address)
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    # topics ------------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_topics(self) -> list[str]:
+        return [topic.name for topic in list_topics(self._cluster)]
+
+    @kafka_errors()
+    def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
+        """A dict per topic, its partitions with leader, replicas and ISR; `error_code` 3 for a topic that does not
+        exist.
+        """
+        return on_topics.describe_topics(self._cluster, topics)
+
+    @kafka_errors()
+    def create_topics(
+        self,
+        new_topics: Any,
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+        wait_for_metadata: bool = False,
+    ) -> dict[str, Any]:
+        """Names, or {name: {num_partitions, replication_factor, configs}}; -1 means one partition or one replica.
+
+        When the call returns, the topic exists and every partition has a leader: there is no need to wait.
+        """
+        _check_timeout(timeout_ms)
+        if validate_only and wait_for_metadata:
+            raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
+        return on_topics.create_topics(
+            self._cluster, new_topics, validate_only=validate_only, raise_errors=raise_errors
+        )
+
+    def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
+        """Wait until all of them exist. KafkaTimeoutError names those that do not."""
+        wanted = set(topic_names)
+        deadline = clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            seen = self._cluster.store.changes.current()
+            missing = sorted(wanted - set(self.list_topics()))
+            left = deadline - clock.monotonic_s()
+            if not missing:
+                return
+            if left <= 0:
+                raise KafkaTimeoutError(f"Topics not ready after {timeout_ms}ms: {missing}")
+            self._cluster.store.changes.wait(seen, min(left, 0.1))
+
+    @kafka_errors()
+    def delete_topics(
+        self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> dict[str, Any]:
+        """Names, or topic ids as uuid.UUID. UnknownTopicOrPartitionError with `raise_errors`, else an error code."""
+        _check_timeout(timeout_ms)
+        return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
+
+    @kafka_errors()
+    def create_partitions(
+        self,
+        topic_partitions: Mapping[str, Any],
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+    ) -> dict[str, Any]:
+        """{topic: total number of partitions}. UnknownTopicOrPartitionError, InvalidPartitionsError,
+        InvalidReplicationFactorError with `raise_errors`, else an error code.
+        """
+        _check_timeout(timeout_ms)
+        return on_topics.create_partitions(
+            self._cluster, topic_partitions, validate_only=validate_only, raise_errors=raise_errors
+        )
+
+    @kafka_errors()
+    def delete_records(
+        self,
+        records_to_delete: Mapping[Any, int],
+        timeout_ms: int | None = None,
+        partition_leader_id: int | None = None,
+    ) -> dict[Any, dict[str, int]]:
+        """{TopicPartition: offset}: delete the records before it; -1 is the high watermark. All or nothing.
+
+        OffsetOutOfRangeError, PolicyViolationError (cleanup.policy has no delete), UnknownTopicOrPartitionError.
+        """
+        _check_timeout(timeout_ms)
+        return on_topics.delete_records(self._cluster, records_to_delete)
+
+    @kafka_errors()
+    def list_partition_offsets(
+        self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, OffsetAndTimestamp]:
+        """{TopicPartition: OffsetSpec or a timestamp in ms}; all results are of the same moment.
+
+        The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
+        exist.
+        """
+        _check_timeout(timeout_ms)
+        return on_topics.list_partition_offsets(self._cluster, topic_partition_specs)
+
+    # configs -----------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def describe_configs(
+        self,
+        config_resources: Iterable[ConfigResource],
+        include_synonyms: bool = False,
+        config_filter: Any = "modified",
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError.
+
+        A resource of type BROKER, with any name, means the whole cluster: {'broker': {name: …}}.
+        """
+        return configs.describe_configs(self._cluster, config_resources, config_filter)
+
+    @kafka_errors()
+    def alter_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """{'topic' or 'broker': {name: 'OK' or the error}}. BROKER, with any name, means the whole cluster."""
+        return configs.alter_configs(
+            self._cluster,
+            config_resources,
+            validate_only=validate_only,
+            raise_on_unknown=raise_on_unknown,
+            incremental=incremental,
+        )
+
+    @kafka_errors()
+    def reset_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Reset the named configs, or all, to their defaults."""
+        return configs.reset_configs(
+            self._cluster, config_resources, validate_only=validate_only, raise_on_unknown=raise_on_unknown
+        )
+
+    @kafka_errors()
+    def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
+        """{'topic': [names]}."""
+        return {"topic": self.list_topics()}
+
+    # the cluster -------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def describe_cluster(self) -> dict[str, Any]:
+        """Cluster id, controller and brokers; embedded brokers have no host and port.
+
+        The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
+        whose clients and coordinators do the controller's work; -1 if there is neither.
+        """
+        return partitions.describe_cluster(self._cluster)
+
+    @kafka_errors()
+    def describe_log_dirs(
+        self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """The log dirs of each broker, with the size and lag of each replica there. UnknownTopicOrPartitionError for a
+        named topic that does not exist.
+        """
+        return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
+
+    @kafka_errors()
+    def elect_leaders(
+        self, election_type: Any, topic_partitions: Any = None, timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> Any:
+        """Elect leaders (ElectionType.PREFERRED or UNCLEAN) for {topic: partitions}, a list of topics, or all.
+
+        Returns an ElectLeadersResponse. Raises UnknownTopicOrPartitionError for a named topic that does not exist, and
+        with `raise_errors` the first error of a partition.
+        """
+        _check_timeout(timeout_ms)
+        return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)
+
+    @kafka_errors()
+    def alter_partition_reassignments(
+        self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
+    ) -> dict[Any, Any]:
+        """{TopicPartition: broker ids, or None to cancel}; the error class of each, None if it was accepted.
+
+        Only starts the reassignments; a controller and served brokers, or `spark-log partition reassign`, complete
+        them.
+        """
+        _check_timeout(timeout_ms)
+        return partitions.alter_partition_reassignments(self._cluster, reassignments)
+
+    @kafka_errors()
+    def list_partition_reassignments(
+        self, topic_partitions: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, dict[str, list[int]]]:
+        """The reassignments in progress, of {topic: partitions}, a list of TopicPartition, or all."""
+        _check_timeout(timeout_ms)
+        return partitions.list_partition_reassignments(self._cluster, topic_partitions)
+
+    @kafka_errors()
+    def run_maintenance(
+        self,
+        tasks: Iterable[str] | None = None,
+        *,
+        topics: Collection[str] | None = None,
+        now: bool = False,
+        dry_run: bool = False,
+    ) -> list["Report"]:
+        """Run maintenance tasks, such as "compact" or "retention", as `spark-log maintenance` does; all for None.
+
+        `topics` limits the work to these topics. With `now` every inline tail is sealed, whatever its age. With
+        `dry_run` nothing is changed, and the reports say what a run would do. The first failure of a task is raised
+        when all tasks have run. InvalidConfigurationError, UnknownTopicOrPartitionError.
+        """
+        from spark_log.maintenance import run_tasks  # slow to import
+
+        return list(run_tasks(self._cluster, tasks, topics=topics, now=now, dry_run=dry_run))
+
+    # groups ------------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_groups(
+        self,
+        broker_ids: Any = None,
+        states_filter: Iterable[Any] | None = None,
+        types_filter: Iterable[Any] | None = None,
+    ) -> list[dict[str, str]]:
+        """group_id, protocol_type, group_state and group_type of each group."""
+        return groups.list_groups(self._cluster, states_filter, types_filter)
+
+    @kafka_errors()
+    def describe_groups(
+        self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
+    ) -> dict[str, dict[str, Any]]:
+        """State, assignor and members of each group, with the partitions of each member."""
+        return groups.describe_groups(self._cluster, group_ids)
+
+    @kafka_errors()
+    def list_group_offsets(self, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+        """Committed offsets: a group, a list of groups, or {group: partitions or None for all}."""
+        return groups.list_group_offsets(self._cluster, group_specs)
+
+    @kafka_errors()
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[Any, OffsetAndMetadata], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        """Commit for a group without live members; the error class of each partition, NoError for success."""
+        return groups.alter_group_offsets(self._cluster, group_id, offsets)
+
+    @kafka_errors()
+    def reset_group_offsets(
+        self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
+    ) -> dict[Any, dict[str, Any]]:
+        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped to the readable offsets.
+
+        NonEmptyGroupError; UnknownTopicOrPartitionError if a topic is deleted meanwhile. After an error nothing is
+        written.
+        """
+        return groups.reset_group_offsets(self._cluster, group_id, offset_specs)
+
+    @kafka_errors()
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        return groups.delete_group_offsets(self._cluster, group_id, partitions)
+
+    @kafka_errors()
+    def delete_groups(self, group_ids: Iterable[str], group_coordinator_id: Any = None) -> dict[str, str]:
+        """'OK' or the name of the error for each."""
+        return groups.delete_groups(self._cluster, group_ids)
+
+    @kafka_errors()
+    def remove_group_members(
+        self, group_id: str, members: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[str, type[Exception]]:
+        """kafka-python's MemberToRemove, by member id or instance id."""
+        return groups.remove_group_members(self._cluster, group_id, members)
+
+    # transactions and producers ----------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_transactions(
+        self,
+        broker_ids: Any = None,
+        producer_id_filters: Iterable[int] | None = None,
+        state_filters: Iterable[Any] | None = None,
+        duration_filter_ms: int | None = None,
+        transactional_id_pattern: str | None = None,
+    ) -> dict[int, list[Any]]:
+        """{-1: kafka-python's TransactionListing of each transactional id}: no broker coordinates transactions."""
+        return transactions.list_transactions(
+            self._cluster, producer_id_filters, state_filters, duration_filter_ms, transactional_id_pattern
+        )
+
+    @kafka_errors()
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, Any]:
+        """{transactional id: TransactionDescription}; TransactionalIdNotFoundError for an unknown id."""
+        return transactions.describe_transactions(self._cluster, transactional_ids)
+
+    @kafka_errors()
+    def find_hanging_transactions(
+        self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
+    ) -> list[dict[str, Any]]:
+        """Transactions that are still open after their own time-out, or that are open for this time and five minutes
+        more.
+
+        They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts those after their
+        time-out.
+        """
+        return transactions.find_hanging_transactions(self._cluster, max_transaction_timeout_ms)
+
+    @kafka_errors()
+    def abort_transaction(self, spec: Any) -> None:
+        """kafka-python's AbortTransactionSpec. Here it aborts the whole transaction, in all its partitions.
+
+        The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
+        """
+        transactions.abort_transaction(self._cluster, spec)
+
+    @kafka_errors()
+    def describe_producers(self, partitions: Iterable[Any], broker_id: int | None = None) -> dict[Any, Any]:
+        """{TopicPartition: PartitionProducerState}: idempotent producers, and producers with an open transaction there.
+
+        The start offset of an open transaction is the log end offset: it would begin there if it was committed now.
+        UnknownTopicOrPartitionError names a partition that does not exist.
+        """
+        return transactions.describe_producers(self._cluster, partitions)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in METHODS:
+            return partial(METHODS[name], self)
+        if name not in UNSUPPORTED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise UnsupportedVersionError(f"{name}: spark-log does not have it: {UNSUPPORTED[name]}")
+
+        return refuse
+
+
+def _check_timeout(timeout_ms: object) -> None:
+    if timeout_ms is not None:
+        check_number("timeout_ms", timeout_ms, 0, whole=False)

@@ -1,0 +1,201 @@
+"""Configs of topics and of the cluster, in kafka-python's arguments and results. All are dynamic.
+
+A resource of type BROKER, with any name, means the cluster: its settings are Kafka's cluster-wide broker defaults, and
+no broker has its own settings.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
+
+from spark_log.clients.admin.kafka_python_2 import result
+from spark_log.clients.admin.outcomes import outcome_of
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings, read_settings
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions
+from spark_log.errors import InvalidConfigurationError, InvalidTopicError
+from spark_log.replication.controller import topic_operations
+
+
+def describe_configs(
+    cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """{'topic' or 'broker': {name: {config: facts}}}; by default the configs that differ from their defaults."""
+    wanted = ConfigFilterType.build_from(config_filter)
+    described: dict[str, dict[str, dict[str, Any]]] = {}
+    for resource in resources:
+        entries = describe_resource(cluster, resource)
+        names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
+        described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
+            name: entry
+            for name, entry in entries.items()
+            if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
+        }
+    return result(described)
+
+
+def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
+    """Facts of all configs of a topic or of the cluster."""
+    if _is_cluster(resource):
+        return _cluster_entries(read_settings(cluster))
+    return entries_of(_topic_of(cluster, resource).overrides, everything=True)
+
+
+def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
+    """As kafka-python, but settings of the whole cluster count as modified: they can be set only there."""
+    if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
+        return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
+    return bool(wanted.should_skip(source))
+
+
+def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    set_, default = ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG, ConfigSourceType.DEFAULT_CONFIG
+    return {
+        name: {
+            "value": overrides.get(name, text),
+            "read_only": False,
+            "is_sensitive": False,
+            "config_source": (set_ if name in overrides else default).name,
+            "config_type": "BOOLEAN" if text in ("true", "false") else "LONG",
+            "documentation": "",
+        }
+        for name, text in ClusterSettings().as_text().items()
+    }
+
+
+def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dict[str, dict[str, Any]]:
+    """Facts of the configs that are set, or of all with `everything`, as a broker describes them."""
+    values = TopicConfig.from_overrides(overrides).as_text()
+    return {
+        definition.name: {
+            "value": values[definition.name],
+            "read_only": False,
+            "is_sensitive": False,
+            "config_source": (
+                ConfigSourceType.DYNAMIC_TOPIC_CONFIG
+                if definition.name in overrides
+                else ConfigSourceType.DEFAULT_CONFIG
+            ).name,
+            "config_type": definition.kind.upper(),
+            "documentation": definition.doc,
+        }
+        for definition in definitions()
+        if everything or definition.name in overrides
+    }
+
+
+def alter_configs(
+    cluster: Cluster,
+    resources: Sequence[ConfigResource],
+    *,
+    validate_only: bool,
+    raise_on_unknown: bool,
+    incremental: bool | None,
+) -> dict[str, dict[str, str]]:
+    """'OK' or the error for each resource. A config's value, or (AlterConfigOp, value); APPEND and SUBTRACT for lists.
+
+    With `incremental=False` configs that are not named are reset to their defaults.
+    """
+    if raise_on_unknown:
+        _raise_unknown(resources)
+    return _each(
+        resources,
+        lambda resource: alter_resource(
+            cluster, resource, validate_only=validate_only, incremental=incremental is not False
+        ),
+    )
+
+
+def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
+    """Set configs of a topic or of the cluster; `resource.configs` as for `alter_configs`."""
+    changes = dict(resource.configs or {})
+    if _is_cluster(resource):
+        given = {name: _new_setting(name, value) for name, value in changes.items()}
+        others = {} if incremental else dict.fromkeys(read_settings(cluster))
+        alter_settings(cluster, {**others, **given}, validate_only=validate_only)
+        return
+    topic = _topic_of(cluster, resource)
+    wanted = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
+    if not incremental:
+        wanted = {**dict.fromkeys(topic.overrides), **wanted}
+    topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
+
+
+def reset_configs(
+    cluster: Cluster, resources: Sequence[ConfigResource], *, validate_only: bool, raise_on_unknown: bool
+) -> dict[str, dict[str, str]]:
+    """Reset the named configs, or all for none, to their defaults."""
+    if raise_on_unknown:
+        _raise_unknown(resources)
+
+    def reset(resource: ConfigResource) -> None:
+        if _is_cluster(resource):
+            settings = resource.configs or read_settings(cluster)
+            alter_settings(cluster, dict.fromkeys(settings), validate_only=validate_only)
+            return
+        topic = _topic_of(cluster, resource)
+        names = list(resource.configs) if resource.configs else list(topic.overrides)
+        topic_operations.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
+
+    return _each(resources, reset)
+
+
+def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[str, str]]:
+    result: dict[str, dict[str, str]] = {}
+    for resource in resources:
+        _, error = outcome_of(lambda resource=resource: action(resource))  # type: ignore[misc]
+        kind = resource.resource_type.name.lower()
+        result.setdefault(kind, {})[resource.name] = "OK" if error is None else str(error)
+    return result
+
+
+def _topic_of(cluster: Cluster, resource: ConfigResource) -> Topic:
+    if resource.resource_type is not ConfigResourceType.TOPIC:
+        raise InvalidConfigurationError(
+            f"{resource.resource_type.name} {resource.name!r}: only topics and the cluster (BROKER) have configs"
+        )
+    if not isinstance(resource.name, str):
+        raise InvalidTopicError(f"topic: expected a name, got {resource.name!r}")
+    return cluster.store.read(lambda connection: find_topic(connection, resource.name))
+
+
+def _is_cluster(resource: ConfigResource) -> bool:
+    return resource.resource_type is ConfigResourceType.BROKER
+
+
+def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
+    of_topics = {definition.name for definition in definitions()}
+    of_the_cluster = ClusterSettings().as_text().keys()
+    unknown: set[str] = set()
+    for resource in resources:
+        names = dict.fromkeys(resource.configs or ())
+        unknown |= names.keys() - of_the_cluster if _is_cluster(resource) else canonical(names).keys() - of_topics
+    if unknown:
+        raise ValueError(f"Unrecognized configs: {unknown}")
+
+
+def _new_setting(name: str, given: Any) -> str | None:
+    op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
+    op = AlterConfigOp.build_from(op)
+    if op not in (AlterConfigOp.SET, AlterConfigOp.DELETE):
+        raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists")
+    return None if op is AlterConfigOp.DELETE or value is None else str(value).lower()
+
+
+def _new_value(topic: Topic, name: str, given: Any) -> str | None:
+    """The text to store; None resets the config to its default."""
+    op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
+    op = AlterConfigOp.build_from(op)
+    if op is AlterConfigOp.DELETE:
+        return None
+    if op is AlterConfigOp.SET:
+        return None if value is None else str(value)
+    kinds = {definition.name: definition.kind for definition in definitions()}
+    if kinds.get(name) != "list":
+        raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists, this is a {kinds.get(name)}")
+    now = topic.config.as_text()[name].split(",")
+    if op is AlterConfigOp.APPEND:
+        return ",".join([*now, *(item for item in str(value).split(",") if item not in now)])
+    return ",".join(item for item in now if item not in str(value).split(","))

@@ -1,0 +1,166 @@
+"""Consumer groups, in kafka-python's arguments and results."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import kafka.errors
+from kafka.admin import GroupState, GroupType, OffsetSpec
+from kafka.admin._partitions import OffsetTimestamp
+from kafka.errors import GroupIdNotFoundError, NoError, UnknownMemberIdError, UnknownTopicOrPartitionError
+from kafka.structs import OffsetAndMetadata
+
+from spark_log.clients.admin.outcomes import outcome_of
+from spark_log.clients.admin.topics import list_partition_offsets
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import NonEmptyGroupError
+from spark_log.facts import groups as group_inspection
+from spark_log.groups import group_operations
+from spark_log.groups.committed_offsets import commit_offsets, committed
+from spark_log.groups.rules import Partitions
+from spark_log.ids import TopicPartition
+
+
+def list_groups(
+    cluster: Cluster, states_filter: Iterable[Any] | None, types_filter: Iterable[Any] | None
+) -> list[dict[str, str]]:
+    states = {GroupState.value_for(state) for state in states_filter or ()}
+    types = {GroupType.value_for(kind) for kind in types_filter or ()}
+    return [
+        {
+            "group_id": group.group_id,
+            "protocol_type": group.protocol_type,
+            "group_state": group.state,
+            "group_type": group.type,
+        }
+        for group in group_inspection.list_groups(cluster.store)
+        if (not states or group.state in states) and (not types or group.type in types)
+    ]
+
+
+def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """A group that does not exist has state Dead and the text of a GroupIdNotFoundError, as a broker answers."""
+    return {
+        group.group_id: {
+            "group_id": group.group_id,
+            "group_state": group.state,
+            "protocol_type": group.protocol_type,
+            "protocol_data": group.assignor,
+            "generation_id": group.generation,
+            "group_type": group.type,
+            "assignment_epoch": group.target_generation,
+            "members": [
+                {
+                    "member_id": member.member_id,
+                    "group_instance_id": member.instance_id,
+                    "client_id": member.client_id,
+                    "client_host": member.host,
+                    "member_epoch": member.generation,
+                    "member_protocol": member.protocol,
+                    "member_metadata": {"topics": sorted(member.topics)},
+                    "member_assignment": {"assigned_partitions": _by_topic(member.assignment)},
+                    "target_assignment": {"assigned_partitions": _by_topic(member.target)},
+                }
+                for member in group.members
+            ],
+            "error": str(GroupIdNotFoundError(f"Group {group.group_id} not found.")) if group.state == "Dead" else None,
+        }
+        for group in group_inspection.describe_groups(cluster.store, list(group_ids))
+    }
+
+
+def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(partitions):
+        found[topic].append(number)
+    return [{"topic": topic, "partitions": numbers} for topic, numbers in found.items()]
+
+
+def list_group_offsets(cluster: Cluster, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+    """As in Kafka, a partition that is requested by name and has no commit has the offset -1."""
+    if isinstance(group_specs, str):
+        group_specs = [group_specs]
+    if not isinstance(group_specs, Mapping):
+        group_specs = dict.fromkeys(group_specs)
+    if not group_specs:
+        raise ValueError("Empty group_specs!")
+    result = {}
+    for group_id, partitions in group_specs.items():
+        wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
+        found = committed(cluster.store, group_id, wanted)
+        unset = {tp: OffsetAndMetadata(-1, "", -1) for tp in wanted or () if tp not in found}
+        result[group_id] = {**found, **unset}
+    return result
+
+
+def alter_group_offsets(
+    cluster: Cluster, group_id: str, offsets: Mapping[Any, OffsetAndMetadata]
+) -> dict[Any, type[Exception]]:
+    given = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+    unknown, error = outcome_of(lambda: commit_offsets(cluster.store, group_id, given))
+    if error is not None:
+        return dict.fromkeys(offsets, type(error))
+    return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}
+
+
+def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
+    """If the group has live members, every partition gets UnknownMemberIdError: only members commit its offsets."""
+    named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
+    targets = {tp: _reset_to(cluster, tp, spec) for tp, spec in named.items()}
+    error = NoError
+    try:
+        new = {tp: reset.new for tp, reset in group_operations.reset_offsets(cluster, group_id, targets).items()}
+    except NonEmptyGroupError:
+        error = UnknownMemberIdError
+        new = group_operations.resolve_reset(cluster, group_id, targets)
+    return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
+
+
+def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:
+    if isinstance(spec, OffsetTimestamp):
+        return group_operations.AtTime(int(spec))
+    if spec is OffsetSpec.EARLIEST:
+        return group_operations.Earliest()
+    if spec is OffsetSpec.LATEST:
+        return group_operations.Latest()
+    if spec is OffsetSpec.MAX_TIMESTAMP:
+        found = list_partition_offsets(cluster, {partition: spec})[partition].offset
+        return group_operations.Latest() if found < 0 else group_operations.Exactly(found)
+    if isinstance(spec, OffsetSpec | bool) or not isinstance(spec, int):
+        raise TypeError(
+            f"Unsupported reset target for {partition}: {spec!r} (expected OffsetSpec, OffsetTimestamp, or int offset)"
+        )
+    return group_operations.Latest() if spec < 0 else group_operations.Exactly(spec)
+
+
+def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Any]) -> dict[Any, type[Exception]]:
+    """kafka-python's class of the outcome of each partition."""
+    wanted = list(partitions)
+    found = group_operations.delete_offsets_of_each(
+        cluster.store, group_id, [TopicPartition(*partition) for partition in wanted]
+    )
+    outcomes = {partition: found[TopicPartition(*partition)] for partition in wanted}
+    return {
+        partition: NoError if error is None else getattr(kafka.errors, type(error).__name__)
+        for partition, error in outcomes.items()
+    }
+
+
+def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
+    result = {}
+    for group_id in group_ids:
+        _, error = outcome_of(lambda group_id=group_id: group_operations.delete_group(cluster.store, group_id))  # type: ignore[misc]
+        result[group_id] = "OK" if error is None else type(error).__name__
+    return result
+
+
+def remove_group_members(cluster: Cluster, group_id: str, members: Iterable[Any]) -> dict[str, type[Exception]]:
+    """Remove these members. If one of them is not a member, none is removed and the error is raised."""
+    wanted = list(members)
+    group_operations.remove_from_group(
+        cluster.store,
+        group_id,
+        [member.member_id for member in wanted if member.member_id],
+        [member.group_instance_id for member in wanted if member.group_instance_id and not member.member_id],
+    )
+    return {member.member_id or member.group_instance_id: NoError for member in wanted}

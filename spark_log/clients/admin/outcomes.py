@@ -1,0 +1,35 @@
+"""Outcomes of requests for several objects: each object has its own outcome, as in a broker's answers."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from kafka.errors import KafkaError, UnknownError
+
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.errors import SparkLogError
+
+T = TypeVar("T")
+
+
+def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """(result, None), or (None, the error converted to kafka-python's)."""
+    try:
+        return action(), None
+    except SparkLogError as error:
+        return None, kafka_error(error)
+    except KafkaError as error:
+        return None, error
+
+
+def error_fields(error: Exception | None) -> dict[str, Any]:
+    """`error_code` and `error_message` as in a broker's answer."""
+    if error is None:
+        return {"error_code": 0, "error_message": None}
+    code = getattr(error, "errno", None)
+    return {"error_code": UnknownError.errno if code is None else code, "error_message": str(error.args[0])}
+
+
+def raise_first(errors: Iterable[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error

@@ -1,0 +1,174 @@
+"""Elections, reassignments and log dirs, in kafka-python's arguments and results."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from kafka.errors import ElectionNotNeededError, KafkaStorageError
+from kafka.protocol.admin import ElectionType, ElectLeadersResponse
+from kafka.structs import TopicPartition as KafkaTopicPartition
+
+from spark_log.clients.admin.kafka_python_2 import result
+from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.cluster.brokers import BrokerStatus, list_brokers
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import lease_status
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.ids import TopicPartition
+from spark_log.replication.controller.balance import ReplicaFacts, load_replicas
+from spark_log.replication.controller.controller import LEASE
+from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.requested_elections import elect
+
+
+def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *, raise_errors: bool) -> Any:
+    """kafka-python's ElectLeadersResponse. An unnecessary election gets an error code, and never raises."""
+    unclean = ElectionType(election_type) is ElectionType.UNCLEAN
+    chosen = cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
+    outcomes = elect(cluster, chosen, unclean=unclean)
+    errors = {tp: None if error is None else kafka_error(error) for tp, error in outcomes.items()}
+    if raise_errors:
+        raise_first(error for error in errors.values() if not isinstance(error, ElectionNotNeededError))
+    topic_result = ElectLeadersResponse.ReplicaElectionResult
+    results: dict[str, list[Any]] = {}
+    for tp, error in sorted(errors.items()):
+        one = topic_result.PartitionResult(partition_id=tp.partition, **error_fields(error))
+        results.setdefault(tp.topic, []).append(one)
+    return ElectLeadersResponse(
+        version=2,
+        throttle_time_ms=0,
+        error_code=0,
+        replica_election_results=[topic_result(topic=name, partition_result=found) for name, found in results.items()],
+    )
+
+
+def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, Any]) -> dict[Any, Any]:
+    """{TopicPartition: broker ids, or None to cancel} -> {TopicPartition: None, or the class of the error}."""
+    results: dict[Any, Any] = {}
+    for given, replicas in reassignments.items():
+        target = None if replicas is None else list(replicas)
+        if target is not None and not target:
+            raise ValueError(f"Replica list for {given} must be non-empty; use None to cancel a reassignment.")
+        if target is not None and not all(isinstance(broker_id, int) for broker_id in target):
+            raise ValueError(f"Replica list for {given} must be int broker_ids.")
+        tp = TopicPartition(given[0], given[1])
+        _, error = outcome_of(lambda tp=tp, target=target: begin_reassignments(cluster, {tp: target}))  # type: ignore[misc]
+        results[KafkaTopicPartition(*tp)] = None if error is None else type(error)
+    return results
+
+
+def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dict[Any, dict[str, list[int]]]:
+    """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
+    if isinstance(topic_partitions, Mapping):
+        topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
+    wanted = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
+    return {
+        KafkaTopicPartition(*tp): {
+            "replicas": list(status.replicas),
+            "adding_replicas": list(status.adding),
+            "removing_replicas": list(status.removing),
+        }
+        for tp, status in list_reassignments(cluster.store).items()
+        if wanted is None or tp in wanted
+    }
+
+
+def describe_log_dirs(
+    cluster: Cluster, topic_partitions: Any, broker_ids: Iterable[int] | None
+) -> list[dict[str, Any]]:
+    """[{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}].
+
+    The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
+    """
+    chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
+    wanted = None if topic_partitions is None else set(chosen)
+    by_dir: dict[int, list[ReplicaFacts]] = {}
+    for facts in replicas:
+        if wanted is None or facts.tp in wanted:
+            by_dir.setdefault(facts.log_dir_id, []).append(facts)
+    asked = None if broker_ids is None else set(broker_ids)
+    return [
+        {
+            "broker": broker.broker_id,
+            "log_dirs": [
+                {
+                    "error_code": 0 if log_dir.online else KafkaStorageError.errno,
+                    "log_dir": redact(cluster.absolute(log_dir.uri)),
+                    "topics": _by_topic(by_dir.get(log_dir.log_dir_id, [])),
+                    **log_dir_space(cluster.absolute(log_dir.uri)),
+                    "is_cordoned": False,
+                }
+                for log_dir in broker.log_dirs
+            ],
+        }
+        for broker in list_brokers(cluster)
+        if asked is None or broker.broker_id in asked
+    ]
+
+
+def describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Cluster id, controller and brokers with their racks; `is_fenced`: not alive. Brokers have no host and port."""
+    brokers = list_brokers(cluster)
+    facts = {
+        "cluster_id": cluster.cluster_id,
+        "controller_id": _controller_id(cluster, brokers),
+        "brokers": [
+            {"broker_id": b.broker_id, "host": "", "port": -1, "rack": b.rack, "is_fenced": not b.alive}
+            for b in brokers
+        ],
+    }
+    return result(facts)
+
+
+def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
+    """The served broker whose process holds the controller's lease. Without one it is the first live embedded broker:
+    its clients, or a coordinator, do the controller's work. -1 if there is neither.
+    """
+    lease = lease_status(cluster.store, LEASE)
+    process = (lease.holder or "").rpartition("-")[0]  # the holder is host-process-random
+    held = [b.broker_id for b in brokers if lease.left_ms and b.lease_left_ms and b.holder == process]
+    embedded = [b.broker_id for b in brokers if not b.served and b.alive]
+    return next(iter([*held, *embedded]), -1)
+
+
+def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for facts in replicas:
+        topics.setdefault(facts.tp.topic, []).append(
+            {
+                "partition_index": facts.tp.partition,
+                "partition_size": facts.file_bytes,
+                "offset_lag": facts.offset_lag,
+                "is_future_key": False,
+            }
+        )
+    return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+
+
+def log_dir_space(uri: str) -> dict[str, int]:
+    """Space of the volume of a local folder; -1 if unknown."""
+    try:
+        log_dir = LogDir(uri)
+        if log_dir.local:
+            usage = shutil.disk_usage(log_dir.location(""))
+            return {"total_bytes": usage.total, "usable_bytes": usage.free}
+    except (SparkLogError, OSError):
+        pass
+    return {"total_bytes": -1, "usable_bytes": -1}
+
+
+def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:
+    """The partitions of {topic: partitions}, of a list of topics, or all for None."""
+    if isinstance(topic_partitions, Mapping):
+        return [TopicPartition(name, number) for name, numbers in topic_partitions.items() for number in numbers]
+    topics = find_topics(connection)
+    names = sorted(topics) if topic_partitions is None else list(topic_partitions)
+    for name in names:
+        if name not in topics:
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+    return [TopicPartition(name, number) for name in names for number in range(topics[name].partition_count)]

@@ -1,0 +1,417 @@
+"""The consumer: the interface of kafka-python's KafkaConsumer for a spark-log cluster, extended by Arrow batches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.group import KafkaConsumer
+from kafka.errors import KafkaConfigurationError
+from kafka.future import Future
+from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+from spark_log import clock
+from spark_log.clients.client_settings import parse_settings
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.call_guard import exclusive, record_count, timeout_s, translated
+from spark_log.clients.consume.consumer_queries import ConsumerQueries
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.poll_loop import Polling
+from spark_log.clients.consume.python_records import Deserializers, python_records
+from spark_log.clients.consume.subscription import checked_offsets, checked_partition, checked_position
+from spark_log.clients.kafka_errors import kafka_errors
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import IllegalStateError
+from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.transacted_offsets import GroupMetadata
+from spark_log.log.columns.column_choice import top_columns
+from spark_log.process import Finalizer
+
+
+class Consumer(ConsumerQueries):
+    """Reads topics of a cluster. Methods, keyword names and results are those of kafka-python 3's KafkaConsumer.
+
+    >>> consumer = Consumer("flights", cluster="/data/log", group_id="readers")     # doctest: +SKIP
+    >>> for record in consumer: print(record.offset, record.value)                  # doctest: +SKIP
+
+    `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of ConsumerSettings.
+    Raises KafkaConfigurationError for a setting that is unknown, invalid, or not applicable here.
+
+    Not thread-safe: use one consumer per thread. Only `close` may be called from another thread. Each error is an
+    instance of both kafka-python's and spark_log's class.
+    """
+
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaConsumer.DEFAULT_CONFIG
+    """kafka-python's defaults, for programs that select their settings by its keys."""
+
+    def __init__(self, *topics: str, **configs: Any) -> None:
+        address, self.settings = parse_settings(ConsumerSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
+        with kafka_errors():
+            self.cluster = Cluster.open(address)
+        self._background = Background(f"spark-log-consumer-{self.settings.group_id or id(self)}")
+        self._polling = Polling(self.cluster, self.settings, self._background)
+        self._subscription = self._polling.subscription
+        self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
+        self.lock = threading.RLock()
+        self._closed = False
+        self._process = os.getpid()
+        self._iterator: Iterator[ConsumerRecord] | None = None
+        self._iteration_deadline_s = math.inf
+        self._deferred: Exception | None = None
+        self._polls = 0
+        self._records = 0
+        self._forgotten = Finalizer(self, self._background.abandon)
+        self.config = {"bootstrap_servers": address, **vars(self.settings)}
+        try:
+            if topics:
+                self.subscribe(topics)
+        except BaseException:
+            self.close(autocommit=False)
+            raise
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.cluster!r}, group_id={self.settings.group_id!r})"
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close; after an error without the automatic commit, because the last record may not have been processed."""
+        self.close(autocommit=kind is None)
+
+    # --- subscription -------------------------------------------------------------------------------------------
+
+    @exclusive
+    def subscribe(self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any = None) -> None:
+        """Read the topics of these names, or those whose names a regular expression matches from the beginning.
+
+        With a group_id, the group's members share the partitions, and `poll` calls `listener` (a
+        ConsumerRebalanceListener) with the assigned and revoked partitions. Without a group_id, all partitions are
+        read. A later call replaces the topics. Raises ValueError, TypeError, IllegalStateError after `assign`.
+        """
+        self._subscription.subscribe(topics, pattern, listener)
+        self._polling.topics.forget()
+        self._iterator = None
+
+    @exclusive
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Read exactly these partitions, without group management. Replaces the earlier assignment; partitions in both
+        keep their positions. An empty list unsubscribes. IllegalStateError after `subscribe`.
+        """
+        if not partitions:
+            self.unsubscribe()
+            return
+        if self._subscription.kind == "assigned":
+            self._polling.commits.auto_later(self._polling.to_commit())
+        self._subscription.assign_from_user(partitions)
+        self._polling.topics.forget()
+        self._polling.refresh_topics()
+        self._polling.positions_changed()
+        self._iterator = None
+
+    @exclusive
+    def unsubscribe(self) -> None:
+        """Commit if commits are automatic, drop all partitions and leave the group."""
+        self._polling.commits.auto_now(self._polling.to_commit())
+        self._polling.leave_and_drop_partitions()
+        self._subscription.unsubscribe()
+        self._iterator = None
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are assigned now."""
+        return set(self._subscription.partitions)
+
+    def subscription(self) -> set[str] | None:
+        """The subscribed topics (for a pattern, the matching ones); None without a subscription."""
+        topics = self._subscription.topics
+        return None if topics is None else set(topics)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return no records of these partitions until `resume`. They stay assigned."""
+        for partition in partitions:
+            self._state(partition).paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        for partition in partitions:
+            self._state(partition).paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        return {partition for partition, state in list(self._subscription.partitions.items()) if state.paused}
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def poll(
+        self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """The next records, at most `max_records` (default: max_poll_records). Waits up to `timeout_ms` for the first.
+
+        Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
+        With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
+        OffsetOutOfRangeError, CorruptRecordError, and the error of a deserializer; the position is then at the failed
+        record, and `seek` skips it.
+        """
+        rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
+        self._raise_deferred()
+        polled: dict[TopicPartition, list[ConsumerRecord]] = {}
+        self._polls += 1
+        self._polling.fetching.choose(None)
+        for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+            records, error = python_records(batch, partition.topic, partition.partition, self._deserializers, epoch)
+            if records:
+                polled.setdefault(partition, []).extend(records)
+                if update_offsets:
+                    self._subscription.partitions[partition].seek(records[-1].offset + 1, epoch)
+            if error is not None:
+                # the position stays at the failed record; the records taken after it are read again
+                self._polling.positions_changed()
+                if not polled:
+                    raise error
+                self._deferred = error
+                break
+        self._records += sum(map(len, polled.values()))
+        return polled
+
+    @exclusive
+    def poll_arrow(
+        self, timeout_ms: float = 0, max_records: int | None = None, columns: Sequence[str] | None = None
+    ) -> dict[TopicPartition, pa.Table]:
+        """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
+        offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
+
+        With `columns` only these columns are read and returned. Topics with typed columns also have those,
+        and the fields of record and key_record by their paths: ["offset", "record.price"]. The structs then have those
+        fields only. InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so do
+        the types of the structs, also when the topic gets more fields.
+
+        Without `max_records`, returns the available records within fetch_max_bytes and max_partition_fetch_bytes, at
+        least one batch.
+        """
+        rows_max = None if max_records is None else record_count(max_records)
+        batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        self._polls += 1
+        self._polling.fetching.choose(columns)
+        for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+            batches.setdefault(partition, []).append(batch)
+            offsets = batch.column("offset")
+            self._subscription.partitions[partition].seek(offsets[batch.num_rows - 1].as_py() + 1, epoch)
+            self._records += batch.num_rows
+        tables = {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
+        names = None if columns is None else top_columns(columns)
+        return tables if names is None else {partition: table.select(names) for partition, table in tables.items()}
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        if self._closed:
+            raise StopIteration("the consumer is closed")
+        timeout_ms = self.settings.consumer_timeout_ms
+        forever = timeout_ms < 0 or math.isinf(timeout_ms)
+        self._iteration_deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            if self._iterator is None:
+                self._iterator = self._iterate()
+            try:
+                record = next(self._iterator, None)
+            except IllegalStateError:
+                if self._polling.closed.is_set():  # by another thread or a signal handler, while this one waited
+                    raise StopIteration("the consumer is closed") from None
+                raise
+            if record is not None:
+                return record
+            self._iterator = None
+            if self._closed or clock.monotonic_s() >= self._iteration_deadline_s:
+                raise StopIteration
+
+    def _iterate(self) -> Iterator[ConsumerRecord]:
+        """The records of one poll. A position moves when its record is returned: commits cover no other record."""
+        left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
+        states = self._subscription.partitions
+        for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
+            for record in records:
+                state = states.get(partition)
+                if state is None or not state.fetchable:  # revoked or paused: the rest is read again after `resume`
+                    break
+                state.seek(record.offset + 1, record.leader_epoch)
+                yield record
+
+    # --- positions ----------------------------------------------------------------------------------------------
+
+    @exclusive
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
+        """Continue reading at `offset`. ValueError for a partition that is not assigned, or an offset below 0.
+
+        The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client.
+        """
+        checked_partition(partition)
+        position = checked_position(offset)
+        for found in self._subscription.assigned([partition]):
+            self._subscription.partitions[found].seek(*position)
+        self._moved()
+
+    @exclusive
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Continue reading at the log start offset of these partitions, or of all assigned ones."""
+        for partition in self._subscription.assigned(partitions):
+            self._subscription.partitions[partition].ask_reset("earliest")
+        self._moved()
+
+    @exclusive
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Continue reading at the high watermark of these partitions, or of all assigned ones."""
+        for partition in self._subscription.assigned(partitions):
+            self._subscription.partitions[partition].ask_reset("latest")
+        self._moved()
+
+    @exclusive
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        """Offset of the next record to be returned. IllegalStateError if the partition is not assigned.
+
+        Waits while an open transaction may change the committed offset; None after `timeout_ms` (default:
+        request_timeout_ms).
+        """
+        state = self._subscription.state(partition)
+        if state.offset is None:
+            timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+            self._polling.resolve_positions(partition, timeout_ms / 1000)
+        return state.offset
+
+    def offsets_to_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
+        """The positions of those `partitions` that are assigned, for a transaction. It refuses them once their topic
+        has been deleted.
+        """
+        return {name: offset for name, offset in self._polling.to_commit().items() if name in partitions}
+
+    @translated
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """The high watermark at the last read of the store; None before the first one."""
+        return self._subscription.state(partition).high_watermark
+
+    # --- commits and the group ----------------------------------------------------------------------------------
+
+    @translated
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Commit, by default the positions of all assigned partitions, and wait.
+
+        CommitFailedError: the group has assigned the partitions to other members. KafkaTimeoutError after
+        `timeout_ms` (default: request_timeout_ms). IllegalStateError without a group_id.
+        """
+        self._polling.commits.now(self._to_commit(offsets), timeout_ms)
+
+    @translated
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any] | None = None,
+    ) -> Future:
+        """Commit in the background, in the order of the calls. A later `poll` calls `callback(offsets, None or the
+        error)`.
+        """
+        return self._polling.commits.later(self._to_commit(offsets), callback)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """This member's identity for a transactional producer; group_id None without a group.
+
+        A member that has lost its session keeps its member id, so that its positions cannot be committed any more: an
+        empty member id may commit if the group has no members.
+        """
+        group = self._polling.group
+        return GroupMetadata(group_id=None) if group is None else group.metadata()
+
+    # --- cluster and metrics ------------------------------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str:
+        """The setting client_id."""
+        return self.settings.client_id
+
+    def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
+        """By group of metrics and name; None with metrics_enabled=False. Totals and averages are since the start,
+        latencies in milliseconds, lags as of the last fetch. May be called from any thread.
+        """
+        if not self.settings.metrics_enabled:
+            return None
+        return {"consumer-metrics": {"poll-total": self._polls}, **self._polling.metrics(self._records)}
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the cluster is open."""
+        return not self._closed
+
+    def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
+        """Does nothing: the constructor has opened the cluster."""
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
+        background thread.
+
+        May be called from any thread: a running `poll` returns first. A second call has no effect.
+        """
+        timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        if self._closed or self._process != os.getpid():
+            return
+        self._polling.closed.set()
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        with kafka_errors():
+            if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
+                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+            try:
+                if self._closed:
+                    return
+                try:
+                    if autocommit:
+                        left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
+                        self._polling.commits.auto_now(self._polling.to_commit(), left_ms)
+                    self._polling.leave_and_drop_partitions()
+                finally:
+                    self._closed = True
+                    self._background.close(max(0.0, deadline_s - clock.monotonic_s()))
+                    self.cluster.close()
+                    self._forgotten.detach()
+                    for deserializer in self._deserializers:
+                        with contextlib.suppress(AttributeError):
+                            deserializer.close()
+            finally:
+                self.lock.release()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self._closed or self._polling.closed.is_set():
+            raise IllegalStateError("the consumer is closed")
+        if self._process != os.getpid():
+            raise IllegalStateError("the consumer was made in another process: make one after the fork")
+
+    def _raise_deferred(self) -> None:
+        """Raise the error of a deserializer that failed after the records of the previous poll."""
+        if self._deferred is not None:
+            error, self._deferred = self._deferred, None
+            raise error
+
+    def _moved(self) -> None:
+        self._deferred = None
+        self._polling.positions_changed()
+        self._iterator = None
+
+    def _state(self, partition: TopicPartition) -> Any:
+        with kafka_errors():
+            return self._subscription.state(partition)
+
+    def _to_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> dict[TopicPartition, Commit]:
+        self.required_group()
+        if offsets is None:
+            return self._polling.to_commit()
+        return self._subscription.of_their_topics(checked_offsets(offsets))
+
+
+_ITERATION_POLL_MS = 60_000.0
+"""Maximum time of one poll of an iteration: polls keep the membership."""

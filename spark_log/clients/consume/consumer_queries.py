@@ -1,0 +1,129 @@
+"""Read-only queries of a consumer about topics, partitions and its group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+
+from spark_log import ids
+from spark_log.clients.consume.call_guard import Guarded, translated
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.subscription import checked_partition
+from spark_log.clients.consume.topic_watch import partition_counts
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
+from spark_log.groups.committed_offsets import committed
+from spark_log.log.segments.plan import TimeLookup, find_positions, plan_time_lookups
+from spark_log.log.segments.slices import Positions
+from spark_log.log.segments.timed_offsets import first_records
+
+
+class ConsumerQueries(Guarded):
+    """The consumer's methods that only read the store. Any thread may call them."""
+
+    cluster: Cluster
+    settings: ConsumerSettings
+
+    @translated
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Log start offsets. UnknownTopicOrPartitionError names a partition that does not exist."""
+        found = self._ends([checked_partition(partition) for partition in partitions])
+        return {partition: ends.log_start_offset for partition, ends in found.items()}
+
+    @translated
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """High watermarks: the offsets of the next records. UnknownTopicOrPartitionError as above."""
+        found = self._ends([checked_partition(partition) for partition in partitions])
+        return {partition: ends.high_watermark for partition, ends in found.items()}
+
+    @translated
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition with timestamp >= the given one (ms); None if there is none.
+
+        All from one snapshot. ValueError for a timestamp below 0. UnknownTopicOrPartitionError names a partition that
+        does not exist.
+        """
+        wanted = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
+        for partition, timestamp in wanted.items():
+            if timestamp < 0:
+                raise ValueError(f"The target time for partition {partition} is {timestamp}. It cannot be negative.")
+        return _offsets_for_times(self.cluster, wanted, self.settings.client_rack or None)
+
+    @translated
+    def committed(
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None:
+        """The group's committed offset of any partition, None if there is none. With `metadata`: an
+        OffsetAndMetadata.
+        """
+        group_id = self.required_group()
+        checked = checked_partition(partition)
+        found = committed(self.cluster.store, group_id, [checked]).get(checked)
+        if found is None:
+            return None
+        return OffsetAndMetadata(*found) if metadata else int(found.offset)
+
+    @translated
+    def topics(self) -> set[str]:
+        """Names of all topics, internal ones included."""
+        return set(partition_counts(self.cluster))
+
+    @translated
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        """Numbers of a topic's partitions, empty if there is no such topic."""
+        return set(range(_partition_count(self.cluster, topic)))
+
+    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
+        return self.cluster.store.read(lambda connection: _ends(connection, partitions))
+
+    def required_group(self) -> str:
+        if self.settings.group_id is None:
+            raise IllegalStateError("Requires group_id")
+        return self.settings.group_id
+
+
+def _partition_count(cluster: Cluster, topic: str) -> int:
+    """The partition count; 0 if the topic does not exist."""
+    return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
+
+
+def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
+    """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that does not exist."""
+    wanted = [partition for partition in partitions if is_legal(partition.topic)]
+    found = find_positions(connection, wanted)
+    for partition in partitions:
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(
+                f"partition {partition.topic}-{partition.partition}: unknown topic or partition"
+            )
+    return {partition: found[partition].positions for partition in partitions}
+
+
+def _offsets_for_times(
+    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """The first readable record of each partition with timestamp >= the given one. Errors as `_ends`."""
+
+    def plan(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
+        _ends(connection, timestamps_ms)
+        lookups: dict[ids.TopicPartition, TimeLookup] = {}
+        for name, topic in find_topics(connection, {topic for topic, _ in timestamps_ms}).items():
+            wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == name}
+            lookups |= plan_time_lookups(connection, topic, wanted, rack)
+        return lookups
+
+    found = first_records(cluster, cluster.store.read(plan))
+    return {
+        partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
+        for partition, record in ((partition, found[partition]) for partition in timestamps_ms)
+    }

@@ -1,0 +1,265 @@
+"""The membership of a consumer in its group: heartbeats, and the application of new assignments.
+
+Rebalances are always cooperative: only the partitions that move are revoked, the others are read without a pause. The
+steps, all inside `poll`:
+
+    heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is dropped
+    the next heartbeat reports this           ->  another member may get P
+    heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
+
+Commits of P are accepted until the heartbeat that reports its revocation. The loss of the session
+revokes all partitions: on_partitions_lost.
+"""
+
+import asyncio
+import inspect
+import logging
+import socket
+from collections.abc import Callable, Collection
+from typing import Any
+
+from kafka.errors import KafkaError
+from kafka.structs import MemberState, TopicPartition
+
+from spark_log import clock, ids
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.offset_commits import Offsets
+from spark_log.clients.consume.subscription import Move, Subscription, move_of
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    IllegalGenerationError,
+    UnknownMemberIdError,
+)
+from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.transacted_offsets import GroupMetadata
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 0.05
+"""Minimum time between two checks of the group while the store changes."""
+
+
+class GroupSide:
+    """The membership of one consumer. The background thread calls `keep_alive`; the polling thread calls the rest."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        subscription: Subscription,
+        background: Background,
+        commit_before_revocation: Callable[[], None],
+    ) -> None:
+        assert settings.group_id is not None
+        facts = MemberSettings(
+            client_id=settings.client_id,
+            host=socket.gethostname(),
+            instance_id=settings.group_instance_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            assignors=settings.partition_assignment_strategy,
+        )
+        self.member = GroupMember(cluster, settings.group_id, facts)
+        self.joined = False
+        self.rebalances = 0
+        self._cluster = cluster
+        self._settings = settings
+        self._subscription = subscription
+        self._background = background
+        self._commit_before_revocation = commit_before_revocation
+        self._polled_s = clock.monotonic_s()
+        self._alive_s = clock.monotonic_s()
+        self.joined_as = ""
+        """Member id of the last join."""
+        self._topics: frozenset[str] = frozenset()
+        self._complete = False
+        self._due = True
+        self._overdue = False
+        self._changes_read: int | None = None
+        self._asked_s = float("-inf")
+        self._background_beats = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether this is a member, and its assignment is complete and applied."""
+        return self.joined and self._complete and not self._due
+
+    def metadata(self) -> GroupMetadata:
+        """The identity of this member for a transactional producer."""
+        state = MemberState.UNJOINED
+        if self.joined:
+            state = MemberState.STABLE if self.settled else MemberState.REBALANCING
+        return GroupMetadata(
+            self._settings.group_id,
+            self.member.generation if self.joined else -1,
+            self.joined_as if self._subscription.automatic else "",
+            self._settings.group_instance_id,
+            state,
+        ).of_topics(self._subscription.topic_ids())
+
+    def poll(self, topics: Collection[str]) -> None:
+        """Join or send a heartbeat if that is due, and apply the assignment of the response."""
+        self._polled_s = clock.monotonic_s()
+        if self._overdue or (self.joined and self.member.member_id != self.joined_as):
+            self._overdue = False  # or a commit since the last poll has found that the session is lost
+            self.lose_session()
+        if not self._is_due(frozenset(topics)):
+            return
+        self._topics = frozenset(topics)
+        self._due = False
+        while True:
+            self._asked_s = clock.monotonic_s()
+            self._changes_read = self._cluster.store.changes.current()
+            try:
+                owned = {ids.TopicPartition(*partition) for partition in self._subscription.partitions}
+                answer = self.member.heartbeat(self._topics, owned)
+            except UnknownMemberIdError:
+                self._due = True
+                if not self.joined:
+                    raise
+                self.lose_session()
+                continue
+            except FencedInstanceIdError:
+                self._due = True
+                self.lose_session()
+                raise
+            except BaseException:
+                self._due = True
+                raise
+            self._alive_s = self._asked_s
+            if self.joined and self.member.member_id != self.joined_as:
+                self.lose_session()
+                self._due = False
+            first = not self.joined
+            self.joined_as = self.member.member_id
+            self.joined = True
+            self._complete = answer.complete
+            if not self._background_beats:
+                self._background.beat_every(self._settings.heartbeat_interval_ms / 1000, self.keep_alive)
+                self._background_beats = True
+            move = move_of(self._subscription.partitions, answer.partitions)
+            self._apply(move, first=first)
+            if not move.revoked and (not move.added or answer.complete):
+                return
+
+    def _is_due(self, topics: frozenset[str]) -> bool:
+        if self._due or not self.joined or topics != self._topics:
+            return True
+        now_s = clock.monotonic_s()
+        if now_s - self._alive_s > self._settings.session_timeout_ms / 1000:
+            return True  # this process was suspended: other members may own its partitions now
+        if now_s - self._asked_s < _AGAIN_S:
+            return False
+        if not self._complete and now_s - self._asked_s >= self._settings.retry_backoff_ms / 1000:
+            return True
+        changes = self._cluster.store.changes.current()
+        if changes == self._changes_read:
+            return False
+        self._changes_read, self._asked_s = changes, now_s
+        return not self._complete or self.member.keep_alive()
+
+    def time_to_ask_s(self) -> float:
+        """Maximum time until the next call of `poll`."""
+        if self._due or not self.joined:
+            return self._settings.retry_backoff_ms / 1000
+        if not self._complete or self._cluster.store.changes.current() != self._changes_read:
+            return max(0.001, self._asked_s + _AGAIN_S - clock.monotonic_s())
+        return self._settings.heartbeat_interval_ms / 1000
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat (background thread). Leaves the group after max_poll_interval_ms without a poll."""
+        if not self.joined or self._overdue:
+            return
+        silent_s = clock.monotonic_s() - self._polled_s
+        if silent_s * 1000 > self._settings.max_poll_interval_ms:
+            logger.warning(
+                "no poll for %.0f s, more than max_poll_interval_ms: leaving group %s until the next one",
+                silent_s,
+                self._settings.group_id,
+            )
+            self._overdue = True
+            self.member.leave()
+            return
+        began_s = clock.monotonic_s()
+        try:
+            self._due = self.member.keep_alive() or self._due
+            self._alive_s = began_s
+        except (UnknownMemberIdError, FencedInstanceIdError):
+            self._due = True  # the heartbeat of the next poll handles the error
+
+    def commit(self, offsets: Offsets) -> None:
+        if not self.joined or self._overdue:
+            raise CommitFailedError("not a member of the group: the commit is of partitions that others may own")
+        try:
+            self.member.commit({ids.TopicPartition(*partition): offset for partition, offset in offsets.items()})
+        except (UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError):
+            self._due = True  # the heartbeat of the next poll handles the error
+            raise
+
+    def lose_session(self) -> None:
+        """Drop all partitions, without a commit, because the session is lost."""
+        self.joined = False
+        self._due = True
+        lost = set(self._subscription.partitions)
+        try:
+            if lost:
+                self._notify("on_partitions_lost", lost)
+        finally:
+            self._subscription.apply(Move(frozenset(lost), frozenset()))
+
+    def leave(self) -> None:
+        """Drop all partitions and leave. A static member stays in the group until its session ends."""
+        revoked = frozenset(self._subscription.partitions)
+        try:
+            if self.joined and not self._overdue:
+                if revoked:
+                    self._notify("on_partitions_revoked", set(revoked))
+            elif revoked:
+                self._notify("on_partitions_lost", set(revoked))
+        finally:
+            self._subscription.apply(Move(revoked, frozenset()))
+            was_joined, self.joined = self.joined, False
+            self._due = True
+            if was_joined and not self._overdue:
+                self.member.leave()
+
+    def _apply(self, move: Move, *, first: bool) -> None:
+        """Revoke and assign partitions. If the listener fails, both steps are still done; then its error is raised."""
+        failure: Exception | None = None
+        if move.revoked or move.added:
+            self.rebalances += 1
+        if move.revoked:
+            self._commit_before_revocation()
+            for partition in move.revoked:
+                self._subscription.partitions[partition].leaving = True
+            try:
+                self._notify("on_partitions_revoked", set(move.revoked))
+            except Exception as error:
+                failure = error
+        self._subscription.apply(move)
+        if move.added or first:
+            try:
+                self._notify("on_partitions_assigned", set(move.added))
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            self._due = True
+            raise failure
+
+    def _notify(self, method: str, partitions: set[TopicPartition]) -> None:
+        listener = self._subscription.listener
+        if listener is None:
+            return
+        try:
+            result: Any = getattr(listener, method)(partitions)
+            if inspect.isawaitable(result):
+                asyncio.run(_awaited(result))
+        except Exception as error:
+            logger.exception("listener %s failed in %s of %s", listener, method, sorted(partitions))
+            raise KafkaError("User rebalance callback throws an error") from error
+
+
+async def _awaited(result: Any) -> None:
+    await result

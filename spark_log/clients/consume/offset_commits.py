@@ -1,0 +1,122 @@
+"""Offset commits of a consumer: synchronous, in the background, and automatic."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka.future import Future
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import clock
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.errors import (
+    CommitFailedError,
+    IllegalGenerationError,
+    SparkLogError,
+    UnknownMemberIdError,
+)
+from spark_log.groups.committed_offsets import Commit
+
+logger = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, Commit]
+Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
+
+
+class Commits:
+    """Runs a consumer's commits one at a time. `write` does one; it raises the store's and the group's errors."""
+
+    def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
+        self._settings = settings
+        self._background = background
+        self._write = write
+        self._completed: deque[tuple[Callback, Offsets, Any]] = deque()
+        self._auto_due_s = clock.monotonic_s() + settings.auto_commit_interval_ms / 1000
+        self._auto_done: Offsets = {}
+        self.count = 0
+
+    def now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
+        """Commit and wait. CommitFailedError if the consumer is not a member of the group any more."""
+        self.call_back()
+        if offsets:
+            timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
+            self._background.run(lambda: self._commit(offsets), timeout / 1000)
+
+    def later(self, offsets: Offsets, callback: Callback | None = None) -> Future:
+        """Commit in the background. A later `call_back` calls `callback(offsets, None or the error)`."""
+        self.call_back()
+        callback = callback or self._settings.default_offset_commit_callback or _log_failure
+
+        def commit() -> None:
+            try:
+                if offsets:
+                    self._commit(offsets)
+            except SparkLogError as error:
+                translated = kafka_error(error)
+                self._completed.append((callback, offsets, translated))
+                raise translated from error
+            self._completed.append((callback, offsets, None))
+
+        return self._background.submit(commit)
+
+    def call_back(self) -> None:
+        """Call the callbacks of finished commits, oldest first."""
+        while self._completed:
+            callback, offsets, outcome = self._completed.popleft()
+            callback({partition: OffsetAndMetadata(*commit[:3]) for partition, commit in offsets.items()}, outcome)
+
+    def auto_due_s(self) -> float:
+        """The time of the next automatic commit, by the monotonic clock."""
+        return self._auto_due_s if self._settings.auto_commit else float("inf")
+
+    def auto_if_due(self, offsets: Callable[[], Offsets]) -> None:
+        if clock.monotonic_s() >= self.auto_due_s():
+            self.postpone_auto()
+            self.auto_later(offsets())
+
+    def auto_later(self, offsets: Offsets) -> None:
+        """Commit automatically in the background, unless the same offsets were committed last."""
+        if self._settings.auto_commit and offsets and offsets != self._auto_done:
+            self._auto_done = offsets
+            self.later(offsets, self._auto_outcome)
+
+    def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
+        """Commit automatically and wait, before partitions are revoked. A failure is logged: records after the last
+        commit are read again (at-least-once).
+        """
+        if not self._settings.auto_commit or not offsets:
+            return
+        try:
+            self.now(offsets, timeout_ms)
+        except SparkLogError as error:
+            logger.warning("automatic commit failed, records will be read again: %s", error)
+        else:
+            self._auto_done = offsets
+
+    def postpone_auto(self) -> None:
+        self._auto_due_s = clock.monotonic_s() + self._settings.auto_commit_interval_ms / 1000
+
+    def _auto_outcome(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], outcome: Any) -> None:
+        if outcome is not None:
+            self._auto_done = {}
+            if getattr(outcome, "retriable", False):
+                retry_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
+                self._auto_due_s = min(self._auto_due_s, retry_s)
+        (self._settings.default_offset_commit_callback or _log_failure)(offsets, outcome)
+
+    def _commit(self, offsets: Offsets) -> None:
+        try:
+            self._write(offsets)
+        except (IllegalGenerationError, UnknownMemberIdError) as error:
+            raise CommitFailedError(
+                f"{error}; its partitions may have gone to another member, which reads on from the last commit"
+            ) from error
+        self.count += 1
+
+
+def _log_failure(offsets: Mapping[TopicPartition, OffsetAndMetadata], outcome: Any) -> None:
+    if outcome is not None:
+        logger.warning("commit of %s failed: %s", dict(offsets), outcome)

@@ -1,0 +1,297 @@
+"""Fetching: reads positions and plans from the store, and opens streams. I/O for `subscription` and `buffers`."""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.structs import TopicPartition
+
+from spark_log import clock, ids
+from spark_log.clients.consume.buffers import Buffers, Fetched, Limits, Stream
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.subscription import PartitionState, Subscription, settle
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.log.columns.column_choice import check_names, chosen_fields, top_columns
+from spark_log.log.columns.key_and_value import TYPED
+from spark_log.log.partitions.lineage import diverging_offset
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.replication_rules import Truncation
+from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import Slice
+from spark_log.log.segments.typed_columns import check_typed_columns
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = read_schema(include_headers=True)
+_SEGMENTS_PLANNED = 10_000
+"""Maximum number of segments in a plan, over all its partitions."""
+_SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
+
+
+class Fetching:
+    """Fetches for one consumer. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+        self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
+        self.fetcher = Fetcher({})
+        self.unknown: set[TopicPartition] = set()
+        """Assigned partitions that did not exist at the last read of the store."""
+        self.fetch_count = 0
+        self.fetch_s = self.fetch_s_max = 0.0
+        self.short_bytes = 0
+        """Stored bytes that the last `fetch` found and did not open: fewer than fetch_min_bytes."""
+        self._cluster = cluster
+        self._settings = settings
+        self._known: dict[ids.TopicId, Topic] = {}
+        self._columns: tuple[str, ...] | None = None
+        self._typed: dict[str, pa.StructType] = {}
+        """The chosen typed columns, by topic, as the topic had them when they were chosen."""
+
+    def choose(self, columns: Sequence[str] | None) -> None:
+        """Read these columns from now on, None for all but the typed ones. Fields of typed columns are dotted paths."""
+        chosen = None if columns is None else tuple(columns)
+        if chosen == self._columns:
+            return
+        if chosen is not None:
+            check_names(chosen, (*_SCHEMA.names, *TYPED))
+        self._columns = chosen
+        self._typed.clear()
+        for partition, _ in list(self.buffers.items()):  # the positions are at the first record that was not returned
+            self.buffers.drop(partition)
+
+    def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
+        """Buffered records, without reading the store. If a plan has ended, the position moves to its end."""
+        self.buffers.keep_only(subscription.partitions)
+        self._release(subscription.partitions)
+        return self.buffers.take(subscription.fetchable(), rows_max)
+
+    def may_fetch(self, subscription: Subscription) -> bool:
+        """Whether `fetch` may find records even if the store has not changed since the last call."""
+        for partition, state in subscription.partitions.items():
+            if partition in self.buffers or partition in self.unknown:
+                continue
+            if state.offset is None:
+                if state.reset is not None:
+                    return True
+            elif state.fetchable and (state.high_watermark is None or state.offset < state.high_watermark):
+                return True
+        return False
+
+    def fetch(self, subscription: Subscription, bytes_min: int) -> bool:
+        """Settle positions and open streams for partitions with records to read, all as of one snapshot.
+
+        Returns whether streams were opened: none are if there are less than `bytes_min` stored bytes to fetch over all
+        partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
+        """
+        began_s = clock.monotonic_s()
+        try:
+            return self._fetch(subscription, bytes_min)
+        finally:
+            seconds = clock.monotonic_s() - began_s
+            self.fetch_count += 1
+            self.fetch_s += seconds
+            self.fetch_s_max = max(self.fetch_s_max, seconds)
+
+    def _fetch(self, subscription: Subscription, bytes_min: int) -> bool:
+        self.short_bytes = 0
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if not wanted:
+            return False
+        with self._cluster.store.snapshot() as connection:
+            found = planner.find_positions(connection, wanted)
+            self._note_unknown(wanted, found)
+            self._settle(connection, states, found)
+            ranges = self._ranges(states, found)
+            if not ranges:
+                return False
+            slices = self._plan(connection, ranges, found)
+            size = sum(piece.size for piece in slices)
+            if size < bytes_min:
+                self.short_bytes = size
+                return False
+            slices = planner.with_inline_data(connection, slices)
+        self._open(ranges, slices, found)
+        for partition in ranges:  # if there is no room for all, those that have waited longest come first
+            states[TopicPartition(*partition)] = states.pop(partition)
+        return True
+
+    def settle_positions(self, subscription: Subscription) -> None:
+        """Resolve resets and positions that are out of range, without fetching."""
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if wanted:
+            with self._cluster.store.snapshot() as connection:
+                found = planner.find_positions(connection, wanted)
+                self._note_unknown(wanted, found)
+                self._settle(connection, states, found)
+
+    def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
+        """Drop the streams that ended, and those that are not at the position."""
+        positions = {name: state.offset for name, state in states.items() if state.offset is not None}
+        for partition, stream in self.buffers.settle(positions).items():
+            states[partition].seek(stream.end, stream.leader_epoch)
+
+    def _settle(
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> None:
+        """Update the positions to the snapshot. Drops the streams of deleted topics, and of logs that were truncated or
+        whose segments were replaced: records may have been erased.
+        """
+        self._release(states)
+        truncations = self._truncations(connection, states, found)
+        for partition, stream in self.buffers.items():
+            cut = truncations.get(partition, ())
+            here = found.get(ids.TopicPartition(*partition))
+            rewritten = here is not None and here.rewrites != stream.rewrites
+            if rewritten or diverging_offset(stream.end, stream.leader_epoch, cut) is not None:
+                self.buffers.drop(partition)
+        for ours, here in found.items():
+            partition = TopicPartition(*ours)
+            state = states[partition]
+            if state.topic_id not in (None, here.topic_id):
+                self.buffers.drop(partition)
+            settle(partition, state, here, truncations.get(partition, ()), self._settings.auto_offset_reset)  # type: ignore[arg-type]
+
+    def _truncations(
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[TopicPartition, list[Truncation]]:
+        """Truncations of the partitions that had an election since their positions were found. Usually empty."""
+        keys: dict[Key, TopicPartition] = {
+            (here.topic_id, partition.partition): partition
+            for partition, here in found.items()
+            if here.leader_epoch > states[partition].leader_epoch
+        }
+        return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
+
+    def _ranges(
+        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+    ) -> dict[ids.TopicPartition, ids.OffsetRange]:
+        """The ranges to plan: partitions below their high watermark without a stream, within the buffers' room."""
+        self._release(states)
+        room = self.buffers.room()
+        ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
+        for partition, here in found.items():
+            state, end = states[partition], here.positions.high_watermark
+            if state.fetchable and partition not in self.buffers and state.offset is not None and state.offset < end:
+                ranges[partition] = ids.OffsetRange(state.offset, end)
+        if len(ranges) > room:
+            first = [partition for partition in states if partition in ranges][:room]
+            ranges = {partition: ranges[partition] for partition in first}
+        return ranges
+
+    def _plan(
+        self,
+        connection: sa.Connection,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> list[Slice]:
+        """The next slices of the ranges. The bytes of inline slices stay within the limits of a fetch."""
+        topics = self._topics_of(connection, ranges, found)
+        segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
+        slices = planner.plan(
+            connection, topics, ranges, segments_max=segments_max, rack=self._settings.client_rack or None
+        )
+        return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
+
+    def _topics_of(
+        self,
+        connection: sa.Connection,
+        partitions: Collection[ids.TopicPartition],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[str, Topic]:
+        """The topics by name, each read once: a plan needs only properties that never change for a topic id, but for
+        typed columns.
+        """
+        wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
+        typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
+        unknown = [name for name, topic_id in wanted.items() if typed or topic_id not in self._known]
+        if unknown:
+            self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
+        return {name: self._known[topic_id] for name, topic_id in wanted.items()}
+
+    def _open(
+        self,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        slices: list[Slice],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> None:
+        if self.fetcher.renewal_due(slices):
+            self.fetcher.renew(self._cluster.log_dirs())
+        by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
+        for piece in slices:
+            by_partition[piece.topic_partition].append(piece)
+        for partition, (start, end) in ranges.items():
+            pieces = by_partition[partition]
+            stop = pieces[-1].end if pieces else end
+            here = found[partition]
+            stream = Stream(start, stop, here.leader_epoch, self._read(pieces), here.rewrites)
+            self.buffers.add(TopicPartition(*partition), stream)
+
+    def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The batches of the slices with their leader epochs. A slice's inline bytes are freed after its read."""
+        while pieces:
+            leader_epoch = pieces[0].leader_epoch
+            schema = self._schema_of(pieces[0])
+            for batch in self.fetcher.read(_popped(pieces), schema):
+                yield batch, leader_epoch
+
+    def _schema_of(self, piece: Slice) -> pa.Schema:
+        """The columns to read: the chosen ones, and offset for the position."""
+        if self._columns is None:
+            return _SCHEMA
+        names = {"offset", *top_columns(self._columns)}
+        typed = None
+        if not names.isdisjoint(TYPED):
+            if piece.topic not in self._typed:
+                columns = check_typed_columns(piece.topic, piece.columns, names)
+                self._typed[piece.topic] = chosen_fields(columns.fields, self._columns)
+            typed = self._typed[piece.topic]
+        return read_schema("headers" in names, tuple(names), typed)
+
+    def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
+        missing = {partition for partition in wanted if partition not in found}
+        for partition in missing - self.unknown:
+            logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
+            self.buffers.drop(partition)
+        self.unknown = missing
+
+
+def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
+    """The first slices of each partition whose inline bytes stay within the limits. The first slice is always included,
+    so that a plan makes progress. Files do not count: they are read when their turn comes.
+    """
+    kept: list[Slice] = []
+    by_partition: dict[ids.TopicPartition, int] = {}
+    total = 0
+    full: set[ids.TopicPartition] = set()
+    for piece in slices:
+        partition = piece.topic_partition
+        if partition in full:
+            continue
+        size = piece.size if piece.data is not None else 0
+        before = by_partition.get(partition)
+        if before is not None and size and (before + size > partition_bytes or total + size > total_bytes):
+            full.add(partition)
+            continue
+        by_partition[partition] = (before or 0) + size
+        total += size
+        kept.append(piece)
+    return kept
+
+
+def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
+    """Yield the first slice and keep no reference to it."""
+    yield pieces.popleft()

@@ -1,0 +1,10 @@
+"""kafka.admin."""
+
+from kafka.admin import *  # noqa: F403
+from kafka.admin import ConfigFilterType as ConfigFilterType
+from kafka.admin import NewPartitions as NewPartitions
+from kafka.admin import NewTopic as NewTopic
+
+from spark_log.clients.admin.client import Admin
+
+KafkaAdminClient = Admin

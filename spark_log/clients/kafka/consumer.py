@@ -1,0 +1,5 @@
+"""kafka.consumer."""
+
+from spark_log.clients.consume.consumer import Consumer
+
+KafkaConsumer = Consumer

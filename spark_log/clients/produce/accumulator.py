@@ -1,0 +1,224 @@
+"""The buffer of the producer: records wait by topic until they are due and the sender is free. Bounded in bytes.
+
+A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
+or a thread waits for room in the buffer, or `flush` is called. The sender takes all topic batches that are due
+together.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kafka.errors import IllegalStateError
+
+from spark_log import clock
+from spark_log.clients.produce.producer_batch import Headers, TopicBatch
+from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.errors import KafkaTimeoutError
+
+CHUNK_BYTES_MAX = 16 * 1024 * 1024
+"""Size above which a topic batch is closed, so that the sender encodes it while the next one is filled."""
+
+
+class Queue:
+    """The waiting topic batches of one topic, in order. The next record is added to `open`."""
+
+    __slots__ = ("closed", "full_bytes", "name", "open")
+
+    def __init__(self, name: str, full_bytes: int) -> None:
+        self.name, self.full_bytes = name, full_bytes
+        self.open: TopicBatch | None = None
+        self.closed: deque[TopicBatch] = deque()
+
+
+class Accumulator:
+    """Safe to share between threads. The thread `sender` never waits for room: it would wait for itself."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        self._linger_s = settings.linger_ms / 1000
+        self._max_block_s = settings.max_block_ms / 1000
+        self._limit = settings.buffer_memory
+        self._lock = threading.Lock()
+        self._due = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._settled = threading.Condition(self._lock)
+        self._queues: dict[str, Queue] = {}
+        self._outstanding: dict[TopicBatch, None] = {}
+        self._used = 0
+        self._blocked = 0
+        """Number of threads that wait for room."""
+        self._sleeping = False
+        self._closing = False
+        self.sender: threading.Thread | None = None
+
+    @property
+    def available_bytes(self) -> int:
+        return max(0, self._limit - self._used)
+
+    def queue(self, topic: str, full_bytes: int) -> Queue:
+        """The queue of a topic. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX), or after linger_ms."""
+        with self._lock:
+            queue = self._queues.setdefault(topic, Queue(topic, full_bytes))
+            queue.full_bytes = min(full_bytes, CHUNK_BYTES_MAX)
+            return queue
+
+    def add(
+        self,
+        queue: Queue,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int,
+        size: int,
+    ) -> tuple[TopicBatch, int]:
+        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError: no room in max_block_ms."""
+        with self._lock:
+            if self._used + size > self._limit:
+                self._wait_for_room(size)
+            if self._closing:
+                raise IllegalStateError("the producer is closed")
+            topic_batch = queue.open
+            if topic_batch is None:
+                topic_batch = queue.open = TopicBatch(queue.name)
+                self._outstanding[topic_batch] = None
+                if self._sleeping:
+                    self._due.notify()
+            row = len(topic_batch.values)
+            topic_batch.values.append(value)
+            topic_batch.keys.append(key)
+            if headers:
+                topic_batch.headers[row] = headers
+            if partition is not None:
+                topic_batch.partitions[row] = partition
+            topic_batch.timestamps.append(timestamp_ms)
+            topic_batch.bytes += size
+            self._used += size
+            if topic_batch.bytes >= queue.full_bytes and (self._sleeping or topic_batch.bytes >= CHUNK_BYTES_MAX):
+                self._close(queue)
+                self._sleeping = False  # it is woken, but may not run for a while: the next records share a batch
+            return topic_batch, row
+
+    def add_topic_batch(self, queue: Queue, topic_batch: TopicBatch) -> None:
+        """Add a complete topic batch after all earlier records. KafkaTimeoutError as in `add`.
+
+        A topic batch that is larger than the buffer is accepted when the buffer is empty.
+        """
+        with self._lock:
+            if self._used + topic_batch.bytes > self._limit:
+                self._wait_for_room(topic_batch.bytes)
+            if self._closing:
+                raise IllegalStateError("the producer is closed")
+            self._close(queue)
+            self._outstanding[topic_batch] = None
+            queue.closed.append(topic_batch)
+            self._used += topic_batch.bytes
+            self._due.notify()
+
+    def take(self, until_s: float | None) -> list[TopicBatch] | None:
+        """Take the topic batches that are due. Waits for one, or until `until_s` (None: without limit).
+
+        Returns None if the accumulator is closed and empty.
+        """
+        with self._lock:
+            while True:
+                now_s = clock.monotonic_s()
+                topic_batches, next_s = self._take_due(now_s)
+                if topic_batches or (until_s is not None and now_s >= until_s):
+                    return topic_batches
+                if self._closing and until_s is None:
+                    return None
+                wake_s = min((at for at in (next_s, until_s) if at is not None), default=None)
+                self._sleeping = True
+                self._due.wait(None if wake_s is None else wake_s - now_s)
+                self._sleeping = False
+
+    def flush(self) -> list[TopicBatch]:
+        """Make every topic batch due; returns the unfinished topic batches."""
+        with self._lock:
+            for queue in self._queues.values():
+                self._close(queue)
+            return list(self._outstanding)
+
+    def close(self) -> None:
+        """Refuse further records; `take` returns None when no records are left."""
+        with self._lock:
+            self._closing = True
+            for queue in self._queues.values():
+                self._close(queue)
+            self._due.notify()
+            self._room.notify_all()
+
+    @property
+    def closing(self) -> bool:
+        """Whether further records are refused."""
+        return self._closing
+
+    def release(self, size: int) -> None:
+        """Free `size` bytes of records whose outcome is known."""
+        with self._lock:
+            self._used -= size
+            self._room.notify_all()
+
+    def finished(self, topic_batch: TopicBatch) -> None:
+        """Called when every record of a topic batch is stored or has failed."""
+        with self._lock:
+            self._outstanding.pop(topic_batch, None)
+            self._settled.notify_all()
+
+    def wait_for(self, topic_batches: Sequence[TopicBatch], timeout_s: float | None) -> bool:
+        """Wait for all the topic batches. Returns whether they finished within the time."""
+        with self._lock:
+            return self._settled.wait_for(
+                lambda: not any(topic_batch in self._outstanding for topic_batch in topic_batches), timeout_s
+            )
+
+    def outstanding(self) -> list[TopicBatch]:
+        """The unfinished topic batches, without the lock: for a forked child."""
+        return list(self._outstanding)
+
+    def _close(self, queue: Queue) -> None:
+        if queue.open is not None:
+            queue.closed.append(queue.open)
+            queue.open = None
+            self._due.notify()
+
+    def _take_due(self, now_s: float) -> tuple[list[TopicBatch], float | None]:
+        """The topic batches that are due, and the time at which the next one will be."""
+        topic_batches: list[TopicBatch] = []
+        next_s: float | None = None
+        for queue in self._queues.values():
+            if queue.open is not None:
+                due_s = queue.open.made_s + self._linger_s
+                if now_s >= due_s or queue.open.bytes >= queue.full_bytes or self._blocked:
+                    queue.closed.append(queue.open)
+                    queue.open = None
+                else:
+                    next_s = due_s if next_s is None else min(next_s, due_s)
+            if queue.closed:
+                topic_batches.extend(queue.closed)
+                queue.closed.clear()
+        return topic_batches, next_s
+
+    def _wait_for_room(self, size: int) -> None:
+        if threading.current_thread() is self.sender:
+            return  # a callback calls `send`: only this thread can make room
+        fits: Callable[[], bool] = lambda: self._used + size <= self._limit or not self._used or self._closing  # noqa: E731
+        self._blocked += 1
+        self._due.notify()
+        try:
+            if not self._room.wait_for(fits, self._max_block_s):
+                raise KafkaTimeoutError(
+                    f"no room for {size} bytes within max_block_ms: {self._used} of buffer_memory={self._limit} are"
+                    " taken"
+                )
+        finally:
+            self._blocked -= 1
+
+
+_numbers = itertools.count(1)
+
+
+def next_client_id() -> str:
+    return f"spark-log-producer-{next(_numbers)}"

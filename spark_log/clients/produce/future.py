@@ -1,0 +1,145 @@
+"""The futures that `send` and `send_table` return, with the classes and behaviour of kafka-python's."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kafka.errors import IllegalStateError, KafkaTimeoutError
+from kafka.future import Future
+from kafka.producer.future import FutureRecordMetadata
+from kafka.structs import TopicPartition
+
+from spark_log import clock
+from spark_log.clients.produce.producer_batch import TopicBatch
+
+
+class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types
+    """Future of one `send`; its value is a RecordMetadata.
+
+    It holds only its place in a topic batch (no lock, no lists), so that a million of them are cheap. Callbacks run in
+    the sender's thread, or in the caller's if the future is done already.
+    """
+
+    __slots__ = ("_row", "_topic_batch")
+
+    def __init__(self, topic_batch: TopicBatch, row: int) -> None:
+        self._topic_batch, self._row = topic_batch, row
+
+    @property
+    def is_done(self) -> bool:
+        return self._topic_batch.is_done(self._row)
+
+    @property
+    def value(self) -> Any:
+        return self._topic_batch.metadata_of(self._row)
+
+    @property
+    def exception(self) -> Exception | None:
+        return self._topic_batch.exception_of(self._row)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the RecordMetadata, or raise the record's error. KafkaTimeoutError after `timeout` seconds."""
+        wait_for(self._topic_batch, self._row, timeout)
+        error = self.exception
+        if error is not None:
+            raise error
+        return self.value
+
+    def add_callback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> "SendFuture":
+        self._topic_batch.call(self._row, functools.partial(f, *args, **kwargs) if args or kwargs else f, None)
+        return self
+
+    def add_errback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> "SendFuture":
+        self._topic_batch.call(self._row, None, functools.partial(f, *args, **kwargs) if args or kwargs else f)
+        return self
+
+    def _add_cb_eb(self, cb: Callable[..., object], eb: Callable[..., object]) -> "SendFuture":
+        self._topic_batch.call(self._row, cb, eb)
+        return self
+
+    def success(self, value: object) -> "SendFuture":
+        raise IllegalStateError("the producer decides what becomes of a record")
+
+    def failure(self, e: object) -> "SendFuture":
+        raise IllegalStateError("the producer decides what becomes of a record")
+
+    def rebind(self, new_produce_future: object, new_batch_index: object) -> None:
+        raise IllegalStateError("the producer decides what becomes of a record")
+
+
+class Written(NamedTuple):
+    """Records of one partition that `send_table` has stored, at the contiguous offsets [base_offset, end_offset)."""
+
+    topic_partition: TopicPartition
+    base_offset: int
+    end_offset: int
+
+
+class TableFuture(Future):  # type: ignore[misc]
+    """Future of one `send_table`; its value is a list of Written, by partition and offset. It is done when the outcome
+    of every record is known.
+
+    It fails with the first error; other partitions may have been written nevertheless, see `written`.
+    """
+
+    __slots__ = ("_lock_parts", "_open", "_topic_batches")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._topic_batches: list[TopicBatch] = []
+        self._lock_parts = threading.Lock()
+        self._open = 1
+
+    def add(self, topic_batch: TopicBatch) -> None:
+        """Add a topic batch to wait for, before the sender gets it."""
+        with self._lock_parts:
+            self._topic_batches.append(topic_batch)
+            self._open += 1
+        topic_batch.listener = self.part_done
+
+    def part_done(self) -> None:
+        """Called when a topic batch is done, and once when all have been added."""
+        with self._lock_parts:
+            self._open -= 1
+            if self._open:
+                return
+        errors = [
+            batch.error
+            for topic_batch in self._topic_batches
+            for batch in topic_batch.batches or ()
+            if batch.error is not None
+        ]
+        errors = [topic_batch.error for topic_batch in self._topic_batches if topic_batch.error is not None] + errors
+        if errors:
+            self.failure(errors[0])
+        else:
+            self.success(self.written())
+
+    def written(self) -> list[Written]:
+        """The records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
+        found = []
+        for topic_batch in self._topic_batches:
+            for batch in topic_batch.batches or ():
+                if batch.done and batch.error is None:
+                    base = batch.base_offset
+                    end = base + batch.count if base >= 0 else -1
+                    found.append(Written(TopicPartition(topic_batch.topic, batch.partition), base, end))
+        return sorted(found)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the list, or raise the first error. KafkaTimeoutError after `timeout` seconds."""
+        deadline = None if timeout is None else clock.monotonic_s() + timeout
+        for topic_batch in self._topic_batches:
+            wait_for(topic_batch, None, None if deadline is None else max(0.0, deadline - clock.monotonic_s()))
+        while not self.is_done:  # the sender's thread is counting the last part
+            clock.sleep_s(0.0001)
+        if self.exception is not None:
+            raise self.exception
+        return self.written()  # in a transaction, the offsets become known after the success
+
+
+def wait_for(topic_batch: TopicBatch, row: int | None, timeout_s: float | None) -> None:
+    """Wait for the outcome of the record (of every record for None). KafkaTimeoutError after `timeout_s`."""
+    if not topic_batch.wait(row, timeout_s):
+        raise KafkaTimeoutError(f"Timeout after waiting for {timeout_s} secs.")

@@ -1,0 +1,261 @@
+"""The records of one topic in the producer, and their outcome.
+
+A TopicBatch gathers the records of `send` as columns. The sender splits it into ProducerBatches, one for each
+partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): an outcome is stored once
+for all records of a ProducerBatch, and an unused future has no further cost.
+
+    waiting (batches None) -> assembled (open_batches > 0) -> done (open_batches == 0)
+
+Every change after `waiting` happens under `condition`.
+"""
+
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from kafka.producer.future import RecordMetadata
+from kafka.structs import TopicPartition
+
+from spark_log import clock
+from spark_log.cluster.topics import Topic
+from spark_log.log.records.segment_write import own
+
+logger = logging.getLogger(__name__)
+
+_Longs = npt.NDArray[np.int64] | Sequence[int]
+Headers = list[tuple[str, bytes]]
+RECORD_BYTES = 96
+"""Bytes that count for a record besides key, value and headers: at least Kafka's bound of 82 and its varints."""
+
+Callback = Callable[[Any], object]
+
+
+class ProducerBatch:
+    """The records of a topic batch for one partition, in order. Appended, and retried, as a whole."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "base_offset",
+        "bytes",
+        "count",
+        "deadline_s",
+        "disk_full",
+        "done",
+        "error",
+        "in_doubt",
+        "last_error",
+        "number",
+        "owned",
+        "partition",
+        "position",
+        "retry_at_s",
+        "table",
+        "topic",
+        "topic_batch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic_batch: "TopicBatch",
+        number: int,
+        topic: Topic,
+        partition: int,
+        table: pa.Table,
+        size: int,
+        deadline_s: float,
+    ) -> None:
+        self.topic_batch, self.number, self.topic, self.partition, self.table = (
+            topic_batch,
+            number,
+            topic,
+            partition,
+            table,
+        )
+        self.count, self.bytes, self.deadline_s = table.num_rows, size, deadline_s
+        self.attempts, self.retry_at_s, self.alone, self.in_doubt = 0, 0.0, False, False
+        self.last_error: Exception | None = None
+        self.disk_full: Exception | None = None
+        """The last error of a full disk."""
+        self.error: Exception | None = None
+        self.done, self.base_offset = False, -1
+        self.owned = False
+        self.position = -1
+        """Its place among the batches of its transaction."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic.name, self.partition
+
+    def own_table(self) -> None:
+        """Copy the records out of buffers that they share with other batches, so that the buffers can be freed."""
+        if not self.owned:
+            self.table, self.owned = own([self.table]), True
+
+
+class TopicBatch:
+    """The records of `send` as columns, one row per record. The accumulator's lock guards them until the sender takes
+    the batch.
+
+    `headers` and `partitions` (explicit ones) are by row, for the records that have them. `made_s`: the time of the
+    first record (monotonic clock).
+    """
+
+    __slots__ = (
+        "batch_of",
+        "batches",
+        "bytes",
+        "callbacks",
+        "condition",
+        "error",
+        "faults",
+        "header_sizes",
+        "headers",
+        "key_sizes",
+        "keys",
+        "listener",
+        "made_s",
+        "open_batches",
+        "partitions",
+        "row_of",
+        "times_ms",
+        "timestamps",
+        "topic",
+        "unsettled",
+        "value_sizes",
+        "values",
+    )  # fmt: skip
+
+    def __init__(self, topic: str) -> None:
+        self.topic, self.made_s, self.bytes = topic, clock.monotonic_s(), 0
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: dict[int, Headers] = {}
+        self.partitions: dict[int, int] = {}
+        self.timestamps = array("q")
+        self.condition = threading.Condition(threading.Lock())
+        self.callbacks: list[tuple[int, Callback | None, Callback | None]] = []
+        self.listener: Callable[[], None] | None = None
+        self.batches: Sequence[ProducerBatch] | None = None
+        self.open_batches = -1
+        self.unsettled = 0
+        self.error: Exception | None = None
+        self.faults: dict[int, Exception] = {}
+        self.header_sizes: dict[int, int] = {}
+        self.batch_of: _Longs = ()
+        self.row_of: _Longs = ()
+        self.times_ms: _Longs = ()
+        self.key_sizes: _Longs = ()
+        self.value_sizes: _Longs = ()
+
+    @property
+    def done(self) -> bool:
+        return self.open_batches == 0
+
+    def is_done(self, row: int) -> bool:
+        """Whether the outcome of a record is known."""
+        if self.open_batches <= 0 or self.batches is None:
+            return self.open_batches == 0
+        number = self.batch_of[row]
+        return bool(number < 0 or self.batches[number].done)
+
+    def exception_of(self, row: int) -> Exception | None:
+        """The error of a record that was not stored; None if it was, or if its outcome is open."""
+        if not self.is_done(row):
+            return None
+        if self.error is not None or self.batches is None:
+            return self.error
+        number = self.batch_of[row]
+        return self.faults.get(row) if number < 0 else self.batches[number].error
+
+    def metadata_of(self, row: int) -> Any:
+        """RecordMetadata of a record that was stored, None otherwise. The offset is -1 with acks=0."""
+        if not self.is_done(row) or self.exception_of(row) is not None or self.batches is None:
+            return None
+        batch = self.batches[self.batch_of[row]]
+        offset = -1 if batch.base_offset < 0 else batch.base_offset + int(self.row_of[row])
+        sizes = int(self.key_sizes[row]), int(self.value_sizes[row]), self.header_sizes.get(row, -1)
+        where = TopicPartition(self.topic, batch.partition)
+        return RecordMetadata(*where, where, offset, int(self.times_ms[row]), None, *sizes)
+
+    def abandon(self, error: Exception) -> None:
+        """In a forked child: locks may be held by threads of the parent, and callbacks run in the parent only."""
+        self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), [], None
+        self.fail(error)
+
+    def begin(self, batches: Sequence[ProducerBatch], batch_of: _Longs, faults: dict[int, Exception]) -> None:
+        """Called after assembly; the records of `faults` (batch -1) have their outcome."""
+        with self.condition:
+            if self.error is not None:  # failed during assembly
+                for batch in batches:
+                    batch.done = True
+                return
+            self.batch_of, self.faults, self.batches = batch_of, faults, batches
+            self.open_batches = len(batches)
+            self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], {}, {}, array("q")
+            due = self._due_callbacks(-1) if faults else []
+            self.condition.notify_all()
+        self._notify(due)
+
+    def resolve(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> bool:
+        """Set the outcome of a batch; False if it has one. Runs the callbacks of its records."""
+        with self.condition:
+            if batch.done:
+                return False
+            batch.base_offset, batch.error, batch.done = base_offset, error, True
+            self.open_batches -= 1
+            due = self._due_callbacks(batch.number) if self.callbacks else []
+            self.condition.notify_all()
+        self._notify(due)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Fail every record whose outcome is open."""
+        for batch in self.batches or ():
+            self.resolve(batch, -1, error)
+        with self.condition:
+            if self.batches is not None or self.error is not None:
+                return
+            self.error, self.open_batches = error, 0
+            due, self.callbacks = self.callbacks, []
+            self.condition.notify_all()
+        self._notify(due)
+
+    def call(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
+        """Call one of the two when the record's outcome is known: in the sender's thread, or now if it is known."""
+        with self.condition:
+            if not self.is_done(row):
+                self.callbacks.append((row, callback, errback))
+                return
+        self._notify_one(row, callback, errback)
+
+    def wait(self, row: int | None, timeout_s: float | None) -> bool:
+        """Wait for the outcome of the record (of every record for None). Returns whether it came within the time."""
+        with self.condition:
+            return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
+
+    def _due_callbacks(self, number: int) -> list[tuple[int, Callback | None, Callback | None]]:
+        due = [entry for entry in self.callbacks if self.batch_of[entry[0]] == number]
+        self.callbacks = [entry for entry in self.callbacks if self.batch_of[entry[0]] != number]
+        return due
+
+    def _notify(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
+        for entry in due:
+            self._notify_one(*entry)
+        if self.listener is not None and self.done:
+            listener, self.listener = self.listener, None
+            listener()
+
+    def _notify_one(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
+        error = self.exception_of(row)
+        function, argument = (callback, self.metadata_of(row)) if error is None else (errback, error)
+        if function is not None:
+            try:
+                function(argument)
+            except BaseException:  # a user's callback must not end the sender, not even with sys.exit
+                logger.exception("error in a callback of a record to %s", self.topic)

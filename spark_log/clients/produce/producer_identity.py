@@ -1,0 +1,46 @@
+"""The identity of an idempotent producer in each partition: producer id, epoch, next sequence.
+
+A partition keeps its identity while the outcome of every batch is known: its sequences have no gaps, and a batch that
+is appended again with its old sequence is recognized as a duplicate. If a batch has failed and may have been appended
+nevertheless, or if the store has forgotten the producer, the partition continues with a new producer id, from sequence
+0. Kafka increases the epoch of the whole producer instead; but then a batch of another partition whose outcome is
+unknown too could be appended twice.
+"""
+
+from collections.abc import Callable
+
+from spark_log.log.append.sequence_rules import (
+    ProducerSequence,
+    sequence_after,
+)
+
+Key = tuple[int, int]
+"""Topic id and partition."""
+
+
+class Identity:
+    """`register` creates a new producer id. For the sender's thread only."""
+
+    def __init__(self, register: Callable[[], int]) -> None:
+        self._register = register
+        self._id: int | None = None
+        self._next: dict[Key, ProducerSequence] = {}
+
+    def sequence(self, key: Key) -> ProducerSequence:
+        """The sequence of the next batch of a partition; the same until `advance` or `reset`."""
+        if key not in self._next:
+            if self._id is None:
+                self._id = self._register()
+            self._next[key] = ProducerSequence(self._id, 0, 0)
+        return self._next[key]
+
+    def advance(self, key: Key, count: int) -> None:
+        """The next batch of the partition, of `count` records, has been appended."""
+        at = self._next[key]
+        self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, sequence_after(at.first, count))
+
+    def reset(self, key: Key) -> None:
+        """Give the partition a new producer id, from sequence 0."""
+        old = self._next.pop(key, None)
+        if old is not None and old.producer_id == self._id:
+            self._id = None

@@ -1,0 +1,395 @@
+"""The producer's state of its transaction: the registered batches, and the calls that are possible next.
+
+    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
+                            ^                  |                      |                    |
+                            |             failed send, abort         same            failed commit
+                            |                  v                      v                    v
+                            +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
+
+After commit or abort has been called, no more records can be sent; the records sent before are settled first. If the
+answer of a commit is lost, the state is IN_DOUBT: a second call finds out whether the commit was done, and does it if
+not. So nothing may be added to the transaction in this state.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.errors import TransactionAbortedError
+from kafka.structs import TopicPartition
+
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.clients.produce.future import Written
+from spark_log.clients.produce.producer_batch import ProducerBatch
+from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    IllegalStateError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+)
+from spark_log.log.log import Log, Records, WrittenBatches
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
+from spark_log.transactions.transaction_commit import TransactionCommit
+from spark_log.transactions.transaction_rows import PendingBatch
+
+
+class State(Enum):
+    """kafka-python's names."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING_TRANSACTION"
+    IN_DOUBT = "COMMITTING_TRANSACTION, which has been tried"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+CALLS: Mapping[str, frozenset[State]] = {
+    "init_transactions": frozenset({State.UNINITIALIZED, State.READY}),
+    "begin_transaction": frozenset({State.READY}),
+    "send": frozenset({State.IN_TRANSACTION}),
+    "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
+    "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
+    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
+    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
+}
+"""Call -> the states in which it is possible."""
+
+_HINTS = {
+    State.UNINITIALIZED: "call init_transactions first",
+    State.READY: "call begin_transaction first",
+    State.IN_TRANSACTION: "commit or abort the open transaction first",
+    State.IN_DOUBT: "call commit_transaction again, or abort_transaction",
+}
+
+_FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
+
+
+def after_error(state: State, error: Exception) -> State:
+    """The state after the error of a send or a call. The remedy is an abort, or (FATAL_ERROR) a new producer."""
+    if isinstance(error, _FATAL):
+        return State.FATAL_ERROR
+    if state in CALLS["commit_transaction"]:
+        return State.ABORTABLE_ERROR
+    return state
+
+
+def may_commit_again(error: SparkLogError) -> bool:
+    """Whether a commit that failed with this error may be called again. Not after the deletion of a topic."""
+    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
+
+
+class ProducerTransaction:
+    """The transactions of one producer, one after the other. The sender's thread calls `register`; the producer's
+    callers call the rest. Before `commit` and `abort` the sender must have settled all records.
+    """
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
+        assert settings.transactional_id is not None
+        self._cluster, self._settings = cluster, settings
+        self._transactional_id = settings.transactional_id
+        self._timeout_ms = max(1, int(min(settings.max_block_ms, 2**31)))
+        self._lock = threading.RLock()
+        self._state = State.UNINITIALIZED
+        self._error: Exception | None = None
+        self._ref = ProducerRef(-1, -1)
+        self._number = 0
+        """Counts the transactions that have begun."""
+        self._positions = itertools.count()
+        """Never starts again from 0: a batch that failed in one transaction may be sent again in the next."""
+        self._forget()
+
+    def check(self, call: str) -> None:
+        """Raise IllegalStateError, or the error of the failed transaction, unless the call is possible now."""
+        state = self._state
+        if state in CALLS[call]:
+            return
+        if state is State.FATAL_ERROR and self._error is not None:
+            raise self._error
+        if state is State.ABORTABLE_ERROR:
+            reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
+            raise kafka_error(reason) from self._error
+        hint = _HINTS.get(state, "another thread commits or aborts")
+        raise kafka_error(
+            IllegalStateError(f"{self._transactional_id!r}: {call}: not possible in the state {state.value}: {hint}")
+        )
+
+    def initialize(self) -> None:
+        with self._lock:
+            self.check("init_transactions")
+            if self._state is State.UNINITIALIZED:
+                self._initialize()
+                self._state = State.READY
+
+    def _initialize(self) -> None:
+        timeout_ms = self._settings.transaction_timeout_ms
+        self._ref = transaction_store.init_producer(
+            self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
+        ).ref
+
+    def begin(self) -> None:
+        with self._lock:
+            self.check("begin_transaction")
+            with self.fail_on_error():
+                self._check_in_store()
+                if self._ref.epoch > EPOCH_MAX:
+                    self._initialize()
+            self._number, self._state = self._number + 1, State.IN_TRANSACTION
+
+    def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
+        """Add offsets to commit with the transaction. Raises now if they could not be committed now."""
+        with self._lock:
+            self.check("send_offsets_to_transaction")
+            with self.fail_on_error():
+                store = self._cluster.store
+                found = self._check_in_store(lambda connection: check_offsets(store, connection, who, commits))
+            self._offsets.setdefault(who, {}).update(found)
+
+    def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
+        """Make the records of the producer batches pending: they are stored, and no reader sees them.
+
+        The producer batches of one partition become one batch. Small batches that arrive after the call of commit are
+        kept in memory: the commit stores them in its own transaction.
+        """
+        groups = self._groups(producer_batches)
+        items = [
+            (
+                group[0].topic,
+                Records(group[0].partition, pa.concat_tables([_table(producer_batch) for producer_batch in group])),
+            )
+            for group in groups.values()
+        ]
+        written = log.write_batches(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        with log.naming(written, topics) as unnamed:
+            registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
+            # of the others, the files of an earlier attempt are registered
+            unnamed += [batch for batch in written.batches if batch.name not in registered]
+
+    def _register(
+        self, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
+    ) -> Sequence[Batch]:
+        with self._lock:
+            self.check("register")  # one thread may have sent while another one committed
+            batches = written.batches
+            again = any(producer_batch.in_doubt for group in groups.values() for producer_batch in group)
+            if self._state is State.COMMITTING and written.write_id is None and not again:
+                self._blobs.update(written.blobs)
+            else:
+                self._reached = True
+                stored = [PendingBatch(position, batch) for position, batch in zip(groups, batches, strict=True)]
+                batches = transaction_store.register(
+                    self._cluster.store, self._ref, stored, written.blobs,
+                    write_id=written.write_id, again=again, timeout_ms=timeout_ms,
+                )  # fmt: skip
+            for (position, group), batch in zip(groups.items(), batches, strict=True):
+                self._sent[position] = _Sent(batch, group)
+            return batches
+
+    def _groups(self, producer_batches: Sequence[ProducerBatch]) -> dict[int, list[ProducerBatch]]:
+        """The producer batches by position in the transaction. Groups of an earlier attempt stay together."""
+        new: dict[tuple[str, int], int] = {}
+        groups: dict[int, list[ProducerBatch]] = {}
+        for producer_batch in producer_batches:
+            if producer_batch.position < 0:
+                if producer_batch.key not in new:
+                    new[producer_batch.key] = next(self._positions)
+                producer_batch.position = new[producer_batch.key]
+            groups.setdefault(producer_batch.position, []).append(producer_batch)
+        return groups
+
+    def fail(self, error: Exception) -> None:
+        """A record was not sent: the transaction can only be aborted."""
+        with self._lock:
+            state = after_error(self._state, error)
+            if state is not self._state:
+                self._state, self._error = state, error
+
+    def begin_commit(self) -> int:
+        """Refuse further records; returns the transaction's number. `commit` needs all sent records to be settled."""
+        with self._lock:
+            self.check("commit_transaction")
+            if self._state is State.IN_TRANSACTION:
+                self._state = State.COMMITTING
+            return self._number
+
+    def commit(self, log: Log, number: int) -> list[Written]:
+        """Commit, and return the partitions and offsets of the records."""
+        with self._lock:
+            self._check_number("commit_transaction", number)
+            self._state = State.IN_DOUBT
+            sent = [self._sent[position] for position in sorted(self._sent)]
+            try:
+                if sent or self._offsets:
+                    self._reached = True
+                    offsets = self._commit(log, sent)
+                else:
+                    self._check_in_store()
+                    offsets = []
+            except SparkLogError as error:
+                if not may_commit_again(error):
+                    self.fail(kafka_error(error))
+                raise
+            for each, base_offset in zip(sent, offsets, strict=True):
+                each.set_base_offset(base_offset)
+            self._over()
+        return sorted(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
+
+    def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
+        batches = [each.batch for each in sent]
+        topics: dict[int, Topic] = {
+            topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
+        }
+        durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
+        commit = TransactionCommit(
+            self._ref,
+            batches,
+            self._blobs,
+            after=[commit_offsets_hook(self._cluster.store, self._offsets)],
+            durable=durable,
+        )
+        result = log.append_whole(commit.request(), topics, timeout_ms=self._timeout_ms)
+        failpoint("transaction.committed")
+        if result.committed_before:
+            found = transaction_store.find_offsets(self._cluster.store, batches)
+            return [found.get(batch.name, -1) for batch in batches]
+        return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
+
+    def begin_abort(self) -> int:
+        """Refuse further records; returns the transaction's number. `abort` needs all sent records to be settled."""
+        with self._lock:
+            self.check("abort_transaction")
+            self.fail(TransactionAbortedError("abort_transaction was called"))
+            return self._number
+
+    def abort(self, number: int | None = None) -> None:
+        """Abort the open transaction; with `number`, only if it is the transaction of that number."""
+        with self._lock:
+            self._check_number("abort_transaction", number)
+            try:
+                if self._reached:
+                    transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
+            except _FATAL as error:
+                self._state, self._error = State.FATAL_ERROR, kafka_error(error)
+                raise
+            except InvalidTxnStateError:  # the transaction was committed: only the answer was lost
+                self._over()
+                raise
+            self._over()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether `check("send")` would succeed; much faster."""
+        return self._state is State.IN_TRANSACTION
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction to abort."""
+        return self._state in CALLS["abort_transaction"]
+
+    def _check_number(self, call: str, number: int | None) -> None:
+        """As `check`. IllegalStateError if another thread has ended the transaction `number`."""
+        self.check(call)
+        if number is not None and number != self._number:
+            raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
+
+    def _check_in_store(self, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
+        """Check in the store that the transaction can continue or begin, and run `more` in the same snapshot."""
+        store = self._cluster.store
+
+        def read(connection: sa.Connection) -> Commits:
+            transaction_store.check(store, connection, self._ref)
+            return more(connection)
+
+        return store.read(read)
+
+    @contextmanager
+    def fail_on_error(self) -> Iterator[None]:
+        """An error inside the block fails the transaction."""
+        try:
+            yield
+        except SparkLogError as error:
+            self.fail(kafka_error(error))
+            raise
+
+    def _over(self) -> None:
+        """The transaction has ended in the store: the next one has the next epoch (KIP-890)."""
+        if self._reached:
+            self._ref = ProducerRef(self._ref.producer_id, self._ref.epoch + 1)
+        self._state, self._error = State.READY, None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sent: dict[int, _Sent] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._offsets: dict[Committer, dict[Any, Commit]] = {}
+        self._reached = False
+        """Whether the store may have rows of the transaction."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch of the transaction, and the producer batches whose records it contains, in order."""
+
+    batch: Batch
+    producer_batches: Sequence[ProducerBatch]
+
+    def set_base_offset(self, base_offset: int) -> None:
+        """Set the offsets of the producer batches from the batch's base offset; -1 if it is unknown."""
+        for producer_batch in self.producer_batches:
+            producer_batch.base_offset = base_offset
+            if base_offset >= 0:
+                base_offset += producer_batch.count
+
+
+def committer(group_metadata: Any) -> Committer:
+    """The committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
+    if isinstance(group_metadata, str):
+        return Committer(group_metadata)
+    if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
+        raise TypeError(
+            f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
+        )
+    group_id, generation, member_id, instance_id, *_ = group_metadata
+    if group_id is None:
+        raise ValueError("group_metadata: the consumer has no group_id")
+    return Committer(group_id, member_id or "", generation, instance_id)
+
+
+def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
+    """The commits with the topic ids that the consumer reads, if the metadata has them."""
+    known = getattr(group_metadata, "topic_ids", {})
+    return {
+        partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))
+        for partition, commit in commits.items()
+    }
+
+
+def _table(producer_batch: ProducerBatch) -> Any:
+    return producer_batch.table
+
+
+def _written(producer_batch: ProducerBatch) -> Written:
+    end = producer_batch.base_offset + producer_batch.count if producer_batch.base_offset >= 0 else -1
+    return Written(TopicPartition(producer_batch.topic.name, producer_batch.partition), producer_batch.base_offset, end)

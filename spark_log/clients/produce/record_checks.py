@@ -1,0 +1,39 @@
+"""Checks of the arguments of `send` that hold for every topic."""
+
+from typing import Any
+
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.clients.produce.producer_batch import Headers
+from spark_log.errors import InvalidRecordError, InvalidTimestampError
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+
+
+def checked_headers(headers: object) -> Headers:
+    if not isinstance(headers, list):
+        raise TypeError("headers must be list-type")
+    for item in headers:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], bytes)):
+            raise TypeError(f"All headers items must be (str, bytes) tuples, got {item!r}")
+        try:
+            item[0].encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"headers: key {item[0]!r} is no UTF-8 text: {error}") from None
+    if len(headers) > HEADERS_PER_RECORD_MAX:
+        raise kafka_error(InvalidRecordError(f"headers: {len(headers)}, at most {HEADERS_PER_RECORD_MAX} are allowed"))
+    return list(headers)
+
+
+def checked_bytes(field: str, data: Any) -> bytes | None:
+    """The data as bytes, copied if it is a buffer: the caller may change the buffer later."""
+    if data is None or type(data) is bytes:
+        return data
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"Unsupported type for serialized {field}: {type(data)}")
+    return bytes(data)
+
+
+def check_timestamp(timestamp_ms: object) -> None:
+    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
+        raise TypeError(f"timestamp_ms: expected a whole number, got {timestamp_ms!r}")
+    if not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
+        raise kafka_error(InvalidTimestampError(f"timestamp_ms: {timestamp_ms} is outside [0, {TIMESTAMP_MS_MAX}]"))

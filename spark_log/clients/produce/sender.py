@@ -1,0 +1,383 @@
+"""The producer's thread: takes the due topic batches, appends them, and resolves the futures. One append in flight.
+
+    take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
+
+A batch that is retried holds back the later batches of its partition, so that their order is kept. Other partitions are
+not delayed.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spark_log import clock
+from spark_log.clients.kafka_errors import kafka_error
+from spark_log.clients.produce.accumulator import Accumulator
+from spark_log.clients.produce.assembly import assemble
+from spark_log.clients.produce.known_topics import KnownTopics
+from spark_log.clients.produce.metrics import Metrics
+from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
+from spark_log.clients.produce.producer_identity import Identity
+from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.clients.produce.table_batches import TableBatch
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    DiskFullError,
+    KafkaTimeoutError,
+    MetadataStoreUnavailableError,
+    OutOfOrderSequenceNumberError,
+    ProducerFencedError,
+    SparkLogError,
+    UnknownProducerIdError,
+    UnknownTopicOrPartitionError,
+    WriteIdExpiredError,
+)
+from spark_log.log.append.producer_rows import register_producer
+from spark_log.log.append.rules import (
+    Appended,
+    Rejected,
+)
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.log import Log, Records
+from spark_log.process import stop_at_exit
+
+if TYPE_CHECKING:
+    from spark_log.clients.produce.producer_transaction import ProducerTransaction
+
+logger = logging.getLogger(__name__)
+
+_FORGOTTEN = (UnknownProducerIdError, OutOfOrderSequenceNumberError, ProducerFencedError)
+"""The store does not know the producer or its sequence any more: it continues with a new producer id. Nothing was
+appended."""
+
+
+def _drop_traceback(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error and its causes: futures keep the error, its frames keep the records."""
+    seen = set()  # errors may cause each other
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
+    """Copy the records of batches that wait longer than others of their topic batch, to free shared buffers."""
+    for topic_batch in {batch.topic_batch for batch in tried}:
+        left = [batch for batch in topic_batch.batches or () if batch.table is not None]
+        if len(left) < len(topic_batch.batches or ()):
+            for batch in left:
+                batch.own_table()
+
+
+FULL_DISK_RETRY_S = 5.0
+"""Shorter than delivery_timeout_ms: only a user can free a disk, typically one who waits for the error."""
+_NO_FAULTS: dict[int, SparkLogError] = {}
+
+
+class Sender(threading.Thread):
+    """Owns the cluster and the log, and closes them at its end."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        log: Log,
+        settings: ProducerSettings,
+        accumulator: Accumulator,
+        topics: KnownTopics,
+        transaction: "ProducerTransaction | None",
+    ) -> None:
+        super().__init__(name=f"{settings.client_id} sender", daemon=True)
+        self.metrics = Metrics()
+        self.aborted = False
+        self._cluster, self._log, self._settings = cluster, log, settings
+        self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
+        self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
+        self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
+        self._full_since_s: dict[tuple[str, int], float] = {}
+        """Partitions whose last append failed because a disk is full, with the time of the first such failure."""
+        accumulator.sender = self
+        stop_at_exit(self)
+
+    def abandon_batches(self) -> None:
+        """Stop appending and start no sealing: the timeout of `close` has expired."""
+        self.aborted = True
+        self._log.stop_sealing()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Threads to wait for at interpreter exit: this one if `close` was called; else the finalizer closes it."""
+        return [self] if self._accumulator.closing and self.is_alive() else []
+
+    def run(self) -> None:
+        try:
+            while True:
+                topic_batches = self._accumulator.take(self._next_try_s())
+                if topic_batches is None:
+                    return
+                for topic_batch in topic_batches:
+                    self._assemble(topic_batch)
+                batches = self._due()
+                if batches:
+                    self._append(batches)
+                    if self._queues:
+                        _own_remaining_tables(batches)
+        except BaseException as error:  # a bug: no caller may wait without end
+            logger.exception("the producer's sender failed")
+            self._accumulator.close()
+            for topic_batch in self._accumulator.flush():
+                topic_batch.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                self._accumulator.finished(topic_batch)
+        finally:
+            if self._transaction is not None and self._transaction.is_open:
+                try:
+                    self._transaction.abort()
+                except SparkLogError as error:
+                    logger.warning("transaction not aborted, it will time out: %s", error)
+            try:
+                self._log.close()
+            except SparkLogError as error:
+                logger.warning("write id not given back, it will expire: %s", error)
+            self._cluster.close()
+
+    def _next_try_s(self) -> float | None:
+        """The time at which an assembled batch may be appended (in a transaction: all of them); None without one."""
+        if self._transaction is not None:
+            return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
+        return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
+
+    def _has_new_columns(self, topic: Topic) -> bool:
+        """Whether the topic, looked up again, decodes records in another way: a schema may have been registered."""
+        fresh = self._topics.refresh(topic.name, force=True)
+        return fresh is not None and fresh.topic.typed_columns != topic.typed_columns
+
+    def _assemble(self, topic_batch: TopicBatch) -> None:
+        try:
+            known = self._topics.by_name[topic_batch.topic]
+            with contextlib.suppress(
+                MetadataStoreUnavailableError
+            ):  # the append waits for it, up to delivery_timeout_ms
+                known = self._topics.refresh(topic_batch.topic) or known
+            topic, now_ms = known.topic, self._cluster.store.now().wall_ms
+            deadline_s = topic_batch.made_s + self._settings.delivery_timeout_ms / 1000
+            if isinstance(topic_batch, TableBatch):
+                parts, batch_of, faults = topic_batch.take_parts(), topic_batch.batch_of, _NO_FAULTS
+            else:
+                run_bytes = self._settings.batch_size
+                found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
+                if found.faults and known.encoding.rejects_bad_records and self._has_new_columns(topic):
+                    topic = known.topic
+                    found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
+                known.first_run += found.runs
+                parts, batch_of, faults = found.parts, found.batch_of, found.faults
+                topic_batch.row_of, topic_batch.times_ms = found.row_of, found.times_ms
+                topic_batch.key_sizes, topic_batch.value_sizes = found.key_sizes, found.value_sizes
+                topic_batch.header_sizes = {
+                    row: sum(len(key.encode()) + len(value) for key, value in headers)
+                    for row, headers in topic_batch.headers.items()
+                }
+            total = sum(table.num_rows for _, table in parts) + len(faults)
+            share = topic_batch.bytes // max(1, total)
+            batches = [
+                ProducerBatch(topic_batch, number, topic, partition, table, share * table.num_rows, deadline_s)
+                for number, (partition, table) in enumerate(parts)
+            ]
+            rest = topic_batch.bytes - sum(batch.bytes for batch in batches)
+            topic_batch.unsettled = len(batches)
+            topic_batch.begin(batches, batch_of, {row: kafka_error(error) for row, error in faults.items()})
+            self._accumulator.release(rest)
+            self.metrics.failed += len(faults)
+            for error in faults.values():
+                self._fail_transaction(error)
+        except Exception as error:
+            logger.exception("%s: records could not be assembled", topic_batch.topic)
+            _drop_traceback(error)
+            self._fail_transaction(error)
+            topic_batch.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
+            self._accumulator.release(topic_batch.bytes)
+            self._accumulator.finished(topic_batch)
+            return
+        for batch in batches:
+            if self._settings.acks == 0:
+                topic_batch.resolve(batch, -1, None)
+            self._queues.setdefault(batch.key, deque()).append(batch)
+        if not batches:
+            self._accumulator.finished(topic_batch)
+
+    def _due(self) -> list[ProducerBatch]:
+        """The first batch of each partition, if it need not wait; after a common failure one of them alone. In a
+        transaction all batches: they become visible, or fail, together.
+        """
+        now_s = clock.monotonic_s()
+        if self._transaction is not None:
+            batches = [batch for queue in self._queues.values() for batch in queue]
+            return batches if all(batch.retry_at_s <= now_s for batch in batches) else []
+        heads = [queue[0] for queue in self._queues.values() if queue[0].retry_at_s <= now_s]
+        alone = next((batch for batch in heads if batch.alone), None)
+        return heads if alone is None else [alone]
+
+    def _append(self, heads: Sequence[ProducerBatch]) -> None:
+        now_s = clock.monotonic_s()
+        batches = [batch for batch in heads if self._wanted(batch, now_s)]
+        if not batches:
+            return
+        left_ms = (min(batch.deadline_s for batch in batches) - now_s) * 1000
+        timeout_ms = max(1, int(min(left_ms, self._settings.request_timeout_ms)))
+        for batch in batches:
+            batch.attempts += 1
+        if self._transaction is not None:
+            self._register(self._transaction, batches, timeout_ms)
+            return
+        try:
+            items = [(batch.topic, Records(batch.partition, batch.table, self._sequence(batch))) for batch in batches]
+            outcomes = self._log.append_prepared(
+                items, acks=self._settings.log_acks, codec=self._settings.compression_type, timeout_ms=timeout_ms
+            )
+        except Exception as error:
+            self._failed(batches, error)
+            return
+        self.warn_of_expired()
+        self.metrics.record_append(clock.monotonic_s() - now_s, len(batches))
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if isinstance(outcome, Appended):
+                if self._settings.enable_idempotence:
+                    self._identity.advance((batch.topic.topic_id, batch.partition), batch.count)
+                self._finish(batch, outcome.base_offset, None)
+            else:
+                self._rejected(batch, outcome)
+
+    def warn_of_expired(self) -> None:
+        """Log a warning, once per topic, of records that are already older than retention.ms."""
+        for each in self._log.expired.take():
+            logger.warning("%s", each)
+
+    def _register(self, transaction: "ProducerTransaction", batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
+        """Register the batches in the transaction. A future succeeds, without an offset, when its record is pending."""
+        began_s = clock.monotonic_s()
+        try:
+            transaction.register(self._log, batches, timeout_ms)
+        except Exception as error:
+            self._failed(batches, error)
+            return
+        self.metrics.record_append(clock.monotonic_s() - began_s, len(batches))
+        for batch in batches:
+            self._finish(batch, -1, None)
+
+    def _fail_transaction(self, error: Exception) -> None:
+        if self._transaction is not None:
+            self._transaction.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
+
+    def _wanted(self, batch: ProducerBatch, now_s: float) -> bool:
+        """Whether to append the batch now: it has not failed, its deadline has not passed, its partition exists."""
+        if self.aborted or (batch.done and self._settings.acks != 0):
+            self._finish(batch, -1, batch.error)
+            return False
+        if now_s >= batch.deadline_s:
+            late = KafkaTimeoutError(
+                f"{batch.count} record(s) for {batch.topic.name}-{batch.partition} expired: delivery_timeout_ms="
+                f"{self._settings.delivery_timeout_ms} has passed since send(); last error: {batch.last_error}"
+            )
+            self._finish(batch, -1, late)
+            return False
+        if not batch.attempts:
+            return True
+        try:
+            force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
+            known = self._topics.refresh(batch.topic.name, force=force)
+        except SparkLogError as error:
+            self._retry_later(batch, error)
+            return False
+        if known is None or batch.partition >= known.topic.partition_count:
+            missing = f"partition {batch.topic.name}-{batch.partition}: unknown topic or partition"
+            self._retry_later(batch, UnknownTopicOrPartitionError(missing))
+            return False
+        batch.topic = known.topic
+        return True
+
+    def _sequence(self, batch: ProducerBatch) -> ProducerSequence | None:
+        if not self._settings.enable_idempotence:
+            return None
+        return self._identity.sequence((batch.topic.topic_id, batch.partition))
+
+    def _rejected(self, batch: ProducerBatch, outcome: Rejected) -> None:
+        error = outcome.error
+        if isinstance(error, _FORGOTTEN):
+            self._identity.reset((batch.topic.topic_id, batch.partition))
+            batch.in_doubt = False
+            self._retry_later(batch, error)
+        elif error.retriable:
+            self._retry_later(batch, error)
+        else:
+            self._finish(batch, -1, error)
+
+    def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
+        """Handle an append that raised an error: there are no outcomes by partition."""
+        ours = isinstance(error, SparkLogError)
+        retriable = isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
+        if not ours:
+            logger.error("append failed", exc_info=error)
+        for batch in batches:
+            batch.in_doubt = True
+            in_common = isinstance(error, MetadataStoreUnavailableError) or self._transaction is not None
+            if len(batches) > 1 and not in_common:
+                batch.alone = True  # a retry of each batch alone shows which one fails
+                batch.attempts -= 1
+                self._retry_later(batch, error)
+            elif retriable:
+                if isinstance(error, DiskFullError):
+                    self._note_full_disk(batch, error)
+                self._retry_later(batch, error)
+            else:
+                self._finish(batch, -1, error)
+
+    def _retry_later(self, batch: ProducerBatch, error: Exception) -> None:
+        logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
+        _drop_traceback(error)
+        batch.last_error = error
+        full = batch.disk_full is not None and clock.monotonic_s() - self._full_since_s[batch.key] >= FULL_DISK_RETRY_S
+        if full or batch.attempts > self._settings.retries:
+            self._finish(batch, -1, batch.disk_full if full else error)
+            return
+        self.metrics.retried += batch.count
+        batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
+
+    def _note_full_disk(self, batch: ProducerBatch, error: DiskFullError) -> None:
+        """A batch that has met a full disk fails after FULL_DISK_RETRY_S without any append to its partition, also if
+        the log dir has been taken offline meanwhile, so that the error is another one.
+        """
+        batch.disk_full = error
+        if batch.key not in self._full_since_s:
+            self._full_since_s[batch.key] = clock.monotonic_s()
+            place = f"{batch.topic.name}-{batch.partition}"
+            logger.warning("%s: %s; trying again for %.0f s", place, error, FULL_DISK_RETRY_S)
+
+    def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
+        """Set the outcome of a batch: of the first one of its partition, or of any one in a transaction."""
+        if error is not None:
+            logger.debug("%s-%s: batch failed", batch.topic.name, batch.partition, exc_info=error)
+            _drop_traceback(error)
+            self._fail_transaction(error)
+        if error is not None and batch.in_doubt and self._settings.enable_idempotence:
+            # it may have been appended: its sequences must not be used for other records
+            self._identity.reset((batch.topic.topic_id, batch.partition))
+        queue = self._queues[batch.key]
+        queue.remove(batch)
+        if not queue:
+            del self._queues[batch.key]
+        if error is None:
+            self._full_since_s.pop(batch.key, None)
+            self.metrics.sent += batch.count
+            self.metrics.sent_bytes += batch.bytes
+        else:
+            self.metrics.failed += batch.count
+            if self._settings.acks == 0 and not self.aborted:
+                logger.warning("%s-%s: records lost: %s", batch.topic.name, batch.partition, error)
+        batch.table = None
+        topic_batch = batch.topic_batch
+        topic_batch.resolve(batch, base_offset, kafka_error(error) if isinstance(error, SparkLogError) else error)
+        self._accumulator.release(batch.bytes)
+        topic_batch.unsettled -= 1
+        if topic_batch.unsettled == 0:
+            self._accumulator.finished(topic_batch)

@@ -1,0 +1,123 @@
+"""Beats of the metadata store, by which the coordinator accepts a promotion without a person.
+
+Every few seconds the coordinator commits a beat, and then writes its number to each log dir. A promoted standby that
+lacks transactions of its primary has an earlier beat than the log dirs. Beats are needed, and written, only if the
+cluster setting store.promotion.accept is synchronous.
+"""
+
+import logging
+
+import sqlalchemy as sa
+
+from spark_log.cluster import promotion_rules as acceptance_rules
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence
+from spark_log.cluster.promotion_rules import Promotion
+from spark_log.config import ClusterSettings
+from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedError, redact
+from spark_log.metadata.connections import server_identity
+from spark_log.metadata.connections.server_identity import Beat, Identity
+from spark_log.metadata.sql_columns import LOG_DIR
+from spark_log.metadata.store import Attempt, Store
+
+logger = logging.getLogger(__name__)
+
+BEAT_MS = 10_000
+_FILE = "store-0.beat"
+"""In each log dir: the number of the last beat. 0 is the number of the store."""
+
+
+def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
+    """Commit a beat and write it to the log dirs; on another server than the recorded one, accept its promotion.
+
+    StoreChangedError if the promotion needs a person.
+    """
+    store = cluster.store
+    if store.sqlite or settings.store_promotion_accept != "synchronous":
+        return
+    recorded, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
+    if recorded is None or now is None:
+        return
+    if recorded != now:
+        _accept(cluster, settings, fence, recorded, now)
+
+    def commit(connection: sa.Connection, _attempt: Attempt) -> int:
+        fence(connection)
+        server_identity.check_identity(connection)
+        return server_identity.beat(connection, store.clock(connection).wall_ms)
+
+    number = store.transact(commit)
+    online = set(_online(store))
+    for log_dir_id, info in cluster.log_dirs().items():
+        if log_dir_id not in online:
+            continue
+        try:
+            file = cluster.log_dir(info).replace(_FILE)
+            file.write(str(number).encode())
+            file.commit()
+        except (SparkLogError, OSError) as error:
+            logger.info("beat %s was not written to log dir %s: %s", number, log_dir_id, redact(str(error)))
+
+
+def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded: Identity, now: Identity) -> None:
+    store = cluster.store
+    beats = _beats_of_log_dirs(cluster)
+
+    def accept(connection: sa.Connection, _attempt: Attempt) -> tuple[Beat, str | None]:
+        fence(connection)
+        if server_identity.of_server(connection) != now or server_identity.recorded(connection) != recorded:
+            return Beat(0, None, False), "it has changed again"
+        last, now_ms = server_identity.last_beat(connection), store.clock(connection).wall_ms
+        promotion = Promotion(
+            same_system=now.system_identifier == recorded.system_identifier,
+            recorded_timeline=recorded.timeline,
+            timeline=now.timeline,
+            beat=last.number,
+            beat_ms=last.at_ms,
+            synchronous=last.synchronous,
+            beats_of_log_dirs=beats,
+            now_ms=now_ms,
+        )
+        why_not = acceptance_rules.refusal(
+            promotion, settings.store_promotion_accept, settings.store_promotion_max_age_ms
+        )
+        if why_not is None:
+            server_identity.accept_promotion(connection, now_ms)
+        return last, why_not
+
+    last, why_not = store.transact(accept)
+    if why_not is not None:
+        raise StoreChangedError(
+            f"the metadata store was {recorded}, and is {now}: not accepted without a person, since {why_not}; clean-up"
+            " of files and publication to Delta tables have stopped. See what it lacks with `spark-log store status`,"
+            " then allow both with `spark-log store accept`"
+        )
+    logger.warning("the metadata store was promoted from %s to %s, and accepted at beat %s", recorded, now, last.number)
+
+
+def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
+    """The beat of each log dir that answers."""
+    found: list[int | None] = []
+    for info in cluster.log_dirs().values():
+        try:
+            log_dir = cluster.log_dir(info)
+            log_dir.verify(info.uuid)
+            found.append(int(b"".join(map(bytes, log_dir.read_blocks(_FILE)))))
+        except CorruptRecordError:
+            found.append(None)
+        except (SparkLogError, OSError, ValueError) as error:
+            logger.info("log dir %s shows no beat: %s", redact(info.uri), redact(str(error)))
+    return found
+
+
+def _online(store: Store) -> list[int]:
+    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online).order_by(LOG_DIR.log_dir_id)
+    return list(store.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+def kept_since_ms(connection: sa.Connection, store: Store, delay_ms: int) -> int | None:
+    """`acceptance_rules.kept_since_ms` of this store, now."""
+    accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
+    if accepted_ms is None and promoted_ms is None:
+        return None
+    return acceptance_rules.kept_since_ms(accepted_ms, promoted_ms, store.clock(connection).wall_ms, delay_ms)

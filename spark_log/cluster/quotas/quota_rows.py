@@ -1,0 +1,93 @@
+"""The quotas of a cluster and their use, in the metadata store."""
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+
+import sqlalchemy as sa
+
+from spark_log.cluster.quotas.rules import Bucket, Entity, Quotas, used_until_s
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import CLIENT_QUOTA, QUOTA_USAGE
+from spark_log.metadata.store import Attempt, Store
+
+_US = 1_000_000
+_KEPT_AFTER_USE_US = 60 * _US
+
+
+def read_quotas(store: Store) -> Quotas:
+    """All quotas."""
+    found: dict[Entity, dict[str, float]] = {}
+    query = sa.select(CLIENT_QUOTA.entity, CLIENT_QUOTA.config, CLIENT_QUOTA.value).order_by(CLIENT_QUOTA.entity)
+    for text, config, value in store.read(lambda connection: connection.execute(query).all()):
+        found.setdefault(_entity(text), {})[config] = value
+    return found
+
+
+def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, float | None]]]) -> None:
+    """Set the values of entities, all or none; None deletes a value. They are checked already."""
+    texts = [(_text(entity), values) for entity, values in changes]
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        for entity, values in texts:
+            for config, value in values.items():
+                here = (CLIENT_QUOTA.entity == entity) & (CLIENT_QUOTA.config == config)
+                if value is None:
+                    connection.execute(t.client_quota.delete().where(here))
+                    continue
+                insert_if_missing(connection, t.client_quota, {"entity": entity, "config": config, "value": value})
+                connection.execute(t.client_quota.update().where(here).values(value=value))
+
+    store.transact(body)
+
+
+def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]:
+    """Add the use of this process to that of all gateways. `use`: seconds that it takes at the quota's rate.
+
+    Returns for each bucket how many seconds from now its use is paid for.
+    """
+    keys = {_key(bucket): bucket for bucket in use}
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Bucket, float]:
+        now = store.clock(connection)
+        now_us = now.lease_ms * 1000
+        new = {"used_until_us": now_us, "clock_epoch": now.clock_epoch}
+        left: dict[Bucket, float] = {}
+        for key in sorted(keys):  # one order in all gateways, so that they do not wait for each other in a circle
+            bucket, here = keys[key], QUOTA_USAGE.bucket == key
+            insert_if_missing(connection, t.quota_usage, {"bucket": key, **new})
+            query = sa.select(QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch).where(here)
+            before_us, clock_epoch = connection.execute(query.with_for_update()).one()
+            before_s = (before_us - now_us) / _US if clock_epoch == now.clock_epoch else 0.0
+            left[bucket] = used_until_s(before_s, 0.0, use[bucket], rate=1.0)
+            until_us = now_us + round(left[bucket] * _US)
+            values = {"used_until_us": until_us, "clock_epoch": now.clock_epoch}
+            connection.execute(t.quota_usage.update().where(here).values(values))
+        return left
+
+    return store.transact(body)
+
+
+def delete_old_use(store: Store) -> None:
+    """Delete the rows of clients that have not used anything for a minute."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        now = store.clock(connection)
+        old = QUOTA_USAGE.used_until_us < now.lease_ms * 1000 - _KEPT_AFTER_USE_US
+        connection.execute(t.quota_usage.delete().where(old | (QUOTA_USAGE.clock_epoch != now.clock_epoch)))
+
+    store.transact(body)
+
+
+def _text(entity: Entity) -> str:
+    return json.dumps(dict(entity), sort_keys=True)
+
+
+def _entity(text: str) -> Entity:
+    return tuple(sorted(json.loads(text).items()))
+
+
+def _key(bucket: Bucket) -> str:
+    text = json.dumps([bucket.config, bucket.names, bucket.rate])
+    return blake2b(text.encode(), digest_size=24).hexdigest()

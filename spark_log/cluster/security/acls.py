@@ -1,0 +1,95 @@
+"""The rows of access control lists."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.security.acl_rules import (
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    fault_of,
+)
+from spark_log.config.values import can_be_stored
+from spark_log.errors import IllegalArgumentError
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import ACL
+from spark_log.metadata.store import Attempt, Store
+
+_NAME_LENGTH_MAX, _PRINCIPAL_LENGTH_MAX = 249, 1024
+
+
+def check_acl(acl: Acl) -> Acl:
+    """The same. IllegalArgumentError says why it cannot be created."""
+    fault = fault_of(acl)
+    if fault is None:
+        for text, length in (
+            (acl.resource_name, _NAME_LENGTH_MAX), (acl.host, _NAME_LENGTH_MAX), (acl.principal, _PRINCIPAL_LENGTH_MAX),
+        ):  # fmt: skip
+            if len(text) > length or not can_be_stored(text):
+                fault = f"{text[:50]!r} is longer than {length} characters, or cannot be stored"
+    if fault is not None:
+        raise IllegalArgumentError(f"ACL: {fault}")
+    return acl
+
+
+def add_acls(store: Store, acls: Collection[Acl]) -> None:
+    """ACLs that exist already are left as they are."""
+    rows = [
+        {
+            "acl_id": _id_of(acl), "resource_type": int(acl.resource_type), "resource_name": acl.resource_name,
+            "pattern_type": int(acl.pattern_type), "principal": acl.principal, "host": acl.host,
+            "operation": int(acl.operation), "permission": int(acl.permission),
+        }
+        for acl in map(check_acl, acls)
+    ]  # fmt: skip
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        for row in sorted(rows, key=lambda each: str(each["acl_id"])):
+            insert_if_missing(connection, t.acl, row)
+
+    store.transact(body)
+
+
+def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
+    """The ACLs that were removed, by filter."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Acl]]:
+        known = _read(connection)
+        found = [[acl for acl in known if each.matches(acl)] for each in filters]
+        for acl_id in sorted({_id_of(acl) for acls in found for acl in acls}):
+            connection.execute(t.acl.delete().where(ACL.acl_id == acl_id))
+        return found
+
+    return store.transact(body)
+
+
+def read_acls(store: Store) -> list[Acl]:
+    """All, in a fixed order."""
+    return store.read(_read)
+
+
+def _read(connection: sa.Connection) -> list[Acl]:
+    query = sa.select(t.acl).order_by(
+        ACL.resource_type, ACL.resource_name, ACL.pattern_type, ACL.principal, ACL.operation, ACL.acl_id
+    )
+    return [
+        Acl(
+            ResourceType(row.resource_type), row.resource_name, PatternType(row.pattern_type), row.principal, row.host,
+            Operation(row.operation), Permission(row.permission),
+        )
+        for row in connection.execute(query)
+    ]  # fmt: skip
+
+
+def _id_of(acl: Acl) -> str:
+    parts = (
+        int(acl.resource_type), acl.resource_name, int(acl.pattern_type), acl.principal, acl.host,
+        int(acl.operation), int(acl.permission),
+    )  # fmt: skip
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()

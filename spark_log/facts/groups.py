@@ -1,0 +1,253 @@
+"""Descriptions of groups: their list, their members, and their lag. Reads only, each answer from one snapshot."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import find_topics
+from spark_log.groups import rows
+from spark_log.groups.committed_offsets import read_commits
+from spark_log.groups.opaque import rules as opaque_rules
+from spark_log.groups.opaque.opaque_inspection import partitions_of, topics_of
+from spark_log.groups.opaque.opaque_rows import read_all_opaque, read_opaque
+from spark_log.groups.opaque.rules import OpaqueGroup, advance
+from spark_log.groups.rules import Group, Member, Partitions
+from spark_log.ids import TopicPartition
+from spark_log.log.segments.plan import positions
+from spark_log.metadata.store import Store, StoreClock
+
+State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
+"""Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
+still revoking or getting partitions. Dead: the group does not exist. PreparingRebalance and CompletingRebalance are
+states of opaque groups (`groups.opaque.rules`).
+"""
+
+GROUP_TYPE = "consumer"
+"""Kafka's name for groups whose assignment the server computes; also for those of spark-log's own consumers."""
+OPAQUE_TYPE = "classic"
+"""Kafka's name for groups whose leader assigns, and for groups all of whose members speak the classic protocol."""
+PROTOCOL_TYPE = "consumer"
+
+
+_STATES: dict[opaque_rules.State, State] = {
+    opaque_rules.State.EMPTY: "Empty",
+    opaque_rules.State.PREPARING: "PreparingRebalance",
+    opaque_rules.State.COMPLETING: "CompletingRebalance",
+    opaque_rules.State.STABLE: "Stable",
+}
+
+
+@dataclass(frozen=True)
+class GroupListing:
+    group_id: str
+    state: State
+    members: int
+    """Number of live members."""
+    topics: frozenset[str] = frozenset()
+    """Topics to which live members have subscribed."""
+    type: str = GROUP_TYPE
+    protocol_type: str = PROTOCOL_TYPE
+    """The protocol type: consumer, or that of an opaque group, such as connect."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The data that members of an opaque group exchange."""
+
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True)
+class MemberDescription:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    topics: frozenset[str]
+    assignment: Partitions
+    """The partitions that were assigned to it and that it has not revoked."""
+    target: Partitions
+    """The partitions of its target."""
+    generation: int
+    """The generation of its last heartbeat response."""
+    session_left_ms: int
+    encoded: Encoded | None = None
+    """Of a member of an opaque group. If it is a consumer, `topics` and `assignment` are decoded from it."""
+    protocol: str = rows.LIBRARY
+    """library, classic or consumer: how it speaks to the group."""
+    names: frozenset[str] = frozenset()
+    """Topics that it has subscribed to by name; the others of `topics` match its regular expression."""
+    regex: str | None = None
+    rack: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    group_id: str
+    state: State
+    assignor: str
+    """Empty before the first assignment."""
+    generation: int
+    members: tuple[MemberDescription, ...]
+    type: str = GROUP_TYPE
+    protocol_type: str = PROTOCOL_TYPE
+    """The protocol type: consumer, or that of an opaque group, such as connect."""
+    target_generation: int = 0
+    """The generation that the targets are of, which is Kafka's assignment epoch."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that its members have subscribed to, have, or will get."""
+        return frozenset(
+            topic
+            for member in self.members
+            for topic in (*member.topics, *(each.topic for each in member.assignment | member.target))
+        )
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """log_start <= log_end. `lag` is None without a commit; it includes deleted records below `log_start`."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    log_start: int
+    log_end: int
+    """The high watermark: the end of the readable records."""
+    lag: int | None
+    metadata: str
+    member: MemberDescription | None
+    """The member to which the partition is assigned."""
+
+
+def state_of(group: Group, members: Sequence[Member]) -> State:
+    """The state of a group with these live members."""
+    if not members:
+        return "Empty"
+    if group.stale:
+        return "Assigning"
+    settled = all(m.settled and m.generation == group.target_generation for m in members)
+    return "Stable" if settled else "Reconciling"
+
+
+def list_groups(store: Store) -> list[GroupListing]:
+    """Every group with members or offsets, by id."""
+    return store.read(lambda connection: read_groups(connection, store.clock(connection)))
+
+
+def read_groups(connection: sa.Connection, now: StoreClock) -> list[GroupListing]:
+    """As `list_groups`."""
+    members = rows.read_all_members(connection)
+    opaque = read_all_opaque(connection, now)
+    return [
+        _list_opaque(advance(opaque[group_id], now.lease_ms))
+        if group_id in opaque
+        else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
+        for group_id, (group, kind) in rows.read_all_groups(connection).items()
+    ]
+
+
+def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberRow]) -> GroupListing:
+    topics = frozenset(topic for row in live for topic in row.subscription.topics)
+    state, kind = state_of(group, [row.member for row in live]), rows.group_type((row.protocol for row in live), kind)
+    return GroupListing(group_id, state, len(live), topics, kind)
+
+
+def _list_opaque(group: OpaqueGroup) -> GroupListing:
+    topics = frozenset(topic for member in group.joined for topic in topics_of(group, member))
+    state, kind = _STATES[group.state], group.protocol_type
+    return GroupListing(group.group_id, state, len(group.joined), topics, OPAQUE_TYPE, kind)
+
+
+def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
+    """The groups in the requested order; a group that does not exist has state Dead, as in Kafka."""
+
+    def read(connection: sa.Connection) -> list[GroupDescription]:
+        now = store.clock(connection)
+        return [_describe(connection, now, group_id) for group_id in group_ids]
+
+    return store.read(read)
+
+
+def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
+    """Every partition that the group has committed, or that is assigned to a member or in a target, in order."""
+
+    def read(connection: sa.Connection) -> list[PartitionLag]:
+        described = _describe(connection, store.clock(connection), group_id)
+        commits = read_commits(connection, group_id)
+        owner = {partition: member for member in described.members for partition in member.assignment}
+        wanted = commits.keys() | owner.keys() | {p for member in described.members for p in member.target}
+        limits = positions(connection, find_topics(connection, {p.topic for p in wanted}).values())
+        found = []
+        for partition in sorted(wanted & limits.keys()):
+            start, end = limits[partition]
+            commit = commits.get(partition)
+            found.append(
+                PartitionLag(
+                    partition.topic, partition.partition, commit.offset if commit else None, start, end,
+                    max(0, end - commit.offset) if commit else None, commit.metadata if commit else "",
+                    owner.get(partition),
+                )
+            )  # fmt: skip
+        return found
+
+    return store.read(read)
+
+
+def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:
+    """Members whose session has not ended, with their assigned partitions."""
+    assigned: dict[str, set[TopicPartition]] = {}
+    for partition, member_id in rows.owners(connection, group_id).items():
+        assigned.setdefault(member_id, set()).add(partition)
+    return [
+        replace(row, member=replace(row.member, assigned=frozenset(assigned.get(row.member_id, ()))))
+        for row in rows.read_members(connection, group_id)
+        if row.live(now)
+    ]
+
+
+def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> GroupDescription:
+    row = rows.read_group(connection, group_id)
+    if row is None:
+        return GroupDescription(group_id, "Dead", "", 0, ())
+    opaque = read_opaque(connection, group_id, now)
+    if opaque is not None:
+        return _describe_opaque(advance(opaque, now.lease_ms), now.lease_ms)
+    members = live_members(connection, now, group_id)
+    shown = tuple(
+        MemberDescription(
+            m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.assigned, m.member.target,
+            m.member.generation, m.until_ms - now.lease_ms, None, m.protocol,
+            m.subscription.topics if m.subscription.pattern is None else m.subscription.pattern.names,
+            None if m.subscription.pattern is None else m.subscription.pattern.regex,
+            None if m.epochs is None else m.epochs.rack,
+        )
+        for m in members
+    )  # fmt: skip
+    state = state_of(row.group, [m.member for m in members])
+    kind = rows.group_type((m.protocol for m in members), row.type)
+    return GroupDescription(
+        group_id, state, row.assignor, row.group.generation, shown, kind,
+        target_generation=row.group.target_generation,
+    )  # fmt: skip
+
+
+def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
+    members = []
+    for member in group.joined:
+        partitions = partitions_of(group, member)
+        encoded = Encoded(member.metadata(group.protocol), member.assignment)
+        members.append(
+            MemberDescription(
+                member.member_id, member.instance_id, member.client_id, member.host, topics_of(group, member),
+                partitions, partitions, group.generation, member.until_ms - now_ms, encoded, OPAQUE_TYPE,
+            )
+        )  # fmt: skip
+    return GroupDescription(
+        group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), OPAQUE_TYPE,
+        group.protocol_type, group.generation,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""The activity between two snapshots of a cluster: rates of topics and groups. Pure."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts
+
+
+@dataclass(frozen=True)
+class TopicActivity:
+    """`rate`: records appended per second. `tail_bytes`: in the metadata store only. `delta_lag_s`: age of the oldest
+    record that the Delta table lacks; 0: none.
+    """
+
+    topic: str
+    partitions: int
+    appended: int
+    rate: float
+    records: int
+    tail_bytes: int
+    delta_lag_s: float
+    offline: int
+    under_replicated: int
+
+
+@dataclass(frozen=True)
+class GroupActivity:
+    """`rate`: records committed per second. `lag`: in records, of all partitions; `lag_s`: the largest."""
+
+    group: str
+    members: int
+    rate: float
+    lag: int
+    lag_s: float
+
+
+def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicActivity]:
+    """The topics, the busiest first."""
+    ends = {(p.topic_id, p.partition): p.log_end_offset for p in before.partitions}
+    age_s: dict[int, float] = defaultdict(float)
+    for (topic_id, _), lag in now.delta_lags.items():
+        age_s[topic_id] = max(age_s[topic_id], (now.now_ms - lag.oldest_ms) / 1000)
+    of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
+    for partition in now.partitions:
+        of_topic[partition.topic_id].append(partition)
+    found = []
+    for topic_id, topic in now.topics.items():
+        partitions = of_topic[topic_id]
+        appended = sum(max(0, p.log_end_offset - ends.get((topic_id, p.partition), 0)) for p in partitions)
+        found.append(
+            TopicActivity(
+                topic.name,
+                len(partitions),
+                appended,
+                appended / _seconds(before, now),
+                sum(p.high_watermark - p.log_start_offset for p in partitions),
+                sum(p.tail_bytes for p in partitions),
+                age_s[topic_id],
+                sum(p.leader is None and p.replicas > 0 for p in partitions),
+                sum(p.in_sync < p.replicas for p in partitions),
+            )
+        )
+    return sorted(found, key=lambda topic: (-topic.rate, topic.topic))
+
+
+def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupActivity]:
+    """The groups, those with the largest lag first."""
+    offsets = {(g.group, g.topic, g.partition): g.committed for g in before.groups}
+    of_group: dict[str, list[GroupPartitionFacts]] = defaultdict(list)
+    for part in now.groups:
+        of_group[part.group].append(part)
+    found = []
+    for group, members in now.members.items():
+        parts = of_group[group]
+        read = sum(max(0, g.committed - offsets.get((group, g.topic, g.partition), g.committed)) for g in parts)
+        found.append(
+            GroupActivity(
+                group,
+                members,
+                read / _seconds(before, now),
+                sum(g.lag for g in parts),
+                max((g.lag_s or 0.0 for g in parts), default=0.0),
+            )
+        )
+    return sorted(found, key=lambda group: (-group.lag_s, -group.lag, group.group))
+
+
+def _seconds(before: ClusterSnapshot, now: ClusterSnapshot) -> float:
+    return max(0.001, (now.now_ms - before.now_ms) / 1000)

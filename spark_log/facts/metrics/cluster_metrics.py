@@ -1,0 +1,185 @@
+"""The metrics of a cluster, from its facts. Pure.
+
+The names are those that dashboards for Kafka query: of kafka_exporter (`kafka_topic_partition_current_offset`), of
+Strimzi's rules for Kafka's JMX metrics (`kafka_server_replicamanager_underreplicatedpartitions`), and of
+kafka-lag-exporter (`kafka_consumergroup_group_lag_seconds`). Metrics that Kafka does not have begin with `spark_log_`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
+from spark_log.facts.metrics.exposition import Gauges
+
+PARTITIONS_MAX = 20_000
+"""Metrics of single partitions are given for this many; sums are of all."""
+
+_PARTITION = ("topic", "partition")
+_GROUP_PARTITION = ("consumergroup", "topic", "partition")
+
+
+def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    """The metrics of brokers, topics, partitions, groups and transactions."""
+    replicated = [partition for partition in snapshot.partitions if partition.replicas]
+    shown = replicated[:PARTITIONS_MAX]
+    yield _gauge("spark_log_metrics_partitions_omitted", "Partitions without metrics of their own.",
+                 len(replicated) - len(shown))  # fmt: skip
+    yield from _broker_metrics(snapshot)
+    yield from _controller_metrics(snapshot)
+    yield from _topic_metrics(snapshot)
+    yield from _partition_metrics(shown)
+    yield from _group_metrics(snapshot, snapshot.groups[:PARTITIONS_MAX])
+    yield from _delta_metrics(snapshot)
+    now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
+    yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
+    yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",
+                 0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000)  # fmt: skip
+
+
+def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
+    """The metrics of segments and bad records."""
+    sizes = list(snapshot.sizes.items())[:PARTITIONS_MAX]
+    yield Gauges("kafka_log_log_size", "Bytes of the partition's segments.", _PARTITION,
+                  (((p.topic, str(p.partition)), size.bytes) for p, size in sizes))  # fmt: skip
+    segments: dict[str, int] = defaultdict(int)
+    small: dict[str, int] = defaultdict(int)
+    for partition, size in snapshot.sizes.items():
+        segments[partition.topic] += size.segments
+        small[partition.topic] += size.small
+    yield _by_topic("spark_log_segments", "Segments: files and blobs of the inline tail.", segments)
+    yield _by_topic("spark_log_small_segments", "Segment files below 1 MiB.", small)
+    yield _by_topic("spark_log_bad_records", "Keys and values in files that do not fit the topic's schemas.",
+                    snapshot.bad_records)  # fmt: skip
+
+
+def _broker_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    alive = [broker for broker in snapshot.brokers if broker.alive]
+    log_dirs = [log_dir for broker in snapshot.brokers for log_dir in broker.log_dirs]
+    yield _gauge("kafka_brokers", "Brokers that are alive.", len(alive))
+    yield Gauges("kafka_broker_info", "A broker; address: the process that serves it, or embedded.",
+                  ("id", "address"),
+                  (((str(b.broker_id), (b.served and b.holder) or "embedded"), 1) for b in alive))  # fmt: skip
+    yield _gauge("kafka_log_logmanager_offlinelogdirectorycount", "Log dirs that have failed.",
+                 sum(not log_dir.online for log_dir in log_dirs))  # fmt: skip
+    yield _gauge("spark_log_gateways", "Gateways that serve Kafka clients.", snapshot.gateways)
+
+
+def _controller_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    partitions = snapshot.partitions
+    replicated = [p for p in partitions if p.replicas]
+    server, controller = "kafka_server_replicamanager_", "kafka_controller_kafkacontroller_"
+    numbers = {
+        f"{controller}activecontrollercount": ("Processes that hold the lease of the controller.",
+                                               int(snapshot.controller is not None)),
+        f"{controller}globaltopiccount": ("Topics.", len(snapshot.topics)),
+        f"{controller}globalpartitioncount": ("Partitions.", len(partitions)),
+        f"{controller}offlinepartitionscount": ("Partitions without a leader.", sum(map(_is_offline, replicated))),
+        f"{server}partitioncount": ("Replicas.", sum(p.replicas for p in partitions)),
+        f"{server}leadercount": ("Partitions with a leader.", sum(p.leader is not None for p in partitions)),
+        f"{server}offlinereplicacount": ("Replicas on failed log dirs or dead brokers.",
+                                         sum(p.offline for p in partitions)),
+        f"{server}underreplicatedpartitions": ("Partitions with replicas that are not in sync.",
+                                               sum(p.in_sync < p.replicas for p in replicated)),
+        f"{server}underminisrpartitioncount": ("Partitions with fewer in-sync replicas than min.insync.replicas.",
+                                               sum(p.in_sync < p.min_in_sync for p in replicated)),
+        f"{server}atminisrpartitioncount": ("Partitions with as many in-sync replicas as min.insync.replicas.",
+                                            sum(p.in_sync == p.min_in_sync < p.replicas for p in replicated)),
+    }  # fmt: skip
+    for name, (text, value) in numbers.items():
+        yield _gauge(name, text, value)
+
+
+def _topic_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    count: dict[str, int] = {topic.name: 0 for topic in snapshot.topics.values()}
+    appended: dict[str, int] = dict(count)
+    tail: dict[str, int] = dict(count)
+    for partition in snapshot.partitions:
+        count[partition.topic] += 1
+        appended[partition.topic] += partition.log_end_offset
+        tail[partition.topic] += partition.tail_bytes
+    yield _by_topic("kafka_topic_partitions", "Partitions of the topic.", count)
+    records = CounterMetricFamily("kafka_server_brokertopicmetrics_messagesin", "Offsets assigned.", labels=["topic"])
+    for topic, number in appended.items():
+        records.add_metric((topic,), number)
+    yield records
+    yield _by_topic("spark_log_inline_tail_bytes", "Bytes of records that are not in a segment file yet.", tail)
+
+
+def _partition_metrics(partitions: Sequence[PartitionFacts]) -> Iterator[Metric]:
+    labels = [(p.topic, str(p.partition)) for p in partitions]
+    prefix = "kafka_topic_partition_"
+    columns: dict[str, tuple[str, list[float]]] = {
+        "current_offset": ("High watermark.", [p.high_watermark for p in partitions]),
+        "oldest_offset": ("Log start offset.", [p.log_start_offset for p in partitions]),
+        "replicas": ("Replicas.", [p.replicas for p in partitions]),
+        "in_sync_replica": ("In-sync replicas.", [p.in_sync for p in partitions]),
+        "leader": ("Broker id of the leader, -1 without one.",
+                   [-1 if p.leader is None else p.leader for p in partitions]),
+        "leader_is_preferred": ("1 if the leader is the preferred one.",
+                                [p.leader is not None and p.leader == p.preferred_leader for p in partitions]),
+        "under_replicated_partition": ("1 if replicas are not in sync.", [p.in_sync < p.replicas for p in partitions]),
+    }  # fmt: skip
+    for name, (text, values) in columns.items():
+        yield Gauges(prefix + name, text, _PARTITION, zip(labels, values, strict=True))
+
+
+def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFacts]) -> Iterator[Metric]:
+    labels = [(g.group, g.topic, str(g.partition)) for g in groups]
+    yield Gauges("kafka_consumergroup_current_offset", "Committed offset.", _GROUP_PARTITION,
+                  zip(labels, (g.committed for g in groups), strict=True))  # fmt: skip
+    yield Gauges("kafka_consumergroup_lag", "Records between the committed offset and the high watermark.",
+                  _GROUP_PARTITION, zip(labels, (g.lag for g in groups), strict=True))  # fmt: skip
+    offsets: dict[tuple[str, str], int] = defaultdict(int)
+    lags: dict[tuple[str, str], int] = defaultdict(int)
+    seconds: dict[str, float] = dict.fromkeys(snapshot.members, 0.0)
+    for g in snapshot.groups:
+        offsets[g.group, g.topic] += g.committed
+        lags[g.group, g.topic] += g.lag
+        seconds[g.group] = max(seconds.get(g.group, 0.0), g.lag_s or 0.0)
+    by_topic = ("consumergroup", "topic")
+    yield Gauges("kafka_consumergroup_current_offset_sum", "Committed offsets, all partitions.", by_topic,
+                  offsets.items())  # fmt: skip
+    yield Gauges("kafka_consumergroup_lag_sum", "Lag in records, all partitions.", by_topic, lags.items())
+    yield Gauges("kafka_consumergroup_members", "Live members.", ("consumergroup",),
+                  (((group,), number) for group, number in snapshot.members.items()))  # fmt: skip
+    lag_seconds = [((g.group, g.topic, str(g.partition)), g.lag_s or 0.0) for g in groups]
+    yield Gauges("kafka_consumergroup_group_lag_seconds", "Age of the next record to read, from the time index.",
+                  ("group", "topic", "partition"), lag_seconds)  # fmt: skip
+    yield Gauges("kafka_consumergroup_group_max_lag_seconds", "Largest lag in seconds, all partitions.", ("group",),
+                  (((group,), value) for group, value in seconds.items()))  # fmt: skip
+    yield Gauges("spark_log_consumergroup_beyond_retention", "1 if records were deleted before the group read them.",
+                  _GROUP_PARTITION, _beyond_retention(snapshot, groups))  # fmt: skip
+
+
+def _beyond_retention(
+    snapshot: ClusterSnapshot, groups: Iterable[GroupPartitionFacts]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    starts = {(p.topic, p.partition): p.log_start_offset for p in snapshot.partitions}
+    for g in groups:
+        yield (g.group, g.topic, str(g.partition)), g.committed < starts[g.topic, g.partition]
+
+
+def _delta_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    records: dict[str, float] = {topic.name: 0 for topic in snapshot.topics.values()}
+    age: dict[str, float] = dict(records)
+    for (topic_id, _), lag in snapshot.delta_lags.items():
+        if topic_id in snapshot.topics:
+            name = snapshot.topics[topic_id].name
+            records[name] = max(records[name], lag.records)
+            age[name] = max(age[name], max(0, snapshot.now_ms - lag.oldest_ms) / 1000)
+    yield _by_topic("spark_log_unpublished_records", "Records that the topic's Delta table does not list yet.", records)
+    yield _by_topic("spark_log_publication_age_seconds", "Age of the oldest of these records; 0: there is none.", age)
+
+
+def _is_offline(partition: PartitionFacts) -> bool:
+    return partition.leader is None
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _by_topic(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    return Gauges(name, text, ("topic",), (((topic,), value) for topic, value in values.items()))

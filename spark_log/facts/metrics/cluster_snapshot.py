@@ -1,0 +1,252 @@
+"""The facts of a cluster that its metrics need, read in one snapshot of the metadata store."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statuses
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import read_lease
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
+from spark_log.facts.groups import read_groups
+from spark_log.ids import LogDirId, TopicId, TopicPartition
+from spark_log.log.columns.key_and_value import PARTS
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import (
+    GATEWAY,
+    GROUP_OFFSET,
+    PARTITION,
+    REPLICA,
+    SEGMENT,
+    TOPIC,
+    TRANSACTION,
+)
+from spark_log.metadata.store import StoreClock
+from spark_log.tables.delta_lag import DeltaLag, delta_lags
+from spark_log.transactions.rules import ONGOING
+
+READ_TIMEOUT_MS = 2_000
+"""How long a scrape waits for a store that does not answer."""
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """log_start_offset <= high_watermark <= log_end_offset. `replicas`, `in_sync` and `offline` are numbers.
+
+    `leader`: broker id, None while the partition is offline.
+    """
+
+    topic_id: TopicId
+    topic: str
+    partition: int
+    leader: int | None
+    preferred_leader: int | None
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    tail_bytes: int
+    replicas: int
+    in_sync: int
+    offline: int
+    min_in_sync: int
+    """min.insync.replicas of the topic, or the number of replicas if that is smaller."""
+
+
+@dataclass(frozen=True)
+class GroupPartitionFacts:
+    """A committed offset. `lag` in records; `lag_s`: age of the next record to read, None if there is none."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    lag: int
+    lag_s: float | None
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """`members`: live members of each group. Times are of the store's clock, in milliseconds since 1970."""
+
+    now_ms: int
+    controller: str | None
+    brokers: tuple[BrokerStatus, ...]
+    gateways: int
+    topics: Mapping[TopicId, Topic]
+    partitions: tuple[PartitionFacts, ...]
+    members: Mapping[str, int]
+    groups: tuple[GroupPartitionFacts, ...]
+    delta_lags: Mapping[tuple[TopicId, LogDirId], DeltaLag]
+    open_transactions: int
+    oldest_transaction_ms: int | None
+
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether a process has to run the periodic tasks. If all brokers are embedded, clients run them too."""
+        return any(broker.served for broker in self.brokers)
+
+
+@dataclass(frozen=True)
+class PartitionSize:
+    """The segments of a partition: number, bytes, and how many are small files."""
+
+    segments: int
+    bytes: int
+    small: int
+
+
+@dataclass(frozen=True)
+class SizeSnapshot:
+    """Facts that need a read of every row of table segment. `bad_records`: bad keys and values, by topic."""
+
+    sizes: Mapping[TopicPartition, PartitionSize]
+    bad_records: Mapping[str, int]
+
+
+def read_cluster(cluster: Cluster) -> ClusterSnapshot:
+    """The facts of the cluster; a read of some milliseconds and about 20 µs for each partition."""
+    return cluster.store.read(
+        lambda connection: _read_cluster(connection, cluster, cluster.store.clock(connection)),
+        timeout_ms=READ_TIMEOUT_MS,
+    )
+
+
+def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> ClusterSnapshot:
+    topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
+    transactions = sa.select(sa.func.count(), sa.func.min(TRANSACTION.began_ms)).where(TRANSACTION.state == ONGOING)
+    open_transactions, oldest_ms = connection.execute(transactions).one()
+    gateways = connection.execute(sa.select(GATEWAY.lease_until_ms, GATEWAY.lease_clock_epoch))
+    controller = read_lease(connection, "controller", now)
+    return ClusterSnapshot(
+        now.wall_ms,
+        controller.holder if controller.left_ms else None,
+        tuple(broker_statuses(connection, cluster, now)),
+        sum(not now.expired(row.lease_until_ms, row.lease_clock_epoch) for row in gateways),
+        topics,
+        tuple(_partitions(connection, topics, alive_log_dirs(connection, now))),
+        {group.group_id: group.members for group in read_groups(connection, now)},
+        tuple(_group_partitions(connection, now.wall_ms)),
+        delta_lags(connection),
+        open_transactions,
+        oldest_ms,
+    )
+
+
+def _partitions(
+    connection: sa.Connection, topics: Mapping[TopicId, Topic], alive: Collection[LogDirId]
+) -> Iterator[PartitionFacts]:
+    counted = (
+        sa.select(
+            REPLICA.topic_id,
+            REPLICA.partition,
+            sa.func.count().label("replicas"),
+            sa.func.sum(sa.case((REPLICA.in_sync, 1), else_=0)).label("in_sync"),
+            sa.func.sum(sa.case((REPLICA.log_dir_id.in_(alive), 0), else_=1)).label("offline"),
+            sa.func.max(sa.case((REPLICA.preference == 0, REPLICA.broker_id))).label("preferred"),
+        )
+        .group_by(REPLICA.topic_id, REPLICA.partition)
+        .subquery()
+    )
+    same = (counted.c.topic_id == PARTITION.topic_id) & (counted.c.partition == PARTITION.partition)
+    query = (
+        sa.select(
+            PARTITION.topic_id,
+            PARTITION.partition,
+            PARTITION.leader,
+            counted.c.preferred,
+            PARTITION.log_start_offset,
+            PARTITION.high_watermark,
+            PARTITION.log_end_offset,
+            PARTITION.tail_bytes,
+            counted.c.replicas,
+            counted.c.in_sync,
+            counted.c.offline,
+        )
+        .select_from(t.partition.outerjoin(counted, same))
+        .order_by(PARTITION.topic_id, PARTITION.partition)
+    )
+    for row in connection.execute(query).all():
+        topic_id, partition, leader, preferred, start, high_watermark, end, tail, replicas, in_sync, offline = row
+        topic = topics[topic_id]
+        # partitions of __consumer_offsets have no replicas: the store keeps their records
+        counts = (int(replicas or 0), int(in_sync or 0), int(offline or 0))
+        minimum = min(topic.config.min_insync_replicas, counts[0])
+        yield PartitionFacts(
+            topic_id, topic.name, partition, leader, preferred, start, high_watermark, end, tail, *counts, minimum
+        )
+
+
+def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupPartitionFacts]:
+    """Every committed offset. The time of the next record to read is interpolated in its segment."""
+    here = (SEGMENT.topic_id == GROUP_OFFSET.topic_id) & (SEGMENT.partition == GROUP_OFFSET.partition)
+    first_unread = (
+        sa.select(sa.func.max(SEGMENT.base_offset))
+        .where(here, SEGMENT.base_offset <= GROUP_OFFSET.committed_offset)
+        .correlate(t.group_offset)
+        .scalar_subquery()
+    )
+    same = (PARTITION.topic_id == GROUP_OFFSET.topic_id) & (PARTITION.partition == GROUP_OFFSET.partition)
+    query = (
+        sa.select(
+            GROUP_OFFSET.group_id,
+            TOPIC.name,
+            GROUP_OFFSET.partition,
+            GROUP_OFFSET.committed_offset,
+            PARTITION.high_watermark,
+            SEGMENT.base_offset,
+            SEGMENT.end_offset,
+            SEGMENT.min_timestamp_ms,
+            SEGMENT.max_timestamp_ms,
+        )
+        .select_from(
+            t.group_offset.join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+            .join(t.partition, same)
+            .outerjoin(
+                t.segment,
+                here
+                & (GROUP_OFFSET.committed_offset < PARTITION.high_watermark)
+                & (SEGMENT.base_offset == first_unread),
+            )
+        )
+        .order_by(GROUP_OFFSET.group_id, TOPIC.name, GROUP_OFFSET.partition)
+    )
+    for group, topic, partition, committed, end, base, segment_end, low_ms, high_ms in connection.execute(query).all():
+        lag_s = None
+        if committed < end and base is not None:
+            part = min(1.0, (committed - base) / (segment_end - base))
+            lag_s = max(0.0, (now_ms - low_ms - part * (high_ms - low_ms)) / 1000)
+        yield GroupPartitionFacts(group, topic, partition, committed, max(0, end - committed), lag_s)
+
+
+def read_sizes(cluster: Cluster) -> SizeSnapshot:
+    """The sizes of all partitions: reads every row of table segment, about 1 µs for each."""
+    return cluster.store.read(_read_sizes, timeout_ms=READ_TIMEOUT_MS)
+
+
+def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
+    small = sa.case((~SEGMENT.inline & (SEGMENT.bytes < SMALL_SEGMENT_BYTES), 1), else_=0)
+    query = (
+        sa.select(TOPIC.name, SEGMENT.partition, sa.func.count(), sa.func.sum(SEGMENT.bytes), sa.func.sum(small))
+        .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
+        .group_by(TOPIC.name, SEGMENT.partition)
+    )
+    sizes = {
+        TopicPartition(topic, partition): PartitionSize(segments, int(bytes_), int(small_files))
+        for topic, partition, segments, bytes_, small_files in connection.execute(query).all()
+    }
+    typed = (
+        sa.select(TOPIC.name, SEGMENT.record_count, SEGMENT.stats)
+        .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
+        .where(SEGMENT.stats.is_not(None))
+    )
+    bad_records = {
+        row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.typed_columns.is_not(None)))
+    }
+    for topic, record_count, stats in connection.execute(typed):
+        nulls = json.loads(stats)["nullCount"]
+        bad = sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
+        bad_records[topic] = bad_records.get(topic, 0) + bad
+    return SizeSnapshot(sizes, bad_records)

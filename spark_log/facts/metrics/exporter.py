@@ -1,0 +1,113 @@
+"""Metrics of a process: of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
+
+Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import SparkLogError
+from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
+from spark_log.facts.metrics.cluster_snapshot import READ_TIMEOUT_MS, read_cluster, read_sizes
+from spark_log.facts.metrics.task_runs import TaskRuns
+
+CACHED_S = 15.0
+"""Scrapes within this time get the same facts of the cluster."""
+
+SIZES_CACHED_S = 60.0
+"""The same for the sizes of segments, which take longer to read."""
+
+
+class ClusterCollector(Collector):
+    """The metrics of the cluster while `is_holder` says so, and of every process whether the store answers it
+    (spark_log_store_up): a store that is down for longer than a lease leaves no holder.
+    """
+
+    def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:
+        self._cluster, self._is_holder = cluster, is_holder
+        self._facts = _Cached(CACHED_S, lambda: list(cluster_metrics(read_cluster(cluster))))
+        self._sizes = _Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for each scrape."""
+        families: list[Metric] = []
+        answered = False
+        with suppress(SparkLogError):  # the metric says so
+            if self._is_holder():
+                families = [*self._facts.get(), *self._sizes.get()]
+            else:
+                self._cluster.store.read(self._cluster.store.clock, timeout_ms=READ_TIMEOUT_MS)
+            answered = True
+        yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered this process.", int(answered))
+        yield from families
+
+
+class Tasks(Protocol):
+    """The periodic tasks of a lease: a LeaseRunner. `acting`: this process holds the lease."""
+
+    @property
+    def lease(self) -> str: ...
+    @property
+    def runs(self) -> Mapping[str, TaskRuns]: ...
+    @property
+    def acting(self) -> bool: ...
+
+
+class TaskCollector(Collector):
+    """The runs of the periodic tasks of the leases that this process holds."""
+
+    def __init__(self, runners: Sequence[Tasks]) -> None:
+        self._runners = runners
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for each scrape."""
+        held = GaugeMetricFamily("spark_log_lease_held", "1 if this process holds the lease.", labels=["lease"])
+        success = GaugeMetricFamily(
+            "spark_log_task_last_success_timestamp_seconds", "When the task last succeeded.", labels=["task"]
+        )
+        seconds = GaugeMetricFamily("spark_log_task_last_duration_seconds", "Of its last run.", labels=["task"])
+        failures = CounterMetricFamily("spark_log_task_failures", "Runs that failed in this process.", labels=["task"])
+        for runner in self._runners:
+            held.add_metric((runner.lease,), int(runner.acting))
+            for name, run in sorted(runner.runs.items() if runner.acting else ()):
+                seconds.add_metric((name,), run.seconds)
+                failures.add_metric((name,), run.failures)
+                if run.success_ms is not None:
+                    success.add_metric((name,), run.success_ms / 1000)
+        yield from (held, success, seconds, failures)
+
+
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """A registry of these collectors, and of the process: CPU, memory, file descriptors, garbage collection."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    for collector in collectors:
+        registry.register(collector)
+    return registry
+
+
+class _Cached:
+    """The result of `read` for `seconds`; callers at the same time wait for one read."""
+
+    def __init__(self, seconds: float, read: Callable[[], list[Metric]]) -> None:
+        self._seconds, self._read = seconds, read
+        self._lock = threading.Lock()
+        self._until_s = 0.0
+        self._found: list[Metric] = []
+
+    def get(self) -> list[Metric]:
+        with self._lock:
+            if clock.monotonic_s() >= self._until_s:
+                self._found = self._read()
+                self._until_s = clock.monotonic_s() + self._seconds
+            return self._found

@@ -1,0 +1,81 @@
+"""The facts of a Spark query: from the progress of its micro-batches, for Prometheus and for the history. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from spark_log.facts.metrics.history import Kind
+from spark_log.facts.metrics.recorded_topics import Recorded
+
+State = Literal["running", "terminated", "failed"]
+
+_TEXT_MAX = 4_000
+
+
+@dataclass(frozen=True)
+class QueryFacts:
+    """`rows` are records of all sources, `lag` those of spark_log topics that the query has not read yet; None:
+    unknown. `ends`: JSON of the end offsets of each source. `total_rows`: since this process has seen the query start.
+    """
+
+    query_id: str
+    run_id: str
+    name: str | None
+    state: State = "running"
+    error: str | None = None
+    batch_id: int | None = None
+    rows: int | None = None
+    total_rows: int = 0
+    input_rate: float | None = None
+    processed_rate: float | None = None
+    batch_s: float | None = None
+    state_rows: int | None = None
+    state_bytes: int | None = None
+    progress_ms: int | None = None
+    """When the last progress was reported, by the clock of this host."""
+    ends: Sequence[str] = ()
+    lag: int | None = None
+
+
+def with_progress(facts: QueryFacts, progress: Any, now_ms: int) -> QueryFacts:
+    """After a StreamingQueryProgress."""
+    operators = progress.stateOperators
+    return replace(
+        facts,
+        batch_id=progress.batchId,
+        rows=progress.numInputRows,
+        total_rows=facts.total_rows + progress.numInputRows,
+        input_rate=_finite(progress.inputRowsPerSecond),
+        processed_rate=_finite(progress.processedRowsPerSecond),
+        batch_s=progress.batchDuration / 1000,
+        state_rows=sum(operator.numRowsTotal for operator in operators) if operators else None,
+        state_bytes=sum(operator.memoryUsedBytes for operator in operators) if operators else None,
+        progress_ms=now_ms,
+        ends=tuple(source.endOffset for source in progress.sources if isinstance(source.endOffset, str)),
+    )
+
+
+def query_record(facts: QueryFacts) -> Recorded:
+    """The record of the query in `__metrics`."""
+    fields = {
+        "query_name": facts.name,
+        "run_id": facts.run_id,
+        "state": facts.state,
+        "error": None if facts.error is None else facts.error[:_TEXT_MAX],
+        "batch_id": facts.batch_id,
+        "lag": facts.lag,
+        "input_records": facts.rows,
+        "input_rate": facts.input_rate,
+        "processed_rate": facts.processed_rate,
+        "batch_s": facts.batch_s,
+        "state_rows": facts.state_rows,
+        "state_bytes": facts.state_bytes,
+        "progress_ms": facts.progress_ms,
+    }
+    return Recorded(int(Kind.QUERY), facts.query_id, {"kind": "query", "name": facts.query_id, **fields})
+
+
+def _finite(value: float | None) -> float | None:
+    """None for a rate that Spark could not compute: the first micro-batch has no interval."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,300 @@
+"""Inspection of transactions and producers. Reads only, each answer from one snapshot.
+
+A transaction is in the store from its first pending batch on. A transaction without one, or with group offsets only, is
+known to its producer alone until the commit: it is not listed here, and cannot hang.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import find_topics
+from spark_log.config.values import can_be_stored
+from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
+from spark_log.ids import TopicPartition
+from spark_log.log.append.rules import Batch
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.store import Store, StoreClock
+from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
+from spark_log.transactions.transaction_rows import read_all_pending, read_pending
+
+GRACE_MS = 5 * 60 * 1000
+"""Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""
+
+
+@dataclass(frozen=True)
+class TransactionListing:
+    """The current or last transaction of a transactional id."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: TransactionState
+    timeout_ms: int
+    began_ms: int | None
+    """Store clock, milliseconds since 1970; None: the id has had no transaction."""
+    open_ms: int | None
+    """Time since it began; None: it is not open."""
+    overdue: bool
+    """Open for longer than `timeout_ms`, and not aborted yet."""
+    batches: int
+    """Number of pending batches."""
+
+    @property
+    def ref(self) -> ProducerRef:
+        return ProducerRef(self.producer_id, self.producer_epoch)
+
+
+@dataclass(frozen=True)
+class PendingRecords:
+    """The records of an open transaction in one partition."""
+
+    topic: str
+    partition: int
+    batches: int
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TransactionDescription:
+    """`pending` is in the order of topic and partition, without the records of deleted topics."""
+
+    transaction: TransactionListing
+    pending: Sequence[PendingRecords]
+
+
+@dataclass(frozen=True)
+class PartitionProducer:
+    """A producer whose sequences the partition remembers, or whose open transaction has sent to it.
+
+    After the end of a transaction the partition remembers its producer only if that is a Kafka client: batches of
+    spark-log's Producer have no sequences.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    transactional_id: str | None
+    last_sequence: int | None
+    """None: the producer has none here."""
+    last_ms: int
+    """Store clock: the time of its last append, or of the begin of its open transaction."""
+    transaction_start_offset: int | None
+    """Log end offset of the partition: the first offset of the open transaction if it was committed now. None: it has
+    no open transaction here. Equal for all open transactions; it increases with every append."""
+
+
+def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
+    """The transactions of all transactional ids, sorted by id; with `states`, only those in one of the states."""
+    where = [TRANSACTION.state.in_(states)] if states else []
+    return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
+
+
+def describe_open_transactions(store: Store) -> list[TransactionDescription]:
+    """The open transactions with their pending records, the longest open ones first."""
+
+    def read(connection: sa.Connection) -> list[TransactionDescription]:
+        listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
+        topics = _names(connection) if listings else {}
+        pending = read_all_pending(connection) if listings else {}
+        listings.sort(key=lambda each: -(each.open_ms or 0))
+        return [TransactionDescription(each, _amounts(pending.get(each.producer_id, ()), topics)) for each in listings]
+
+    return store.read(read)
+
+
+def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:
+    """The transactions of these ids, in this order. TransactionalIdNotFoundError for an unknown id."""
+
+    def read(connection: sa.Connection) -> list[TransactionDescription]:
+        wanted = [name for name in transactional_ids if can_be_stored(name)]
+        listings = _listings(connection, store.clock(connection), PRODUCER.transactional_id.in_(wanted))
+        known = {each.transactional_id: each for each in listings}
+        for name in transactional_ids:
+            if name not in known:
+                raise TransactionalIdNotFoundError(f"transactional id {name!r}: there is no producer with it")
+        topics = _names(connection) if any(each.batches for each in listings) else {}
+        return [_described(connection, known[name], topics) for name in transactional_ids]
+
+    return store.read(read)
+
+
+def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
+    """The transaction of a producer id. InvalidProducerIdMappingError if no transactional id has it."""
+
+    def read(connection: sa.Connection) -> TransactionDescription:
+        found = _listings(connection, store.clock(connection), PRODUCER.producer_id == producer_id)
+        if not found:
+            raise InvalidProducerIdMappingError(f"producer {producer_id}: no transactional id has it")
+        return _described(connection, found[0], _names(connection))
+
+    return store.read(read)
+
+
+def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescription]:
+    """The hanging transactions (`is_hanging`), the longest open ones first."""
+
+    def read(connection: sa.Connection) -> list[TransactionDescription]:
+        listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
+        hanging = [each for each in listings if is_hanging(each, timeout_ms_max)]
+        hanging.sort(key=lambda each: -(each.open_ms or 0))
+        topics = _names(connection) if hanging else {}
+        return [_described(connection, each, topics) for each in hanging]
+
+    return store.read(read)
+
+
+def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
+    """Whether it is open past its own time-out, which means that no coordinator runs; or, as in Kafka's tool, open for
+    at least `timeout_ms_max`, the largest time-out in use, plus five minutes.
+
+    A hanging transaction does not block readers; its pending batches stay in the store.
+    """
+    if transaction.open_ms is None:
+        return False
+    return transaction.overdue or transaction.open_ms >= timeout_ms_max + GRACE_MS
+
+
+def describe_producers(
+    store: Store, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, list[PartitionProducer]]:
+    """The producers of each partition, by producer id. UnknownTopicOrPartitionError for an unknown partition."""
+
+    def read(connection: sa.Connection) -> dict[TopicPartition, list[PartitionProducer]]:
+        topics = find_topics(connection, {tp.topic for tp in partitions})
+        found = {}
+        for tp in partitions:
+            topic = topics.get(tp.topic)
+            if topic is None or not 0 <= tp.partition < topic.partition_count:
+                raise UnknownTopicOrPartitionError(
+                    f"topic {tp.topic!r}, partition {tp.partition}: unknown topic or partition"
+                )
+            here = {each.producer_id: each for each in _appending(connection, topic.topic_id, tp)}
+            for each in _transacting(connection, topic.topic_id, tp):
+                known = here.get(each.producer_id)
+                here[each.producer_id] = replace(each, last_sequence=known.last_sequence if known else None)
+            found[tp] = [here[producer_id] for producer_id in sorted(here)]
+        return found
+
+    return store.read(read)
+
+
+def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
+    pending = (
+        sa.select(sa.func.count()).where(TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id).scalar_subquery()
+    )
+    query = (
+        sa.select(
+            PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.state,
+            PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
+            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending,
+        )
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+        .where(*where)
+        .order_by(PRODUCER.transactional_id)
+    )  # fmt: skip
+    found = []
+    for (
+        name,
+        producer_id,
+        epoch,
+        word,
+        timeout_ms,
+        began_ms,
+        until_ms,
+        clock_epoch,
+        batches,
+    ) in connection.execute(query):
+        state = TransactionState(word)
+        is_open = state is ONGOING
+        found.append(
+            TransactionListing(
+                name, producer_id, epoch, state, timeout_ms, None if state is EMPTY else began_ms,
+                max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
+                batches,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _described(
+    connection: sa.Connection, transaction: TransactionListing, topics: Mapping[int, str]
+) -> TransactionDescription:
+    batches = [each.batch for each in read_pending(connection, transaction.producer_id)] if transaction.batches else ()
+    return TransactionDescription(transaction, _amounts(batches, topics))
+
+
+def _amounts(batches: Sequence[Batch], topics: Mapping[int, str]) -> list[PendingRecords]:
+    """The batches by topic and partition, without those of deleted topics."""
+    amounts: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)
+    for batch in batches:
+        if batch.topic_id in topics:
+            place = TopicPartition(topics[batch.topic_id], batch.partition)
+            amounts[place].append((batch.record_count, batch.bytes))
+    return [
+        PendingRecords(*place, len(sizes), sum(records for records, _ in sizes), sum(size for _, size in sizes))
+        for place, sizes in sorted(amounts.items())
+    ]
+
+
+def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
+    query = (
+        sa.select(
+            PRODUCER_BATCH.producer_id,
+            PRODUCER_BATCH.producer_epoch,
+            PRODUCER_BATCH.last_sequence,
+            PRODUCER_BATCH.appended_ms,
+            PRODUCER.transactional_id,
+        )
+        .outerjoin(t.producer, PRODUCER.producer_id == PRODUCER_BATCH.producer_id)
+        .where(PRODUCER_BATCH.topic_id == topic_id, PRODUCER_BATCH.partition == tp.partition)
+        .order_by(
+            PRODUCER_BATCH.producer_id,
+            PRODUCER_BATCH.producer_epoch,
+            PRODUCER_BATCH.base_offset,
+            PRODUCER_BATCH.end_offset,
+        )
+    )
+    last = {row.producer_id: row for row in connection.execute(query)}
+    return [
+        PartitionProducer(
+            row.producer_id, row.producer_epoch, row.transactional_id, row.last_sequence, row.appended_ms, None
+        )
+        for row in last.values()
+    ]
+
+
+def _transacting(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
+    query = (
+        sa.select(
+            PRODUCER.producer_id,
+            PRODUCER.epoch,
+            PRODUCER.transactional_id,
+            TRANSACTION.began_ms,
+            PARTITION.log_end_offset,
+        )
+        .distinct()
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
+        .join(
+            t.partition,
+            (PARTITION.topic_id == TRANSACTION_SEGMENT.topic_id)
+            & (PARTITION.partition == TRANSACTION_SEGMENT.partition),
+        )
+        .where(
+            TRANSACTION_SEGMENT.topic_id == topic_id,
+            TRANSACTION_SEGMENT.partition == tp.partition,
+            TRANSACTION.state == ONGOING.value,
+        )
+    )
+    return [
+        PartitionProducer(row.producer_id, row.epoch, row.transactional_id, None, row.began_ms, row.log_end_offset)
+        for row in connection.execute(query)
+    ]
+
+
+def _names(connection: sa.Connection) -> dict[int, str]:
+    return {topic.topic_id: topic.name for topic in find_topics(connection).values()}

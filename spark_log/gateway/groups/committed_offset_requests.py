@@ -1,0 +1,206 @@
+"""Committed offsets of groups."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import sqlalchemy as sa
+from kafka.protocol.consumer import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_named, each_topic, on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.groups.group_requests import identity
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.stored_names import with_storable_names
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
+from spark_log.groups.consumer_protocol.operations import check_offsets_epoch
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.membership import check_committer
+from spark_log.groups.pending_offsets import unstable_partitions
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt
+
+_UNSTABLE_OFFSET_COMMIT = 88
+_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+
+
+async def offset_commit(services: Services, request: Message, client: Client) -> Message:
+    """Commit for a member in its generation, or for a group without members (generation -1)."""
+    kind = OffsetCommitResponse.OffsetCommitResponseTopic
+    code, unknown = await services.call(_commit, services, request, client)
+    partition = kind.OffsetCommitResponsePartition
+    topics = await services.compute(commit_outcomes, request, kind, partition, code, unknown)
+    return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
+
+
+def commit_outcomes(
+    request: Message, of_topic: type, of_partition: type, code: int, unknown: Collection[TopicPartition]
+) -> list[Message]:
+    """The topics of a commit's response, in its classes. `code` is for all partitions; without an error the `unknown`
+    partitions have one.
+    """
+    return [
+        of_topic(
+            name=topic.name,
+            partitions=[
+                of_partition(
+                    partition_index=each.partition_index,
+                    error_code=code
+                    or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+
+
+def _commit(services: Services, request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
+    """An error code for all partitions, and the partitions that do not exist."""
+    store = services.cluster.store
+    given = {
+        TopicPartition(topic.name, each.partition_index): Commit(
+            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    me, generation = identity(request, client), request.generation_id_or_member_epoch
+    try:
+        check_group_id(request.group_id)
+        if generation < 0 and not request.member_id:
+            return NONE, commit_offsets(store, request.group_id, given)
+        commits = check_commits(given, store.settings)
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+            now = check_committer(store, connection, me, generation, commits)
+            return write_commits(connection, now, me.group_id, commits)
+
+        return NONE, store.transact(body)
+    except SparkLogError as error:
+        return error_code(error), ()
+
+
+async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:
+    """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
+    stable = bool(request.require_stable)
+    if request.version < 8:
+        kind = OffsetFetchResponse.OffsetFetchResponseTopic
+
+        def one(group_id: str) -> Message:
+            code, topics = _fetched(services, kind, kind.OffsetFetchResponsePartition, group_id, request.topics, stable)
+            return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
+
+        [response] = await services.in_portions(one, [request.group_id])
+        return response
+    group_kind = OffsetFetchResponse.OffsetFetchResponseGroup
+    topic_kind = group_kind.OffsetFetchResponseTopics
+    wanted = {each.group_id: each for each in request.groups}
+
+    def group(group_id: str) -> Message:
+        asked = wanted[group_id]
+        code, topics = _fetched(
+            services, topic_kind, topic_kind.OffsetFetchResponsePartitions, group_id, asked.topics, stable,
+            asked.member_id, asked.member_epoch,
+        )  # fmt: skip
+        return group_kind(group_id=group_id, topics=topics, error_code=code)
+
+    return OffsetFetchResponse(throttle_time_ms=0, groups=await services.in_portions(group, wanted))
+
+
+def _fetched(
+    services: Services, of_topic: type, of_partition: type, group_id: str, topics: Collection[Message] | None,
+    stable: bool, member_id: str | None = None, epoch: int = -1,
+) -> tuple[int, list[Message]]:  # fmt: skip
+    """An error code, and the topics of the response in its classes. The other arguments are as of `_committed`."""
+    code, found, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
+    return code, [
+        of_topic(
+            name=name,
+            partitions=[of_partition(**_fields(each, (name, each[0]) in unstable)) for each in commits.items()],
+        )
+        for name, commits in found.items()
+    ]
+
+
+def _committed(
+    services: Services, group_id: str, topics: Collection[Message] | None, stable: bool,
+    member_id: str | None = None, epoch: int = -1,
+) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:  # fmt: skip
+    """By topic and partition; those that are asked for, or all that are committed. With `stable` (KIP-447) also the
+    partitions whose offset may change by the end of an open transaction. A member of the consumer protocol names itself
+    and its epoch.
+    """
+    store = services.cluster.store
+
+    def read(connection: sa.Connection) -> tuple[Mapping[TopicPartition, Commit], Collection[TopicPartition]]:
+        if member_id is not None:
+            check_offsets_epoch(connection, group_id, member_id, epoch, store.clock(connection))
+        unstable = unstable_partitions(connection, group_id) if stable else ()
+        return read_commits(connection, group_id), unstable
+
+    try:
+        check_group_id(group_id)
+        commits, unstable = store.read(read)
+    except SparkLogError as error:
+        return error_code(error), {}, ()
+    found: dict[str, dict[int, Commit | None]] = {}
+    if topics is None:
+        for (name, number), commit in sorted(commits.items()):
+            found.setdefault(name, {})[number] = commit
+        return NONE, found, unstable
+    for topic in topics:
+        found[topic.name] = {
+            number: commits.get(TopicPartition(topic.name, number)) for number in topic.partition_indexes
+        }
+    return NONE, found, unstable
+
+
+def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, object]:
+    number, commit = entry
+    known = Commit(-1, "", -1) if commit is None or unstable else commit
+    return {
+        "partition_index": number,
+        "committed_offset": known.offset,
+        "committed_leader_epoch": known.leader_epoch,
+        "metadata": known.metadata,
+        "error_code": _UNSTABLE_OFFSET_COMMIT if unstable else NONE,
+    }
+
+
+def _group_before_v8(request: Message) -> Resource | None:
+    return (ResourceType.GROUP, request.group_id) if request.version < 8 else None
+
+
+APIS = (
+    Api(
+        OffsetCommitRequest,
+        with_storable_names(OffsetCommitRequest, offset_commit),
+        advertised=(2, 9),
+        rights=(on_group(Operation.READ), each_topic(Operation.READ)),
+        lane=Lane.GROUP,
+    ),
+    Api(
+        OffsetFetchRequest,
+        offset_fetch,
+        advertised=(1, 9),
+        rights=(
+            Whole(Operation.DESCRIBE, _group_before_v8),
+            each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),
+            each_topic(Operation.DESCRIBE),
+            each_topic(Operation.DESCRIBE, within="groups"),
+            SHOWN_TOPICS,
+            replace(SHOWN_TOPICS, within="groups"),
+        ),
+        lane=Lane.GROUP,
+    ),
+)

@@ -1,0 +1,228 @@
+"""Consumer groups by the consumer protocol (KIP-848): heartbeats with member epochs, and descriptions."""
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
+from spark_log.errors import GroupIdNotFoundError, MetadataStoreUnavailableError, SparkLogError
+from spark_log.facts import groups as group_inspection
+from spark_log.facts.groups import GROUP_TYPE, GroupDescription, MemberDescription
+from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.groups import classic_groups
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
+from spark_log.gateway.protocol.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.schemas import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.groups.consumer_protocol.operations import (
+    ConsumerAnswer,
+    ConsumerBeat,
+    check_beat,
+    consumer_heartbeat,
+    leave_consumer,
+)
+from spark_log.groups.consumer_protocol.rules import JOINING
+from spark_log.groups.group_names import check_group_id, check_instance_id
+from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.member_operations import Identity
+from spark_log.groups.rows import CLASSIC
+from spark_log.groups.rules import NO_PARTITIONS, Partitions
+from spark_log.ids import TopicPartition
+
+_MEMBER_ID_BY_CLIENT_SINCE = 1
+_UNKNOWN_OPERATIONS = -(2**31)
+_CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
+
+
+async def consumer_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
+    """Join (epoch 0), stay, leave (epochs -1, -2). Heartbeats that say nothing new are read together with others."""
+    if request.member_epoch > JOINING and _says_nothing(request):
+        me = request.group_id, request.member_id, request.instance_id
+        beat = Beat(*me, request.member_epoch, client.claims.connection_id)
+        try:
+            if not await services.heartbeats.answer(beat):
+                return _response(services, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
+        except MetadataStoreUnavailableError as error:
+            return _response(services, failed(error))
+        except SparkLogError:
+            pass  # handled alone, it gets its own error
+    return await services.call(_heartbeat, services, request, client)
+
+
+def _says_nothing(request: Message) -> bool:
+    """Java's static members name their instance in each heartbeat."""
+    return request.rebalance_timeout_ms == -1 and not any(
+        value is not None
+        for value in (
+            request.rack_id, request.subscribed_topic_names, request.server_assignor, request.topic_partitions,
+            _regex(request),
+        )
+    )  # fmt: skip
+
+
+def _regex(request: Message) -> str | None:
+    regex: str | None = request.subscribed_topic_regex if request.version >= 1 else None
+    return regex
+
+
+def _heartbeat(services: Services, request: Message, client: Client) -> Message:
+    def answer() -> ConsumerAnswer:
+        store, assignors = services.cluster.store, classic_groups.assignors()
+        member_id = request.member_id
+        if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
+            member_id = str(uuid.uuid4())
+        me = Identity(request.group_id, member_id, request.instance_id, client.client_id, client.host, 0)
+        beat = ConsumerBeat(
+            me,
+            client.claims.connection_id,
+            request.member_epoch,
+            request.rack_id,
+            None if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms,
+            None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names),
+            _regex(request),
+            request.server_assignor,
+            _owned(services, request.topic_partitions),
+            partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC),
+        )
+        check_beat(beat)
+        check_group_id(me.group_id)
+        check_instance_id(me.instance_id)
+        if beat.epoch < JOINING:
+            return leave_consumer(store, beat, assignors)
+        return consumer_heartbeat(store, beat, assignors)
+
+    return _response(services, outcome_of(answer))
+
+
+def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:
+    """What a member reports; partitions of topics that do not exist any more are left out."""
+    if not parts:
+        return None if parts is None else NO_PARTITIONS
+    ids = {each.topic_id.hex for each in parts}
+    topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
+    return frozenset(
+        TopicPartition(topics[each.topic_id.hex].name, number)
+        for each in parts
+        if each.topic_id.hex in topics
+        for number in each.partitions
+    )
+
+
+def _response(services: Services, outcome: Outcome[ConsumerAnswer]) -> Message:
+    answer = outcome.result
+    if answer is None:
+        return ConsumerGroupHeartbeatResponse(
+            throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, member_id=None, member_epoch=0,
+            heartbeat_interval_ms=0, assignment=None,
+        )  # fmt: skip
+    interval_ms = services.cluster.store.settings.group_consumer_heartbeat_interval_ms if answer.epoch > 0 else 0
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time_ms=0, error_code=NONE, error_message=None, member_id=answer.member_id, member_epoch=answer.epoch,
+        heartbeat_interval_ms=interval_ms,
+        assignment=None if answer.partitions is None else _assignment(services, answer.partitions),
+    )  # fmt: skip
+
+
+def _assignment(services: Services, partitions: Partitions) -> Message:
+    kind = ConsumerGroupHeartbeatResponse.Assignment
+    found = _by_topic(_topics_of(services, partitions), partitions)
+    parts = [kind.TopicPartitions(topic_id=topic_id, partitions=numbers) for _, topic_id, numbers in found]
+    return kind(topic_partitions=parts)
+
+
+def _topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
+    """The topics that exist."""
+    names = {partition.topic for partition in partitions}
+    return services.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
+
+
+def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
+    """Name, id and partitions of the topics that exist."""
+    found: dict[str, list[int]] = {}
+    for name, number in sorted(partitions):
+        if name in topics:
+            found.setdefault(name, []).append(number)
+    return [(name, uuid.UUID(hex=topics[name].uuid), numbers) for name, numbers in found.items()]
+
+
+async def consumer_group_describe(services: Services, request: Message, client: Client) -> Message:
+    """GROUP_ID_NOT_FOUND for groups of another type, which DescribeGroups describes. TOPIC_AUTHORIZATION_FAILED for a
+    group that reads a topic that the client may not describe.
+    """
+    groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
+    return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)
+
+
+def _described(services: Services, request: Message, client: Client, group_id: str) -> Message:
+    kind = ConsumerGroupDescribeResponse.DescribedGroup
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
+
+    def describe() -> GroupDescription:
+        [found] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
+        if found.state == "Dead":
+            raise GroupIdNotFoundError(f"Group {group_id} not found.")
+        if found.type != GROUP_TYPE:
+            raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group.")
+        return found
+
+    outcome = outcome_of(describe)
+    if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
+        outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
+    found, operations = outcome.result, _UNKNOWN_OPERATIONS
+    members = [] if found is None else found.members
+    topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
+    if found is not None and request.include_authorized_operations:
+        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
+    return kind(
+        error_code=outcome.code,
+        error_message=outcome.message,
+        group_id=group_id,
+        group_state="" if found is None else found.state,
+        group_epoch=0 if found is None else found.generation,
+        assignment_epoch=0 if found is None else found.target_generation,
+        assignor_name="" if found is None else found.assignor,
+        members=[_member(topics_here, member) for member in members],
+        authorized_operations=operations,
+    )
+
+
+def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Message:
+    kind = ConsumerGroupDescribeResponse.DescribedGroup.Member
+
+    def assignment(partitions: Partitions) -> Message:
+        part = kind.Assignment.TopicPartitions
+        found = _by_topic(topics_here, partitions)
+        parts = [part(topic_id=topic_id, topic_name=name, partitions=numbers) for name, topic_id, numbers in found]
+        return kind.Assignment(topic_partitions=parts)
+
+    return kind(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack,
+        member_epoch=member.generation,
+        client_id=member.client_id,
+        client_host=f"/{member.host}",  # as Java prints addresses
+        subscribed_topic_names=sorted(member.names),
+        subscribed_topic_regex=member.regex,
+        assignment=assignment(member.assignment),
+        target_assignment=assignment(member.target),
+        member_type=_CLASSIC_MEMBER if member.protocol == CLASSIC else _CONSUMER_MEMBER,
+    )
+
+
+APIS = (
+    Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1), lane=Lane.GROUP,
+        rights=(on_group(Operation.READ), Every(Operation.DESCRIBE, ResourceType.TOPIC, "subscribed_topic_names"))),
+    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
+)  # fmt: skip

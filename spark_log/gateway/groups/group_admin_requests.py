@@ -1,0 +1,195 @@
+"""Lists and descriptions of groups, and their deletion."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from kafka.protocol.admin import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import GroupIdNotFoundError
+from spark_log.facts import groups as group_inspection
+from spark_log.facts.groups import GroupDescription, MemberDescription
+from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.groups.classic_groups import encode_assignment
+from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
+from spark_log.gateway.protocol.authorized_operations import operations_on
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
+from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Needed, Services
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
+from spark_log.ids import TopicPartition
+
+_CLASSIC_STATES = {"Assigning": "PreparingRebalance", "Reconciling": "CompletingRebalance"}
+"""The states of the classic protocol, for clients that know no others."""
+_GROUP_ID_NOT_FOUND = error_code(GroupIdNotFoundError())
+_UNKNOWN_IS_AN_ERROR_SINCE = 6
+"""Version of DescribeGroups."""
+
+
+def classic_state(state: str) -> str:
+    """The state of a group as DescribeGroups names it."""
+    return _CLASSIC_STATES.get(state, state)
+
+
+async def list_groups(services: Services, request: Message, _client: Client) -> Message:
+    """Opaque groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
+    return await services.call_in_memory(partial(_list_groups, services, request))
+
+
+def _list_groups(services: Services, request: Message, held: int) -> Message | Needed:
+    outcome = outcome_of(lambda: group_inspection.list_groups(services.cluster.store))
+    size = sum(ELEMENT_BYTES + len(group.group_id) for group in outcome.result or ())
+    if size > held:
+        return Needed(size)
+    states = {each.lower() for each in request.states_filter or ()}
+    types = {each.lower() for each in request.types_filter or ()}
+    groups = [
+        ListGroupsResponse.ListedGroup(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state if request.version >= 5 else classic_state(group.state),
+            group_type=group.type,
+        )
+        for group in outcome.result or ()
+        if (not types or group.type in types)
+        and (not states or states & {group.state.lower(), classic_state(group.state).lower()})
+    ]
+    return ListGroupsResponse(throttle_time_ms=0, error_code=outcome.code, groups=groups)
+
+
+async def describe_groups(services: Services, request: Message, client: Client) -> Message:
+    """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043). Topics that the client may
+    not describe are left out.
+    """
+
+    def operations(group_id: str) -> Collection[int] | None:
+        wanted = request.include_authorized_operations
+        return operations_on(client.access, ResourceType.GROUP, group_id) if wanted else None
+
+    def describe(group_id: str) -> GroupDescription:
+        check_group_id(group_id)
+        return group_inspection.describe_groups(services.cluster.store, [group_id])[0]
+
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
+
+    def described(group_id: str) -> Message:
+        outcome = outcome_of(lambda: describe(group_id))
+        return _described(group_id, outcome, operations(group_id), request.version, may_describe)
+
+    groups = await services.in_portions(described, request.groups)
+    return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
+
+
+def _described(
+    group_id: str,
+    outcome: Outcome[GroupDescription],
+    operations: Collection[int] | None,
+    version: int,
+    may_describe: Callable[[str], bool],
+) -> Message:
+    group = outcome.result
+    opaque_shown = group is not None and all(map(may_describe, group.topics))
+    code, message = outcome.code, outcome.message
+    if version >= _UNKNOWN_IS_AN_ERROR_SINCE and group is not None and group.state == "Dead":
+        code, message = _GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
+    return DescribeGroupsResponse.DescribedGroup(
+        error_code=code,
+        error_message=message,
+        group_id=group_id,
+        group_state="" if group is None else classic_state(group.state),
+        protocol_type="" if group is None or group.state == "Dead" else group.protocol_type,
+        protocol_data=group.assignor if group is not None and group.state == "Stable" else "",
+        members=[] if group is None else [_member(member, may_describe, opaque_shown) for member in group.members],
+        authorized_operations=operations,
+    )
+
+
+def _member(member: MemberDescription, may_describe: Callable[[str], bool], opaque_shown: bool) -> Message:
+    """`opaque_shown`: whether the client may see the bytes that members of an opaque group exchange, which may name any
+    topic of the group.
+    """
+    if member.encoded is None:
+        topics = sorted(filter(may_describe, member.topics))
+        subscription = ConsumerProtocolSubscription(version=0, topics=topics, user_data=b"")
+        assigned = frozenset(each for each in member.assignment if may_describe(each.topic))
+        metadata, assignment = subscription.encode(), encode_assignment(assigned)
+    elif opaque_shown:
+        metadata, assignment = member.encoded.metadata, member.encoded.assignment
+    else:
+        metadata = assignment = b""
+    return DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=f"/{member.host}",  # as Java prints addresses
+        member_metadata=metadata,
+        member_assignment=assignment,
+    )
+
+
+async def delete_groups(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_delete_groups, services, request)
+
+
+def _delete_groups(services: Services, request: Message) -> Message:
+    results = []
+    for group_id in request.groups_names:
+        outcome = outcome_of(
+            lambda group_id=group_id: delete_group(services.cluster.store, check_group_id(group_id))  # type: ignore[misc]
+        )
+        results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=outcome.code))
+    return DeleteGroupsResponse(throttle_time_ms=0, results=results)
+
+
+async def delete_committed_offsets(services: Services, request: Message, _client: Client) -> Message:
+    """Offsets of topics that live members read are kept; the group stays."""
+    return await services.call(_delete_committed_offsets, services, request)
+
+
+def _delete_committed_offsets(services: Services, request: Message) -> Message:
+    wanted = [TopicPartition(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    outcome = outcome_of(
+        lambda: delete_offsets_of_each(services.cluster.store, check_group_id(request.group_id), wanted)
+    )
+    if outcome.result is None:
+        return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
+    codes = {partition: NONE if error is None else error_code(error) for partition, error in outcome.result.items()}
+    kind = OffsetDeleteResponse.OffsetDeleteResponseTopic
+    topics = [
+        kind(
+            name=topic.name,
+            partitions=[
+                kind.OffsetDeleteResponsePartition(
+                    partition_index=each.partition_index,
+                    error_code=codes[TopicPartition(topic.name, each.partition_index)],
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return OffsetDeleteResponse(error_code=NONE, throttle_time_ms=0, topics=topics)
+
+
+APIS = (
+    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 6), limits=TRANSACTIONS,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups"),)),
+    Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY,
+        rights=(Shown(Operation.DESCRIBE, ResourceType.GROUP, "groups", "group_id", or_cluster=True),)),
+    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(each_named(Operation.DELETE, ResourceType.GROUP, "groups_names", "results"),)),
+    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(on_group(Operation.DELETE), each_topic(Operation.READ))),
+)  # fmt: skip

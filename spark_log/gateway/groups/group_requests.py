@@ -1,0 +1,198 @@
+"""Consumer groups by the classic protocol: joining, assignments, heartbeats, leaving."""
+
+from collections.abc import Callable
+from functools import partial
+
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+from spark_log import clock
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.config.values import can_be_stored
+from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
+from spark_log.gateway.access.rights import on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.groups import classic_groups, opaque_group_requests
+from spark_log.gateway.groups.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.protocol.stored_names import with_storable_names
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.member_operations import Identity
+
+_REBALANCE_IN_PROGRESS = 27
+_MEMBER_ID_REQUIRED = 79
+_SYNC_WAIT_S = 5.0
+"""Clients wait for a SyncGroup response as for any other; only JoinGroup may take the rebalance timeout."""
+_BEATS_PER_SESSION = 3
+
+
+def identity(request: Message, client: Client, session_timeout_ms: int = 0, rebalance_timeout_ms: int = 0) -> Identity:
+    """The member that a request names."""
+    instance_id = getattr(request, "group_instance_id", None)
+    return Identity(
+        request.group_id, request.member_id, instance_id, client.client_id, client.host,
+        session_timeout_ms, rebalance_timeout_ms,
+    )  # fmt: skip
+
+
+async def join_group(services: Services, request: Message, client: Client) -> Message:
+    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    try:
+        if await opaque_group_requests.is_opaque(services, request):
+            return await opaque_group_requests.join_group(services, request, client)
+    except SparkLogError as error:
+        return _joined(request.member_id, error_code(error))
+    timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
+    me = identity(request, client, request.session_timeout_ms, max(0, timeout_ms))
+    store = services.cluster.store
+    protocols = {each.name: bytes(each.metadata) for each in request.protocols}
+    try:
+        joining = await services.call(
+            classic_groups.joining_of, store, me, request.protocol_type, protocols, _may_describe(client)
+        )
+        if not me.member_id:
+            joining = classic_groups.with_new_id(joining)
+            if request.version >= 4 and me.instance_id is None:
+                return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        seen = await services.call(services.changes.current)
+        found = await services.call(classic_groups.join, store, joining)
+        while not (found.complete or found.assignor == COOPERATIVE) and clock.monotonic_s() < deadline_s:
+            left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
+            await services.changes.wait(seen, left_s)
+            seen = await services.call(services.changes.current)
+            found = await services.call(classic_groups.beat, store, joining)
+    except SparkLogError as error:
+        return _joined(me.member_id, error_code(error))
+    return _joined(joining.me.member_id, NONE, found)
+
+
+def _may_describe(client: Client) -> Callable[[str], bool]:
+    return partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
+
+
+def _joined(member_id: str, code: int, found: Membership | None = None) -> Message:
+    return JoinGroupResponse(
+        throttle_time_ms=0,
+        error_code=code,
+        generation_id=-1 if found is None else found.generation,
+        protocol_type=None if found is None else PROTOCOL_TYPE,
+        protocol_name="" if found is None else found.assignor,
+        leader="",
+        member_id=member_id,
+        members=[],
+    )
+
+
+async def sync_group(services: Services, request: Message, client: Client) -> Message:
+    """The member's assignment."""
+    me = identity(request, client)
+    store = services.cluster.store
+    deadline_s = clock.monotonic_s() + _SYNC_WAIT_S
+    try:
+        while True:
+            seen = await services.call(services.changes.current)
+            found = await services.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
+            left_s = deadline_s - clock.monotonic_s()
+            if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
+                break
+            await services.changes.wait(seen, left_s)
+    except UnknownMemberIdError:
+        return await opaque_group_requests.sync_group(services, request)
+    except IllegalGenerationError:
+        return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
+    except SparkLogError as error:
+        return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=found.assignor,
+        assignment=classic_groups.encode_assignment(found.partitions),
+    )
+
+
+async def heartbeat(services: Services, request: Message, client: Client) -> Message:
+    """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
+    beat = Beat(request.group_id, request.member_id, getattr(request, "group_instance_id", None), request.generation_id)
+    try:
+        try:
+            rejoin = await services.heartbeats.answer(beat)
+        except UnknownMemberIdError:
+            rejoin = await opaque_group_requests.heartbeat(services, request)
+    except SparkLogError as error:
+        return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
+    return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
+
+
+async def leave_group(services: Services, request: Message, client: Client) -> Message:
+    """One member leaves, or from v3 on several."""
+    kind = LeaveGroupResponse.MemberResponse
+    if request.version < 3:
+        code = await services.call(_leave, services, identity(request, client))
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=code)
+    members = []
+    for each in request.members:
+        me = Identity(request.group_id, each.member_id, each.group_instance_id, client.client_id, client.host, 0)
+        code = await services.call(_leave, services, me)
+        members.append(kind(member_id=each.member_id, group_instance_id=each.group_instance_id, error_code=code))
+    return LeaveGroupResponse(throttle_time_ms=0, error_code=NONE, members=members)
+
+
+def _leave(services: Services, me: Identity) -> int:
+    try:
+        if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
+            raise UnknownMemberIdError("names with characters that cannot be stored")
+        try:
+            classic_groups.leave(services.cluster.store, me)
+        except UnknownMemberIdError:
+            opaque_group_requests.leave_group(services, me.group_id, me.member_id, me.instance_id)
+    except SparkLogError as error:
+        return error_code(error)
+    return NONE
+
+
+APIS = (
+    Api(
+        JoinGroupRequest,
+        with_storable_names(JoinGroupRequest, join_group),
+        advertised=(0, 9),
+        rights=(on_group(Operation.READ),),
+        lane=Lane.GROUP,
+    ),
+    Api(
+        SyncGroupRequest,
+        with_storable_names(SyncGroupRequest, sync_group),
+        advertised=(0, 5),
+        rights=(on_group(Operation.READ),),
+        lane=Lane.GROUP,
+    ),
+    Api(
+        HeartbeatRequest,
+        with_storable_names(HeartbeatRequest, heartbeat),
+        advertised=(0, 4),
+        rights=(on_group(Operation.READ),),
+        limits=TINY,
+        lane=Lane.GROUP,
+    ),
+    Api(
+        LeaveGroupRequest,
+        with_storable_names(LeaveGroupRequest, leave_group),
+        advertised=(0, 5),
+        rights=(on_group(Operation.READ),),
+        limits=TRANSACTIONS,
+        lane=Lane.GROUP,
+    ),
+)

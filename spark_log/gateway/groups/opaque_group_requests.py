@@ -1,0 +1,242 @@
+"""Requests of members of opaque groups: Kafka Connect, Kafka Streams, consumers with an assignor of their own.
+
+The store has the group's state, so each request may reach another gateway. A request that waits (JoinGroup for the
+other members, SyncGroup for the leader) wakes when its group changes or a time of the group is over; meanwhile its
+gateway keeps the member's session alive, and holds neither its metadata nor the group.
+"""
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
+
+from spark_log.errors import GroupAssignmentTooLargeError, SparkLogError
+from spark_log.failpoints import failpoint
+from spark_log.gateway.api import Client
+from spark_log.gateway.groups import classic_groups
+from spark_log.gateway.groups.opaque_waits import wait_for_change
+from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
+from spark_log.groups.opaque import rules
+from spark_log.groups.opaque.limits import check_assignment
+from spark_log.groups.opaque.opaque_operations import Seen, change, change_own, has_opaque_members, join_opaque
+from spark_log.groups.opaque.rules import JoinAnswer, Joining, OpaqueGroup, State
+from spark_log.metadata.store import Store
+
+T = TypeVar("T")
+
+_MEMBER_ID_REQUIRED = 79
+_MEMBER_ID_REQUIRED_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
+"""Versions of JoinGroup: KIP-394, KIP-814."""
+_BEATS_PER_SESSION = 3
+
+
+class _Progress(NamedTuple, Generic[T]):
+    """Of a request that may wait: the answer or None, and the facts of the group that it has seen."""
+
+    answer: T | None
+    state: State
+    generation: int
+    protocol_type: str
+    protocol: str
+
+
+async def is_opaque(services: Services, request: Message) -> bool:
+    """Whether a member that joins belongs to an opaque group: no assignor is the server's, or the others are opaque."""
+    known = classic_groups.assignors()
+    if request.protocol_type != classic_groups.PROTOCOL_TYPE or not any(p.name in known for p in request.protocols):
+        return True
+    return await services.call(has_opaque_members, services.cluster.store, request.group_id)
+
+
+async def join_group(services: Services, request: Message, client: Client) -> Message:
+    """Waits for the other members, up to the rebalance timeout. The leader gets the metadata of all members.
+    GROUP_MAX_SIZE_REACHED if the group has no room for the member.
+    """
+    joining = _joining(request, client)
+    store, group_id = services.cluster.store, request.group_id
+    member_id = joining.member_id or joining.new_id
+    instance_id, session_timeout_ms = joining.instance_id, joining.session_timeout_ms
+    id_required = joining.id_required
+
+    def answer(group: OpaqueGroup) -> JoinAnswer | None:
+        return rules.join_answer(group, member_id, instance_id)
+
+    def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return _touched(group, member_id, instance_id, now_ms)
+
+    def again() -> _Progress[JoinAnswer]:
+        seen = change_own(store, group_id, member_id, wait)
+        if rules.leads(seen.group, member_id):
+            seen = change(store, group_id, wait)  # the leader is told of all members
+        return _progress(seen, answer)
+
+    try:
+        progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
+        if id_required:
+            return _refused(member_id, _MEMBER_ID_REQUIRED)
+        # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
+        del joining
+        request.protocols = []
+        _give_frame_back()
+        found, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
+    except SparkLogError as error:
+        return _refused(request.member_id, error_code(error))
+    skipped = answered.skip_assignment and request.version < _SKIPS_ASSIGNMENT_SINCE
+    kind = JoinGroupResponse.JoinGroupResponseMember
+    return JoinGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        generation_id=answered.generation,
+        protocol_type=found.protocol_type,
+        protocol_name=answered.protocol,
+        leader="" if skipped else answered.leader,
+        skip_assignment=answered.skip_assignment,
+        member_id=member_id,
+        members=[] if skipped else [
+            kind(member_id=each, group_instance_id=instance, metadata=metadata)
+            for each, instance, metadata in answered.members
+        ],
+    )  # fmt: skip
+
+
+def _begin_join(
+    store: Store, group_id: str, joining: Joining, answer: Callable[[OpaqueGroup], JoinAnswer | None] | None
+) -> _Progress[JoinAnswer]:
+    check_group_id(group_id)
+    check_instance_id(joining.instance_id)
+    check_session_timeout(joining.session_timeout_ms, store.settings)
+    return _progress(join_opaque(store, group_id, joining), answer or (lambda _: None))
+
+
+async def sync_group(services: Services, request: Message) -> Message:
+    """The member's assignment, as soon as the leader has sent it. UNKNOWN_SERVER_ERROR to the leader if that is too
+    large, as in Kafka; then the group begins another rebalance.
+    """
+    store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
+    instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id
+
+    def answer(group: OpaqueGroup) -> bytes | None:
+        return rules.sync_answer(group, member_id)
+
+    def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.wait_for_assignment(group, member_id, instance_id, generation, now_ms)
+
+    def again() -> _Progress[bytes]:
+        return _progress(change_own(store, group_id, member_id, wait), answer)
+
+    def begin_again(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.begin_again(group, generation, now_ms)
+
+    try:
+        progress = await services.call(_begin_sync, store, request, answer)
+        request.assignments = []
+        _give_frame_back()
+        session_ms = store.settings.group_min_session_timeout_ms
+        found, assignment = await _wait_for(services, group_id, member_id, progress, again, session_ms)
+    except SparkLogError as error:
+        if isinstance(error, GroupAssignmentTooLargeError):
+            await services.call(change, store, group_id, begin_again)
+        return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        protocol_type=found.protocol_type,
+        protocol_name=found.protocol,
+        assignment=assignment,
+    )
+
+
+def _begin_sync(
+    store: Store, request: Message, answer: Callable[[OpaqueGroup], bytes | None]
+) -> _Progress[bytes]:  # fmt: skip
+    instance_id = getattr(request, "group_instance_id", None)
+    given = {each.member_id: bytes(each.assignment) for each in request.assignments}
+
+    def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        after = rules.sync(group, request.member_id, instance_id, request.generation_id, given, now_ms)
+        rules.check_protocol(group, getattr(request, "protocol_type", None), getattr(request, "protocol_name", None))
+        check_assignment(group, after)
+        return after
+
+    seen = change(store, request.group_id, sync)
+    failpoint("gateway.group-synced")
+    return _progress(seen, answer)
+
+
+async def heartbeat(services: Services, request: Message) -> bool:
+    """Keep the session alive. True: the member must join again. The errors of `rules.heartbeat`."""
+    instance_id = getattr(request, "group_instance_id", None)
+
+    def beat(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
+
+    found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, beat)
+    return found.group.state is State.PREPARING
+
+
+def leave_group(services: Services, group_id: str, member_id: str, instance_id: str | None) -> None:
+    """The errors of `rules.leave`. Blocks."""
+
+    def leave(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        return rules.leave(group, member_id, instance_id, now_ms)
+
+    change(services.cluster.store, group_id, leave)
+
+
+def _joining(request: Message, client: Client) -> Joining:
+    instance_id = getattr(request, "group_instance_id", None)
+    has_rebalance_timeout = request.version >= 1
+    return Joining(
+        member_id=request.member_id,
+        new_id=new_member_id(instance_id or client.client_id),
+        instance_id=instance_id,
+        client_id=client.client_id,
+        host=client.host,
+        protocol_type=request.protocol_type,
+        protocols=tuple((each.name, bytes(each.metadata)) for each in request.protocols),
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=max(
+            request.rebalance_timeout_ms if has_rebalance_timeout else request.session_timeout_ms, 0
+        ),
+        id_required=request.version >= _MEMBER_ID_REQUIRED_SINCE and instance_id is None and not request.member_id,
+    )
+
+
+def _touched(group: OpaqueGroup, member_id: str, instance_id: str | None, now_ms: int) -> OpaqueGroup:
+    member = rules.member_of(group, member_id, instance_id)
+    return rules.replace_member(group, rules.touched(member, now_ms))
+
+
+def _refused(member_id: str, code: int) -> Message:
+    return JoinGroupResponse(
+        throttle_time_ms=0, error_code=code, generation_id=-1, protocol_type=None, protocol_name="", leader="",
+        member_id=member_id, members=[],
+    )  # fmt: skip
+
+
+def _progress(seen: Seen, answer: Callable[[OpaqueGroup], T | None]) -> _Progress[T]:
+    group = seen.group
+    return _Progress(answer(group), group.state, group.generation, group.protocol_type, group.protocol)
+
+
+def _give_frame_back() -> None:
+    """The bytes of the request are not needed any more, while it waits: others may use the memory."""
+    memory = request_context.get().memory
+    if memory is not None:
+        memory.frame.set(0)
+
+
+async def _wait_for(
+    services: Services, group_id: str, member_id: str, progress: _Progress[T], again: Callable[[], _Progress[T]],
+    session_timeout_ms: int,
+) -> tuple[_Progress[T], T]:  # fmt: skip
+    """The answer as soon as there is one, after `progress`."""
+    beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
+    while (answer := progress.answer) is None:
+        await wait_for_change(services, group_id, member_id, progress.state, progress.generation, beat_s)
+        progress = await services.call(again)
+    return progress, answer

@@ -1,0 +1,285 @@
+"""The memory that the requests of all connections hold together: frames, decoded records and elements, responses.
+
+Each of the three has a budget, and a request that holds one waits only for the next one: a frame for what is decoded of
+it, and both for the response. So requests never wait for each other in a circle, but for those that hold a part of a
+budget and need more of it: responses that grow while they are made, and the records of a request with many elements.
+These, a sender that stops in the middle of a frame, and a reader that does not take its response, hold memory for
+nothing. They may, while there is enough; when another request has waited for it, or responses that exist take more than
+there is, the slowest of them lose their connections.
+
+A client that holds little (a sixteenth of the budget) is a small one. A quarter of the budget is for small clients
+only: whatever large requests do, ordinary ones of others find room.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from spark_log import clock
+from spark_log.gateway.limits.memory_order import Waiter, WaitersOfClient, WaitingClients
+
+logger = logging.getLogger(__name__)
+
+UNCOUNTED_BYTES = 16 * 1024
+"""Smaller responses, and smaller frames that come alone, are not counted: they never wait for memory."""
+_PATIENCE_S = 0.25
+_STALLED_S = 1.0
+_BYTES_PER_S_MIN = 4 * 1024 * 1024
+"""A client that sends a frame, or takes a response, more slowly may lose its connection when others need the memory."""
+_CLOSED_AT_ONCE = 200
+"""Connections that are closed in one turn of the event loop."""
+_CLIENTS_REMEMBERED = 10_000
+"""Clients whose last grant is remembered; of others it is taken for older than all."""
+
+
+class Hold:
+    """The part of one request in a budget. After `close` it holds nothing any more."""
+
+    def __init__(self, budget: "MemoryBudget", abort: Callable[[], None], client: str) -> None:
+        """`abort` closes the connection at once. `client`: as `Client.key`."""
+        self._budget, self.abort, self.client = budget, abort, client
+        self.bytes = 0
+        self.closed = False
+        self.stalled_since_s: float | None = None
+        """Since when it has waited for the client to send or to take bytes, or for more memory than it has; later by
+        the time that the bytes may take which the client has sent or taken meanwhile.
+        """
+        self._began_s, self._moved = 0.0, 0
+        self.waiter: Waiter | None = None
+        """While it waits for memory."""
+
+    async def more(self, size: int) -> None:
+        """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
+        if size > 0:
+            await self._budget.take(self, size)
+
+    def more_at_once(self, size: int) -> bool:
+        """The same if there is room and no other request waits for it; else False, and nothing changes."""
+        return size <= 0 or self._budget.take_at_once(self, size)
+
+    def set(self, size: int) -> None:
+        """Hold so many bytes, which exist already."""
+        if size != self.bytes and not self.closed:
+            self._budget.give(self, size - self.bytes)
+
+    def waits_for_client(self, waits: bool) -> None:
+        self._began_s, self._moved = clock.monotonic_s(), 0
+        self.stalled_since_s = self._began_s if waits else None
+
+    def has_moved(self, size: int) -> None:
+        """The client has sent, or taken, so many bytes."""
+        if self.stalled_since_s is not None:
+            self.stalled_since_s += size / _BYTES_PER_S_MIN
+            self._moved += size
+
+    def bytes_per_s(self, now_s: float) -> float:
+        """How fast the client sends or takes, on average."""
+        return self._moved / max(now_s - self._began_s, 1e-3)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._budget.end(self)
+
+
+class MemoryBudget:
+    """Holds have `bytes_max` together, but for one large one that is alone. For one event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._small_max, self._large_max = bytes_max // 16, bytes_max * 3 // 4
+        self.bytes_held = 0
+        self._holds: set[Hold] = set()
+        self._held: Counter[str] = Counter()
+        """Bytes by client."""
+        self._large: set[str] = set()
+        """Clients that hold more than small ones."""
+        self._calls = self._grants = 0
+        self._last_grants: dict[str, int] = {}
+        self._waiting: dict[int, tuple[Hold, asyncio.Future[None]]] = {}
+        """By the number of the waiter, in their order."""
+        self._queues: dict[str, WaitersOfClient] = {}
+        self._small_turns, self._turns = WaitingClients(), WaitingClients()
+        """Of clients with a request that leaves them small; of all."""
+        self._check_is_due = False
+
+    def hold(self, abort: Callable[[], None], client: str) -> Hold:
+        """A hold of no bytes."""
+        return Hold(self, abort, client)
+
+    def take_at_once(self, hold: Hold, size: int) -> bool:
+        """Give the bytes to the hold if there is room and no other waits for it, and say whether they were given."""
+        if hold.closed:
+            raise ConnectionAbortedError("the connection has ended")
+        turns = self._small_turns if self._is_small(hold.client, size) else self._turns
+        if turns.first is not None or not self._has_room(hold, size):
+            return False
+        self._grant(hold, size)
+        return True
+
+    async def take(self, hold: Hold, size: int) -> None:
+        """Give the bytes to the hold when it is its turn. A hold takes one after the other."""
+        if self.take_at_once(hold, size):
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls += 1
+        waiter = Waiter(hold.client, size, clock.monotonic_s(), self._calls)
+        hold.waiter = waiter
+        self._waiting[waiter.number] = hold, granted
+        self._queues.setdefault(waiter.client, WaitersOfClient()).add(waiter)
+        self._put(waiter.client)
+        grows = hold.bytes > 0 and hold.stalled_since_s is None
+        if grows:
+            hold.waits_for_client(True)
+        self._serve_waiting()
+        self._check_soon()
+        try:
+            await granted
+        except BaseException:
+            if hold.waiter is waiter:
+                self._remove(hold, waiter)
+                self._serve_waiting()
+            elif not granted.cancelled() and granted.exception() is None and not hold.closed:
+                self.give(hold, -size)
+            raise
+        finally:
+            if grows:
+                hold.waits_for_client(False)
+
+    def give(self, hold: Hold, size: int) -> None:
+        """Change what the hold has, without waiting."""
+        self._change(hold, size)
+        if size < 0:
+            self._serve_waiting()
+        elif self.bytes_held > self.bytes_max:
+            self._check_soon()
+
+    def end(self, hold: Hold) -> None:
+        """Take back what a closed hold has, and end its waiting."""
+        if hold.waiter is not None:
+            granted = self._remove(hold, hold.waiter)
+            if not granted.done():  # it was not cancelled
+                granted.set_exception(ConnectionAbortedError("the connection has ended"))
+        if hold.bytes:
+            self._change(hold, -hold.bytes)
+        self._serve_waiting()
+
+    def _grant(self, hold: Hold, size: int) -> None:
+        self._grants += 1
+        self._last_grants.pop(hold.client, None)  # the latest is the last one
+        self._last_grants[hold.client] = self._grants
+        if len(self._last_grants) > _CLIENTS_REMEMBERED:
+            del self._last_grants[next(iter(self._last_grants))]
+        self._change(hold, size)
+
+    def _change(self, hold: Hold, size: int) -> None:
+        hold.bytes += size
+        self.bytes_held += size
+        self._held[hold.client] += size
+        if self._held[hold.client] > self._small_max:
+            self._large.add(hold.client)
+        else:
+            self._large.discard(hold.client)
+        if not self._held[hold.client]:
+            del self._held[hold.client]
+        if hold.bytes:
+            self._holds.add(hold)
+        else:
+            self._holds.discard(hold)
+        if hold.client in self._queues:
+            self._put(hold.client)
+
+    def _is_small(self, client: str, size: int) -> bool:
+        """Whether the client is still a small one with so many bytes more."""
+        return self._held[client] + size <= self._small_max
+
+    def _has_room(self, hold: Hold, size: int) -> bool:
+        """One large hold always has room."""
+        if self._is_small(hold.client, size):
+            return self.bytes_held + size <= self.bytes_max
+        if self.bytes_held + size <= self._large_max:
+            return True
+        return self._large <= {hold.client} and self._held[hold.client] == hold.bytes
+
+    def _put(self, client: str) -> None:
+        """Give the client its turns anew, after a change of its requests or of what it holds."""
+        queue = self._queues[client]
+        turn = self._held[client], self._last_grants.get(client, 0), queue.oldest.number
+        self._turns.put(client, *turn)
+        if self._is_small(client, queue.smallest.size):
+            self._small_turns.put(client, *turn)
+        else:
+            self._small_turns.remove(client)
+
+    def _remove(self, hold: Hold, waiter: Waiter) -> "asyncio.Future[None]":
+        """The future that the hold waits for."""
+        hold.waiter = None
+        queue = self._queues[waiter.client]
+        queue.remove(waiter)
+        if queue:
+            self._put(waiter.client)
+        else:
+            del self._queues[waiter.client]
+            self._small_turns.remove(waiter.client)
+            self._turns.remove(waiter.client)
+        return self._waiting.pop(waiter.number)[1]
+
+    def _next(self) -> Waiter | None:
+        """The request whose turn it is: one that leaves its client small, if there is one."""
+        if (client := self._small_turns.first) is not None:
+            return self._queues[client].smallest
+        return None if (client := self._turns.first) is None else self._queues[client].oldest
+
+    def _serve_waiting(self) -> None:
+        while (waiter := self._next()) is not None:
+            hold, granted = self._waiting[waiter.number]
+            if not (granted.done() or self._has_room(hold, waiter.size)):
+                return
+            self._remove(hold, waiter)
+            if not granted.done():  # it was not cancelled
+                self._grant(hold, waiter.size)
+                granted.set_result(None)
+
+    def _check_soon(self) -> None:
+        if not self._check_is_due and (self._waiting or self.bytes_held > self.bytes_max):
+            self._check_is_due = True
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._check)
+
+    def _check(self) -> None:
+        """End the slowest holds that stall, until what exists fits and none has waited for long."""
+        self._check_is_due = False
+        self._serve_waiting()
+        if self._is_too_full():
+            now_s = clock.monotonic_s()
+            stalled = [
+                each
+                for each in self._holds
+                if each.stalled_since_s is not None and now_s - each.stalled_since_s >= _STALLED_S
+            ]
+            stalled.sort(key=lambda each: (-each.bytes_per_s(now_s), each.bytes))
+            for _ in range(_CLOSED_AT_ONCE):
+                if not stalled or not self._is_too_full():
+                    break
+                slowest = stalled.pop()
+                if self._would_help(slowest):
+                    logger.warning("a connection that held %d bytes and did not go on was closed", slowest.bytes)
+                    slowest.abort()
+                    slowest.close()
+        self._check_soon()
+
+    def _is_too_full(self) -> bool:
+        """Whether a request has waited for long, or more is held than there is."""
+        if self.bytes_held > self.bytes_max:
+            return len(self._holds) > 1 or bool(self._waiting)
+        if not self._waiting:
+            return False
+        oldest, _ = next(iter(self._waiting.values()))
+        return oldest.waiter is not None and clock.monotonic_s() - oldest.waiter.since_s >= _PATIENCE_S
+
+    def _would_help(self, hold: Hold) -> bool:
+        """Whether its end helps the next request, or what exists beyond the budget."""
+        waiter = self._next()
+        if waiter is None or self.bytes_held > self.bytes_max:
+            return True
+        return hold.waiter is not waiter and (self._is_small(waiter.client, waiter.size) or hold.client in self._large)

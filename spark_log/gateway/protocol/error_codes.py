@@ -1,0 +1,136 @@
+"""Kafka's error codes for the errors of spark-log, and the text that clients are told."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from kafka import errors as kafka
+
+from spark_log import clock
+from spark_log.clients.kafka_errors import kafka_error_class
+from spark_log.errors import SparkLogError, redact
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NONE = 0
+UNKNOWN_SERVER_ERROR = -1
+
+_MESSAGE_LENGTH_MAX = 1000
+"""Longer error messages are cut off: they may quote a request, and old versions have strings of up to 32,767 bytes."""
+
+_INSTEAD: dict[str, type[kafka.KafkaError]] = {
+    # the store or its disk is away: clients try again
+    "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
+    "StorageUnavailableError": kafka.NotEnoughReplicasError,
+    "DiskFullError": kafka.NotEnoughReplicasError,
+    "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
+    "KafkaTimeoutError": kafka.RequestTimedOutError,
+    "WriteIdExpiredError": kafka.NotEnoughReplicasError,
+    "DataLossError": kafka.OffsetOutOfRangeError,
+    "IllegalArgumentError": kafka.InvalidRequestError,
+    "InvalidOptionError": kafka.InvalidRequestError,
+    "InvalidSchemaError": kafka.InvalidConfigurationError,
+    "IncompatibleSchemaError": kafka.InvalidConfigurationError,
+    "SchemaRegistryError": kafka.InvalidConfigurationError,
+    "SchemaNotFoundError": kafka.InvalidConfigurationError,
+    "LogTruncationError": kafka.OffsetOutOfRangeError,
+    "CommitFailedError": kafka.UnknownMemberIdError,
+    "LogDirMismatchError": kafka.LogDirNotFoundError,
+    "AssignorFailedError": kafka.InconsistentGroupProtocolError,
+}
+
+_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128}
+
+INTERNAL: dict[str, str] = {
+    "MetadataStoreUnavailableError": "the metadata store does not answer",
+    "StorageUnavailableError": "the storage is not available",
+    "DiskFullError": "the storage has no room",
+    "SchemaRegistryUnavailableError": "the schema registry does not answer",
+    "NotLeaderForPartitionError": "the partition has no leader, or elected another one",
+    "NotEnoughReplicasError": "the replicas in sync are fewer than min.insync.replicas, or lack records",
+    "NotEnoughReplicasAfterAppendError": "the records were appended, but not all replicas in sync have them",
+    "CorruptRecordError": "the record batch, or stored data, is damaged",
+    "DataLossError": "records are missing",
+    "LogDirMismatchError": "a log dir is not available",
+    "AssignorFailedError": "the assignor failed",
+    "KafkaTimeoutError": "the server did not finish in time",
+    "CoordinatorNotAvailableError": "the server could not do it now",
+    "NotCoordinatorError": "another server has taken over",
+    "NotControllerError": "another server has taken over",
+    "UnsupportedVersionError": "this is not supported",
+}
+"""Errors whose text may name paths, servers or SQL: the text that clients are told instead. The log has the whole."""
+_ANY_OTHER = "the server has failed"
+_LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 100
+_logged_s: dict[str, float] = {}
+"""When a text was logged."""
+
+SERVER_FAULTS = frozenset({
+    "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
+    "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
+    "DeltaNotInstalledError",
+    # a broker gives this code when it cannot store a group as one record
+    "GroupAssignmentTooLargeError",
+    # a gateway never raises these: they belong to clients of the library
+    "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError",
+})  # fmt: skip
+"""The errors that a client can only report: UNKNOWN_SERVER_ERROR."""
+
+
+@lru_cache(maxsize=256)
+def _code(kind: type[SparkLogError]) -> int:
+    code = _UNKNOWN_TO_KAFKA_PYTHON.get(kind.__name__)
+    if code is not None:
+        return code
+    instead = _INSTEAD.get(kind.__name__)
+    if instead is not None:
+        return int(instead.errno)
+    errno = getattr(kafka_error_class(kind), "errno", None)  # type: ignore[arg-type]
+    return UNKNOWN_SERVER_ERROR if errno is None else int(errno)
+
+
+def error_code(error: BaseException) -> int:
+    """The code that a response carries for this error."""
+    return _code(type(error)) if isinstance(error, SparkLogError) else UNKNOWN_SERVER_ERROR  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """The error code and message of one object of a request, and the result if there is no error."""
+
+    code: int = NONE
+    message: str | None = None
+    result: T | None = None
+
+
+def outcome_of(action: Callable[[], T]) -> Outcome[T]:
+    """Call it. Errors that are no SparkLogError are raised, which closes the connection."""
+    try:
+        return Outcome(result=action())
+    except SparkLogError as error:
+        return failed(error)
+
+
+def failed(error: SparkLogError) -> Outcome[T]:
+    """Its code, and the text for the client."""
+    return Outcome(error_code(error), client_message(error))
+
+
+def client_message(error: BaseException) -> str:
+    """The only text of an error that a client is told: what is wrong with its request, without secrets. An error of the
+    server is one general sentence, and its text is logged, the same text once a second.
+    """
+    name = type(error).__name__
+    if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:
+        return redact(str(error))[:_MESSAGE_LENGTH_MAX]
+    text, now_s = f"{name}: {redact(str(error))}", clock.monotonic_s()
+    if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
+        if len(_logged_s) >= _LOGGED_MAX:
+            _logged_s.clear()
+        _logged_s[text] = now_s
+        logger.warning("a request has failed: %s", text)
+    return INTERNAL.get(name, _ANY_OTHER)

@@ -1,0 +1,21 @@
+"""Messages of Kafka's protocol that kafka-python does not have; their schemas are in `resources`."""
+
+from kafka.protocol.api_message import ApiMessage
+
+from spark_log.gateway.protocol.schemas import resources
+
+
+class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-848."""
+
+
+class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-848."""
+
+
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-848; version 1 is KIP-1099."""
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-848; version 1 is KIP-1099."""

@@ -1,0 +1,38 @@
+"""Names in the requests of group members that the metadata store cannot keep: PostgreSQL stores no NUL.
+
+Such requests are refused before their handlers, with the same codes on both stores.
+"""
+
+from spark_log.config.values import can_be_stored
+from spark_log.errors import InconsistentGroupProtocolError, InvalidGroupIdError, UnknownMemberIdError
+from spark_log.gateway.access.refusals import refusal
+from spark_log.gateway.api import Client, Handler
+from spark_log.gateway.protocol.error_codes import error_code
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+
+_CODES = {
+    "group_id": error_code(InvalidGroupIdError()),
+    "member_id": error_code(UnknownMemberIdError()),
+    "group_instance_id": error_code(UnknownMemberIdError()),
+    "protocol_type": error_code(InconsistentGroupProtocolError()),
+    "protocol_name": error_code(InconsistentGroupProtocolError()),
+}
+
+
+def with_storable_names(request_type: type[Message], handler: Handler) -> Handler:
+    """The handler of a request of a member, which answers what it cannot store with an error for the whole request."""
+    fields = request_type._struct.fields
+    names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
+
+    async def checked(services: Services, request: Message, client: Client) -> Message | None:
+        for name in names:
+            text = getattr(request, name)
+            if text is not None and not can_be_stored(text):
+                return refusal(request, _CODES[name])
+        for protocol in request.protocols if has_protocols else ():
+            if not can_be_stored(protocol.name):
+                return refusal(request, _CODES["protocol_name"])
+        return await handler(services, request, client)
+
+    return checked

@@ -1,0 +1,156 @@
+"""Requests and responses of Kafka's protocol, by kafka-python's message classes.
+
+A frame is 4 bytes of length, then a header and a body: https://kafka.apache.org/protocol
+"""
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from spark_log.gateway.protocol.null_checks import NullCheck
+from spark_log.gateway.protocol.request_limits import (
+    ELEMENTS_MAX,
+    ON_LOOP_BYTES,
+    ON_LOOP_ELEMENTS,
+    UNCHECKED_BYTES,
+    CostlyRequestError,
+    check_cost,
+)
+
+Message = Any
+"""A kafka-python ApiMessage."""
+
+_HEADER = struct.Struct(">hhi")
+_DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, struct.error, UnicodeError)
+
+
+class MalformedRequestError(Exception):
+    """The bytes are not a request that this gateway can decode; the connection is closed."""
+
+
+class Elements(NamedTuple):
+    """The number of elements of a request that was not decoded."""
+
+    number: int
+
+
+class RequestHeader(NamedTuple):
+    """`body`: where the body begins in the frame."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body: int
+
+
+def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool]) -> RequestHeader:
+    """The header of a request. `flexible(api_key, version)`: whether tagged fields follow the client id (KIP-482)."""
+    try:
+        api_key, version, correlation_id = _HEADER.unpack_from(frame)
+        (size,) = struct.unpack_from(">h", frame, _HEADER.size)
+        at = _HEADER.size + 2
+        client_id = bytes(frame[at : at + max(size, 0)]).decode()
+        at += max(size, 0)
+        if flexible(api_key, version):
+            at = _after_tags(frame, at)
+    except _DECODE_ERRORS as error:
+        raise MalformedRequestError(f"a request header: {error}") from None
+    if at > len(frame):
+        raise MalformedRequestError("a request header is cut off")
+    return RequestHeader(api_key, version, correlation_id, client_id, at)
+
+
+def is_quick(kind: type[Message], version: int, body: memoryview, elements_max: int) -> bool:
+    """Whether `decode_body` may run in the event loop, because it takes less than a millisecond."""
+    if len(body) <= UNCHECKED_BYTES:
+        return True
+    if len(body) > ON_LOOP_BYTES:
+        return False
+    try:
+        check_cost(kind, version, body, min(elements_max, ON_LOOP_ELEMENTS))
+    except CostlyRequestError:
+        return False
+    return True
+
+
+def read_body(
+    kind: type[Message],
+    version: int,
+    body: memoryview,
+    elements_max: int = ELEMENTS_MAX,
+    elements_held: int | None = None,
+) -> Message | Elements:
+    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may.
+
+    Elements, if they are more than `elements_held`: those that there is memory for.
+    """
+    if len(body) > UNCHECKED_BYTES:
+        try:
+            elements = check_cost(kind, version, body, elements_max)
+        except CostlyRequestError as error:
+            raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
+        if elements_held is not None and elements > elements_held:
+            return Elements(elements)
+    return decode_body(kind, version, body)
+
+
+def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
+    """The decoded body. MalformedRequestError if it is shorter than its fields, or has a null where there is none.
+
+    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+    """
+    decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
+    try:
+        message, end = decode(body, 0)
+    except _DECODE_ERRORS as error:
+        raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
+    if end > len(body):  # a string that is cut off is decoded as a shorter one
+        raise MalformedRequestError(f"{kind.name} v{version}: {len(body)} bytes, of which its fields take {end}")
+    null = _null_check(kind, version).find(message)  # type: ignore[arg-type]  # classes are hashable
+    if null is not None:
+        raise MalformedRequestError(f"{kind.name} v{version}: {null} is null")
+    message._version = version
+    return message
+
+
+def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
+    """The whole frame. A response can be encoded again after a change."""
+    response._header = None
+    response.API_VERSION = version
+    response.with_header(correlation_id)
+    return response.encode(header=True, framed=True)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=512)
+def _decoder(kind: type[Message], version: int) -> Any:
+    flexible = kind.flexible_version_q(version)
+    return kind._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=kind)
+
+
+@lru_cache(maxsize=512)
+def _null_check(kind: type[Message], version: int) -> NullCheck:
+    return NullCheck.of(kind._struct, version)
+
+
+def _after_tags(frame: memoryview, at: int) -> int:
+    count, at = _unsigned(frame, at)
+    for _ in range(count):
+        _, at = _unsigned(frame, at)
+        size, at = _unsigned(frame, at)
+        at += size
+    return at
+
+
+def _unsigned(frame: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = frame[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise ValueError("a varint of more than 5 bytes")

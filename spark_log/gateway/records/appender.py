@@ -1,0 +1,257 @@
+"""The appends of a gateway: one transaction at a time, for all connections together.
+
+What arrives while a transaction runs is the next one. So the number of transactions follows what the store can do, and
+not the number of clients, who take turns.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from spark_log import clock
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.counters import Counters
+from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
+from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.transactions.pending_records import register_records
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Rejected,
+)
+from spark_log.log.log import Log
+from spark_log.log.records.kafka_batch.decode import DecodingLimits
+from spark_log.log.records.kafka_batch.header import claimed_records
+
+logger = logging.getLogger(__name__)
+
+_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX = 64 * 1024 * 1024, 500_000
+"""Of one transaction, unless a single request has more."""
+_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True)
+class _Request:
+    client: str
+    connection: str
+    batches: Sequence[SentBatch | Checked]
+    acks: Acks
+    transactional_id: str | None
+    done: "asyncio.Future[list[Outcome]]"
+
+    def may_join(self, other: "_Request") -> bool:
+        """Whether both may be in one transaction of the store."""
+        return self.acks == other.acks and (self.transactional_id is None) == (other.transactional_id is None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(_bytes(batch) for batch in self.batches)
+
+    @property
+    def records(self) -> int:
+        return sum(_records(batch) for batch in self.batches)
+
+
+def _bytes(batch: SentBatch | Checked) -> int:
+    if isinstance(batch, SentBatch):
+        return len(batch.data)
+    return batch.records.table.nbytes if isinstance(batch, Accepted) else 0
+
+
+def _records(batch: SentBatch | Checked) -> int:
+    if isinstance(batch, SentBatch):
+        return claimed_records(batch.data)
+    return batch.records.table.num_rows if isinstance(batch, Accepted) else 0
+
+
+class _Queue:
+    """The requests that wait. A transaction has one request of each client, then a second one of each, and so on, and
+    begins with another client each time. The requests of a connection stay in their order.
+    """
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, list[_Request]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def put(self, request: _Request) -> None:
+        self._clients.setdefault(request.client, []).append(request)
+
+    def take(self) -> list[_Request]:
+        """The requests of the next transaction."""
+        client, [first, *_] = next(iter(self._clients.items()))
+        turns = {client: _that_may_join(first, requests) for client, requests in self._clients.items()}
+        taken = list(_within_limits(_one_of_each(turns)))
+        self._clients.move_to_end(client)
+        appended = set(map(id, taken))
+        for client in {request.client for request in taken}:
+            left = [request for request in self._clients[client] if id(request) not in appended]
+            if left:
+                self._clients[client] = left
+            else:
+                del self._clients[client]
+        return taken
+
+
+def _that_may_join(first: _Request, requests: Sequence[_Request]) -> Iterator[_Request]:
+    """Those that may be in one transaction with the first, without overtaking another one of their connection."""
+    overtaken: set[str] = set()
+    for request in requests:
+        if request.connection in overtaken or not request.may_join(first):
+            overtaken.add(request.connection)
+        else:
+            yield request
+
+
+def _one_of_each(turns: dict[str, Iterator[_Request]]) -> Iterator[_Request]:
+    while turns:
+        for client, requests in list(turns.items()):
+            request = next(requests, None)
+            if request is None:
+                del turns[client]
+            else:
+                yield request
+
+
+def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
+    """The first one, and the next ones up to the limits of a transaction."""
+    size = records = 0
+    for number, request in enumerate(requests):
+        size, records = size + request.bytes, records + request.records
+        if number and (size > _BYTES_TOGETHER_MAX or records > _RECORDS_TOGETHER_MAX):
+            return
+        yield request
+
+
+class Appender(threading.Thread):
+    """Owns the Log of the gateway, and closes it at its end."""
+
+    def __init__(
+        self,
+        log: Log,
+        topics: TopicCache,
+        loop: asyncio.AbstractEventLoop,
+        counters: Counters,
+        *,
+        provisional_offsets: bool = False,
+    ) -> None:
+        """`provisional_offsets`: as in GatewaySettings."""
+        super().__init__(name="gateway appender", daemon=True)
+        self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
+        self._provisional_offsets = provisional_offsets
+        self._changed = threading.Condition()
+        self._queue = _Queue()
+        self._closing = False
+
+    def check(self, batches: Sequence[SentBatch], limits: DecodingLimits) -> list[Checked]:
+        """Decode and check the batches of a request. Safe in any thread: what costs much is done before `submit`."""
+        topics = self._topics.find(batch.topic for batch in batches)
+        return check_batches(batches, topics, self._log.cluster.store.now().wall_ms, limits)
+
+    def submit(
+        self,
+        client: str,
+        connection: str,
+        batches: Sequence[SentBatch | Checked],
+        acks: Acks,
+        transactional_id: str | None = None,
+    ) -> "asyncio.Future[list[Outcome]]":
+        """Append the batches after those that this connection has submitted before. Called in the event loop.
+
+        With a transactional id they become pending in its open transaction.
+        """
+        done = self._loop.create_future()
+        request = _Request(client, connection, batches, acks, transactional_id, done)
+        with self._changed:
+            self._queue.put(request)
+            self._changed.notify()
+        return request.done
+
+    def close(self) -> None:
+        """Append what was submitted, then end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        try:
+            while requests := self._take():
+                self._append(requests)
+        finally:
+            self._log.close()
+
+    def _take(self) -> list[_Request]:
+        """The next requests that may be in one transaction of the store; empty when the appender ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            return self._queue.take() if self._queue else []
+
+    def _append(self, requests: Sequence[_Request]) -> None:
+        batches = [batch for request in requests for batch in request.batches]
+        counters, began_s = self._counters, clock.monotonic_s()
+        try:
+            if requests[0].transactional_id is None:
+                outcomes = self._outcomes(batches, requests[0].acks)
+            else:
+                outcomes = self._registered(requests)
+        except Exception as error:
+            counters.failed_appends += 1
+            if not isinstance(error, SparkLogError):
+                logger.exception("an append failed")
+            outcomes = [Outcome(error)] * len(batches)
+        counters.appends += 1
+        counters.append_seconds += clock.monotonic_s() - began_s
+        begin = 0
+        for request in requests:
+            part = outcomes[begin : begin + len(request.batches)]
+            begin += len(part)
+            self._loop.call_soon_threadsafe(_resolve, request.done, part)
+
+    def _outcomes(self, batches: Sequence[SentBatch | Checked], acks: Acks) -> list[Outcome]:
+        checked = self._checked(batches)
+        accepted = [each for each in checked if isinstance(each, Accepted)]
+        self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
+        appended = iter(
+            self._log.append_each([(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS)
+            if accepted
+            else ()
+        )
+        return [self._outcome_of(each, next(appended)) if isinstance(each, Accepted) else each for each in checked]
+
+    def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
+        """All batches, with the outcomes of those that are not checked yet."""
+        checked = iter(self.check([batch for batch in batches if isinstance(batch, SentBatch)], DecodingLimits()))
+        return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
+
+    def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
+        """The outcomes of the batches of transactions, which get their final offsets at the commit."""
+        checked = self._checked([batch for request in requests for batch in request.batches])
+        names = [request.transactional_id or "" for request in requests for _ in request.batches]
+        accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, Accepted)]
+        registered = iter(
+            register_records(
+                self._log,
+                [(name, each.topic, each.records) for name, each in accepted],
+                provisional=self._provisional_offsets,
+                timeout_ms=_TIMEOUT_MS,
+            )
+            if accepted
+            else ()
+        )
+        return [self._outcome_of(each, next(registered)) if isinstance(each, Accepted) else each for each in checked]
+
+    def _outcome_of(self, accepted: Accepted, outcome: Appended | Rejected) -> Outcome:
+        if isinstance(outcome, Appended):
+            return Outcome(None, outcome.base_offset, accepted.append_time_ms)
+        if isinstance(outcome.error, UnknownTopicOrPartitionError):
+            self._topics.forget(accepted.topic.name)
+        return Outcome(outcome.error)
+
+
+def _resolve(done: "asyncio.Future[list[Outcome]]", outcomes: list[Outcome]) -> None:
+    if not done.done():
+        done.set_result(outcomes)

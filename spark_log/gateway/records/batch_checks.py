@@ -1,0 +1,168 @@
+"""The checks of record batches that clients send, before they are appended: each batch is checked alone.
+
+Cheap checks come first: the topic, the partition and the size of a batch are checked before it is decompressed,
+and a request has a bound on what its batches may become.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_log.clients.produce.faults import faults
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    InvalidTxnStateError,
+    MessageSizeTooLargeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.gateway.protocol.error_codes import client_message
+from spark_log.log.append.encoding import Encoding, bad_records, prepare
+from spark_log.log.append.sequence_rules import ProducerSequence
+from spark_log.log.log import Records
+from spark_log.log.records.kafka_batch.decode import DecodedBatch, DecodingLimits, decode
+from spark_log.log.records.kafka_batch.header import (
+    NO_PRODUCER_ID,
+    CompressionType,
+    claimed_compression,
+    claimed_records,
+)
+from spark_log.log.records.schema import TimestampType, normalise, stamp
+
+logger = logging.getLogger(__name__)
+
+_LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 2 * 1024 * 1024, 50_000
+
+_RATIOS: Mapping[int, int] = {
+    CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id.
+    `principal`: the sender, where rights are checked.
+    """
+
+    topic: str
+    partition: int
+    data: bytes | memoryview
+    transactional: bool = False
+    principal: str | None = None
+
+
+def are_light(batches: Sequence[SentBatch]) -> bool:
+    """Whether the appender may check the batches of a request together with those of others: they are few, have few
+    records, and none has to be decompressed.
+    """
+    return (
+        len(batches) <= _LIGHT_BATCHES
+        and sum(len(batch.data) for batch in batches) <= _LIGHT_BYTES
+        and sum(claimed_records(batch.data) for batch in batches) <= _LIGHT_RECORDS
+        and not any(claimed_compression(batch.data) for batch in batches)
+    )
+
+
+def decoded_bytes_max(batches: Sequence[SentBatch], limits: DecodingLimits) -> int:
+    """How many bytes the decoded batches of a request may have, about: of some codecs the best ratio is known."""
+    sizes = (len(batch.data) * _RATIOS.get(claimed_compression(batch.data), 1 << 20) for batch in batches)
+    return min(limits.decompressed_bytes_max, sum(sizes))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
+
+    `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
+    """
+
+    error: Exception | None = None
+    base_offset: int = -1
+    append_time_ms: int = -1
+    bad_records: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A batch that passed every check."""
+
+    topic: Topic
+    records: Records
+    append_time_ms: int
+
+
+Checked = Accepted | Outcome
+
+
+def check_batches(
+    batches: Sequence[SentBatch], topics: Mapping[str, Topic], now_ms: int, limits: DecodingLimits
+) -> list[Checked]:
+    """The records of each batch as they will be stored, or why they are refused. `limits`: for all together."""
+    checked: list[Checked | None] = [_refused(batch, topics.get(batch.topic)) for batch in batches]
+    open_ones = [number for number, outcome in enumerate(checked) if outcome is None]
+    decoded = decode([batches[number].data for number in open_ones], limits)
+    for number, records in zip(open_ones, decoded, strict=True):
+        batch = batches[number]
+        checked[number] = _check(batch, records, topics[batch.topic], now_ms)
+    return [outcome for outcome in checked if outcome is not None]
+
+
+def _refused(batch: SentBatch, topic: Topic | None) -> Outcome | None:
+    """Why a batch is refused whatever its records are."""
+    try:
+        if topic is None or not 0 <= batch.partition < topic.partition_count:
+            raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
+        validate_user_topic(topic.name, "write to")
+        limit = Encoding.of(topic).limits.max_message_bytes
+        if len(batch.data) > limit:
+            raise MessageSizeTooLargeError(f"a batch of {len(batch.data)} bytes, max.message.bytes is {limit}")
+    except SparkLogError as error:
+        return Outcome(error)
+    return None
+
+
+def _check(batch: SentBatch, decoded: DecodedBatch | SparkLogError, topic: Topic, now_ms: int) -> Checked:
+    if isinstance(decoded, SparkLogError):
+        return Outcome(decoded)
+    try:
+        return _accepted(batch, decoded, topic, now_ms)
+    except SparkLogError as error:
+        return Outcome(error, bad_records=_bad_records(decoded.records, topic, now_ms))
+    except Exception as error:
+        logger.exception("%s-%s: a record batch cannot be checked", batch.topic, batch.partition)
+        return Outcome(error)
+
+
+def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int) -> Accepted:
+    encoding, header = Encoding.of(topic), decoded.header
+    if header.is_transactional != batch.transactional:
+        raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
+    if batch.transactional and header.producer_id == NO_PRODUCER_ID:
+        raise InvalidTxnStateError("a batch of a transaction has no producer id")
+    stored = prepare(normalise(decoded.records, timestamp_ms=now_ms), encoding, now_ms)
+    sequence = None
+    if header.producer_id != NO_PRODUCER_ID:
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence, batch.principal)
+    append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
+    return Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
+
+
+def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
+    """Why rows are invalid, by row; empty if the whole batch is."""
+    try:
+        return _reasons(records, topic, now_ms)
+    except Exception:
+        logger.exception("%s: invalid records cannot be listed", topic.name)
+        return {}
+
+
+def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
+    encoding = Encoding.of(topic)
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        records = stamp(records, now_ms)
+    records = normalise(records, timestamp_ms=now_ms)
+    bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
+    return {row: client_message(error) for row, error in bad.items()}

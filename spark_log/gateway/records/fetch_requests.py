@@ -1,0 +1,207 @@
+"""Fetch: record batches from the asked offsets on, as soon as there are enough of them."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+
+from spark_log import clock
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.security.acl_rules import Operation
+from spark_log.cluster.topics import Topic, topics_of_uuids
+from spark_log.errors import (
+    MetadataStoreUnavailableError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.gateway.access.rights import each_topic
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.record_streams import BATCH_BYTES, Version
+from spark_log.gateway.services import Services
+from spark_log.ids import TopicPartition
+from spark_log.log.segments.plan import Found, find_positions
+
+_UNKNOWN_TOPIC_ID = 100
+_WAIT_S_MAX = 300.0
+_HAS_TOPIC_IDS = 13
+"""The first version of Fetch that names topics by their ids."""
+_NO_ID = uuid.UUID(int=0)
+
+
+class _Asked(NamedTuple):
+    """A partition of a fetch. `topic`: its name, None if its topic id is unknown."""
+
+    topic: str | None
+    topic_id: uuid.UUID
+    partition: int
+    offset: int
+    bytes_max: int
+
+
+@dataclass
+class _Answer:
+    """The parts of a partition's response. `version`: of the partition's records; None if nothing is to be read."""
+
+    error: int = NONE
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    topic: Topic | None = None
+    version: Version | None = None
+    records: bytes = b""
+
+
+async def fetch(services: Services, request: Message, _client: Client) -> Message:
+    """Waits up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
+    deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
+    if request.version >= _HAS_TOPIC_IDS and request.topics:
+        asked = await services.call(_asked_by_id, services, request)
+    else:
+        asked = await services.compute(_asked_of, request, {})
+    memory = request_context.get().memory
+    assert memory is not None
+    needed = 0
+    while True:
+        seen, answers = await services.call(_positions, services, asked)
+        await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
+        left = request.max_bytes
+        for places in _places_by_topic(asked, answers):
+            left = await services.call(_read, services, places, left)
+        size = sum(len(one.records) for one in answers)
+        if not memory.response.more_at_once(size - memory.response.bytes):  # a batch is read whole, however large
+            needed = size
+            del answers
+            memory.response.set(0)
+            continue
+        memory.response.set(size)
+        left_s = deadline_s - clock.monotonic_s()
+        enough = size >= max(1, min(request.min_bytes, request.max_bytes))
+        if not asked or enough or left_s <= 0 or any(one.error for one in answers):
+            return await services.compute(_response, asked, answers)
+        del answers
+        memory.response.set(0)
+        needed = 0
+        await services.changes.wait(seen, left_s)
+
+
+def _asked_by_id(services: Services, request: Message) -> list[_Asked]:
+    hexes = {topic.topic_id.hex for topic in request.topics if topic.topic_id is not None}
+    topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
+    return _asked_of(request, {uuid.UUID(hex=each): topic.name for each, topic in topics.items()})
+
+
+def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
+    """Each partition once, as in a broker: the last mention counts. `names`: of topics by their ids."""
+    by_id = request.version >= _HAS_TOPIC_IDS
+    asked: dict[tuple[object, int], _Asked] = {}
+    for topic in request.topics or ():
+        topic_id = topic.topic_id or _NO_ID
+        name = names.get(topic_id) if by_id else topic.topic
+        for each in topic.partitions:
+            asked[topic_id if by_id else name, each.partition] = _Asked(
+                name, topic_id, each.partition, each.fetch_offset, each.partition_max_bytes
+            )
+    return list(asked.values())
+
+
+def _positions(services: Services, asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
+    """The store's version, and an answer without records to each partition."""
+    seen = services.changes.current()
+    legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
+    try:
+        topics = services.topics.find({tp.topic for tp in legal})
+        here = services.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
+    except MetadataStoreUnavailableError:
+        return seen, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
+    return seen, [_position(services, each, topics, here) for each in asked]
+
+
+def _position(
+    services: Services, asked: _Asked, topics: Mapping[str, Topic], here: Mapping[TopicPartition, Found]
+) -> _Answer:
+    if asked.topic is None:
+        return _Answer(_UNKNOWN_TOPIC_ID)
+    position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
+    if position is None or topic is None or topic.topic_id != position.topic_id:
+        services.topics.forget(asked.topic)
+        return _Answer(error_code(UnknownTopicOrPartitionError()))
+    start, end = position.positions
+    answer = _Answer(NONE, end, start, topic)
+    if not start <= asked.offset <= end:
+        answer.error = error_code(OffsetOutOfRangeError())
+    elif asked.offset < end:
+        answer.version = position.version
+    return answer
+
+
+def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Iterable[Sequence[tuple[_Asked, _Answer]]]:
+    """The partitions that have records for the client: each topic is read alone, so that a slow one holds up itself."""
+    places: dict[int, list[tuple[_Asked, _Answer]]] = {}
+    for one, answer in zip(asked, answers, strict=True):
+        if answer.topic is not None and answer.version is not None:
+            places.setdefault(answer.topic.topic_id, []).append((one, answer))
+    return places.values()
+
+
+def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
+    """How many bytes the records of the response will have, at most and about. The first batch is read whole, however
+    small `bytes_max` is: a record may have max.message.bytes.
+    """
+    limits, first = 0, 0
+    for each, one in zip(asked, answers, strict=True):
+        if one.version is not None and one.topic is not None:
+            limits += max(BATCH_BYTES, each.bytes_max)
+            first = max(first, one.topic.config.max_message_bytes)
+    return max(first, min(bytes_max, limits)) if bytes_max > 0 else 0
+
+
+def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
+    """Read the records of partitions, in the request's order, as far as `left` bytes reach; returns what is left."""
+    for asked, answer in places:
+        if answer.version is None or answer.topic is None or left <= 0:
+            continue
+        try:
+            batches = services.streams.read(
+                answer.topic, asked.partition, answer.version, asked.offset, answer.high_watermark,
+                min(left, asked.bytes_max),
+            )  # fmt: skip
+            answer.records = b"".join(batches)
+        except SparkLogError as error:
+            answer.error = error_code(error)
+        left -= len(answer.records)
+    return left
+
+
+def _response(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Message:
+    kind = FetchResponse.FetchableTopicResponse
+    topics: dict[tuple[str | None, uuid.UUID], list[Message]] = {}
+    for each, one in zip(asked, answers, strict=True):
+        topics.setdefault((each.topic, each.topic_id), []).append(
+            kind.PartitionData(
+                partition_index=each.partition,
+                error_code=one.error,
+                high_watermark=one.high_watermark,
+                last_stable_offset=one.high_watermark,
+                log_start_offset=one.log_start_offset,
+                aborted_transactions=[],
+                preferred_read_replica=-1,
+                records=one.records,
+            )
+        )
+    responses = [
+        kind(topic=name or "", topic_id=topic_id, partitions=partitions)
+        for (name, topic_id), partitions in topics.items()
+    ]
+    return FetchResponse(throttle_time_ms=0, error_code=NONE, session_id=0, responses=responses)
+
+
+APIS = (
+    Api(FetchRequest, fetch, advertised=(4, 16), lane=Lane.FETCH,
+        rights=(each_topic(Operation.READ, "responses", name="topic"),)),
+)  # fmt: skip

@@ -1,0 +1,105 @@
+"""Offsets by time."""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
+
+from spark_log.clients.admin.topics import list_partition_offsets
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.security.acl_rules import Operation
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import each_topic
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.ids import TopicPartition
+from spark_log.log.segments.plan import find_positions
+
+_LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
+"""All records are local: the earliest and the earliest local offset are the log start offset."""
+_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+_UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
+_LOOKED_UP_TOGETHER = 50
+
+
+_Outcome = tuple[int, int, int]
+"""Error code, offset and timestamp."""
+
+
+async def list_offsets(services: Services, request: Message, _client: Client) -> Message:
+    """The first offset at or after a time, or the earliest, the latest, that of the largest timestamp.
+
+    Log start offsets and high watermarks are those of one moment, read at once; times are looked up in files, some
+    partitions at a time. A partition that is named twice is refused, as by a broker.
+    """
+    times, twice = await services.compute(_asked, request)
+    outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times)
+    timed = [tp for tp in times if tp not in outcomes]
+    for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
+        together = timed[begin : begin + _LOOKED_UP_TOGETHER]
+        outcomes |= await services.call(_from_records, services, {tp: times[tp] for tp in together})
+    outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1))
+    return await services.compute(_response, request, outcomes)
+
+
+def _asked(request: Message) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
+    """The time that is asked for, by partition, and the partitions that are named twice."""
+    places = [
+        (TopicPartition(topic.name, each.partition_index), each.timestamp)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    return dict(places), {tp for tp, mentions in Counter(tp for tp, _ in places).items() if mentions > 1}
+
+
+def _response(request: Message, outcomes: Mapping[TopicPartition, _Outcome]) -> Message:
+    kind = ListOffsetsResponse.ListOffsetsTopicResponse
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for each in topic.partitions:
+            code, offset, timestamp_ms = outcomes[TopicPartition(topic.name, each.partition_index)]
+            partitions.append(
+                kind.ListOffsetsPartitionResponse(
+                    partition_index=each.partition_index, error_code=code, timestamp=timestamp_ms, offset=offset,
+                    leader_epoch=-1,
+                )
+            )  # fmt: skip
+        topics.append(kind(name=topic.name, partitions=partitions))
+    return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+
+def _from_positions(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+    """Outcomes of the partitions for which no record has to be read."""
+    legal = [tp for tp in times if is_legal(tp.topic)]
+    positions = outcome_of(lambda: services.cluster.store.read(lambda connection: find_positions(connection, legal)))
+    outcomes: dict[TopicPartition, _Outcome] = {}
+    for tp, timestamp in times.items():
+        limits = None if positions.result is None else positions.result.get(tp)
+        if limits is None:
+            outcomes[tp] = positions.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+            outcomes[tp] = NONE, limits.positions.log_start_offset, -1
+        elif timestamp == _LATEST:
+            outcomes[tp] = NONE, limits.positions.high_watermark, -1
+        elif timestamp < 0 and timestamp != _MAX_TIMESTAMP:
+            outcomes[tp] = _UNSUPPORTED_VERSION, -1, -1
+    return outcomes
+
+
+def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+    outcomes: dict[TopicPartition, _Outcome] = {}
+    for tp, timestamp in times.items():
+        record = outcome_of(partial(list_partition_offsets, services.cluster, {tp: timestamp}))
+        offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
+        outcomes[tp] = record.code, offset, timestamp_ms
+    return outcomes
+
+
+APIS = (
+    Api(ListOffsetsRequest, list_offsets, advertised=(1, 8), lane=Lane.FETCH, rights=(each_topic(Operation.DESCRIBE),)),
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""Produce."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+
+from spark_log.cluster.security.acl_rules import Operation
+from spark_log.errors import MetadataStoreUnavailableError, TransactionAbortableError
+from spark_log.gateway.access.rights import each_topic, on_transaction
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code
+from spark_log.gateway.protocol.request_limits import RECORDS
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light, decoded_bytes_max
+from spark_log.gateway.services import Services
+from spark_log.log.append.rules import Acks
+from spark_log.log.records.kafka_batch.decode import DecodingLimits
+
+_NOT_ENOUGH_REPLICAS = 19
+_INVALID_REQUIRED_ACKS = 21
+_INVALID_PRODUCER_EPOCH = 47
+_PRODUCER_FENCED = 90
+_NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
+"""The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
+_FEW_PARTITIONS = 100
+"""The response to a request for more is made in a thread."""
+_RECORD_ERRORS_MAX = 1_000
+"""Invalid records that the response names, of one batch."""
+_ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
+
+
+async def produce(services: Services, request: Message, client: Client) -> Message | None:
+    """Append the batches of all partitions; each has its own outcome. No response for acks=0.
+
+    After an error with acks=0 the connection is closed, as in Kafka: only so the client notices.
+    """
+    places = [(topic, partition) for topic in request.topic_data for partition in topic.partition_data]
+    acks = _ACKS.get(request.acks)
+    if acks is None:
+        outcomes, refused = [Outcome()] * len(places), _INVALID_REQUIRED_ACKS
+    else:
+        refused = NONE
+        transactional = request.transactional_id is not None
+        principal = client.checked_principal
+        batches = [
+            SentBatch(topic.name, one.index, one.records or b"", transactional, principal) for topic, one in places
+        ]
+        async with client.order:
+            checked = await _checked(services, batches, client)
+            appended = services.appender.submit(
+                client.key, client.claims.connection_id, checked, acks, request.transactional_id
+            )
+        outcomes = await appended
+        if acks == 0:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    raise ConnectionAbortedError(f"a produce request without acknowledgement failed: {outcome.error}")
+            return None
+    unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
+    if len(places) > _FEW_PARTITIONS:
+        return await services.bulkheads.run(
+            Lane.CODEC, client.key, partial(_response, request, outcomes, refused, unknown)
+        )
+    return _response(request, outcomes, refused, unknown)
+
+
+def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unknown: int) -> Message:
+    remaining = iter(outcomes)
+    answers: dict[str, list[Message]] = {}
+    for topic in request.topic_data:
+        answers.setdefault(topic.name, []).extend(
+            _partition_response(partition.index, next(remaining), refused, unknown)
+            for partition in topic.partition_data
+        )
+    topics = [
+        ProduceResponse.TopicProduceResponse(name=name, partition_responses=partitions)
+        for name, partitions in answers.items()
+    ]
+    return ProduceResponse(responses=topics, throttle_time_ms=0)
+
+
+async def _checked(services: Services, batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
+    """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
+    if are_light(batches):
+        return batches
+    settings, memory = services.settings, request_context.get().memory
+    assert memory is not None
+    limits = DecodingLimits(settings.decompressed_bytes_max, settings.records_max)
+    of_elements = memory.records.bytes
+    await memory.records.more(decoded_bytes_max(batches, limits))
+    check = partial(services.appender.check, batches, limits)
+    checked = await services.bulkheads.run(Lane.CODEC, client.key, check, memory=memory)
+    memory.records.set(of_elements + sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
+    return checked
+
+
+def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int) -> Message:
+    kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+    code = refused or (NONE if outcome.error is None else _code(outcome.error))
+    return kind(
+        index=index,
+        error_code=code,
+        base_offset=unknown if outcome.base_offset < 0 else outcome.base_offset,
+        log_append_time_ms=outcome.append_time_ms,
+        log_start_offset=-1,
+        record_errors=[
+            kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
+            for row, message in sorted(outcome.bad_records.items())[:_RECORD_ERRORS_MAX]
+        ],
+        error_message=None if outcome.error is None else client_message(outcome.error),
+    )
+
+
+def _code(error: Exception) -> int:
+    """As error_code, with what a producer expects of Produce in particular."""
+    if isinstance(error, MetadataStoreUnavailableError):
+        return _NOT_ENOUGH_REPLICAS
+    code = error_code(error)
+    fenced = code == _PRODUCER_FENCED or isinstance(error, TransactionAbortableError)
+    return _INVALID_PRODUCER_EPOCH if fenced else code
+
+
+APIS = (
+    Api(ProduceRequest, produce, advertised=(0, 11), served_from=3, pipelined=True, limits=RECORDS, lane=Lane.CODEC,
+        rights=(on_transaction(), each_topic(Operation.WRITE, "responses", "topic_data"))),
+)  # fmt: skip

@@ -1,0 +1,226 @@
+"""Record batches of partitions, encoded once: readers that follow one another share the work.
+
+A stream holds what is planned and decoded beyond the offset that was last read, so that a consumer that goes on
+continues it. Encoded batches stay in memory for a while, for the other consumers of the same records.
+
+Segments that are replaced may have held records that were erased. So what is kept belongs to a version of its
+partition, which a fetch reads with the offsets; a reader of a later version, or `forget_rewritten`, ends it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log.clients.consume.partition_reads import bounded
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.records.arrow_numpy import to_numpy
+from spark_log.log.records.kafka_batch.encode import StoredRecords, encode
+from spark_log.log.records.kafka_batch.varint import Longs
+from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType, read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import Slice
+from spark_log.metadata.sql_columns import PARTITION
+
+_SCHEMA = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
+_SEGMENTS_PLANNED = 32
+_INLINE_BYTES_PLANNED = 8 * 1024 * 1024
+BATCH_BYTES = 1024 * 1024
+"""Encoded batches have about so many bytes at most, or one record."""
+_BATCH_RECORDS = 16_384
+_CACHE_BYTES = 64 * 1024 * 1024
+_STREAMS_MAX = 256
+_EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
+
+Version = tuple[int, int]
+"""Leader epoch and number of rewritings of a partition: both only grow."""
+Place = tuple[int, int, Version, int]
+"""Topic id, partition, its version, first offset."""
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A record batch that covers the offsets from `start` to `end`, exclusive, with or without records."""
+
+    start: int
+    end: int
+    data: bytes
+
+
+class RecordStreams:
+    """Safe to share between threads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._streams: OrderedDict[Place, Iterator[EncodedBatch]] = OrderedDict()
+        self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
+        self._encoded_bytes = 0
+        self._versions: dict[tuple[int, int], Version] = {}
+        """The latest version that a reader of each partition has seen."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Size of the encoded batches that are kept."""
+        return self._encoded_bytes
+
+    def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
+        """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
+        unless the first has more. Raises the errors of a read.
+        """
+        found: list[bytes] = []
+        size = 0
+        while start < end:
+            batch = self._next((topic.topic_id, partition, version, start), topic, end)
+            if found and size + len(batch.data) > bytes_max:
+                break
+            found.append(batch.data)
+            size += len(batch.data)
+            start = batch.end
+            if size >= bytes_max:
+                break
+        return found
+
+    def _next(self, place: Place, topic: Topic, end: int) -> EncodedBatch:
+        with self._lock:
+            self._is_latest(place)
+            known = self._encoded.get(place)
+            if known is not None:
+                self._encoded.move_to_end(place)
+                return known
+            stream = self._streams.pop(place, None)
+        batch = None if stream is None else next(stream, None)
+        if batch is None or stream is None:
+            stream = self._open(topic, place, end)
+            batch = next(stream)
+        with self._lock:
+            if not self._is_latest(place):  # the partition was rewritten meanwhile
+                return batch
+            self._remember(place, batch)
+            self._streams[(*place[:3], batch.end)] = stream
+            while len(self._streams) > _STREAMS_MAX:
+                self._streams.popitem(last=False)
+        return batch
+
+    def forget_rewritten(self) -> None:
+        """Forget what was read of partitions that have been rewritten or deleted since. Raises the errors of the store.
+
+        Fetches do so too; this is for partitions that are not fetched any more.
+        """
+        with self._lock:
+            kept = list(self._versions)
+        topic_ids = {topic_id for topic_id, _ in kept}
+        query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch, PARTITION.rewrites)
+        rows = self._cluster.store.read(
+            lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all()
+        )
+        present = {(topic_id, partition): (epoch, rewrites) for topic_id, partition, epoch, rewrites in rows}
+        with self._lock:
+            for which in kept:
+                if present.get(which) != self._versions.get(which):
+                    self._forget(which)
+
+    def _is_latest(self, place: Place) -> bool:
+        """Whether no reader has seen a later version. Forgets what was read in an earlier one."""
+        which, version = place[:2], place[2]
+        latest = self._versions.get(which)
+        if latest is not None and version < latest:
+            return False
+        if version != latest:
+            self._forget(which)
+            self._versions[which] = version
+        return True
+
+    def _forget(self, which: tuple[int, int]) -> None:
+        if self._versions.pop(which, None) is None:
+            return
+        for place in [place for place in self._streams if place[:2] == which]:
+            del self._streams[place]
+        for place in [place for place in self._encoded if place[:2] == which]:
+            self._encoded_bytes -= len(self._encoded.pop(place).data)
+
+    def _remember(self, place: Place, batch: EncodedBatch) -> None:
+        if place not in self._encoded:
+            self._encoded[place] = batch
+            self._encoded_bytes += len(batch.data)
+        while self._encoded_bytes > _CACHE_BYTES:
+            _, old = self._encoded.popitem(last=False)
+            self._encoded_bytes -= len(old.data)
+
+    def _open(self, topic: Topic, place: Place, end: int) -> Iterator[EncodedBatch]:
+        _, partition, _, start = place
+        tp = TopicPartition(topic.name, partition)
+        with self._cluster.store.snapshot() as connection:
+            ranges = {tp: OffsetRange(start, end)}
+            slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
+            whole = len(slices) < _SEGMENTS_PLANNED
+            kept = bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
+            slices = planner.with_inline_data(connection, kept)
+            whole = whole and len(slices) == len(kept)
+        covered = end if whole or not slices else slices[-1].end
+        return _encoded_slices(Fetcher(self._cluster.log_dirs()), slices, start, covered)
+
+
+def _encoded_slices(fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> Iterator[EncodedBatch]:
+    """Batches that cover [start, end) without a hole: offsets without a record are in a batch, or an empty one."""
+    at = start
+    for piece in slices:
+        type_ = TimestampType(piece.timestamp_type)
+        for records in fetcher.read([piece], _SCHEMA):
+            for part in _parts(records, type_):
+                stored = _stored(part)
+                last = int(stored.offsets[-1])
+                data = encode(
+                    stored, base_offset=at, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
+                )
+                yield EncodedBatch(at, last + 1, data)
+                at = last + 1
+        if at < piece.end:
+            yield _gap(at, piece.end, piece.leader_epoch)
+            at = piece.end
+    if at < end:
+        yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
+
+
+def _gap(start: int, end: int, leader_epoch: int) -> EncodedBatch:
+    """Compaction has removed all records there: an empty batch moves the consumer on."""
+    return EncodedBatch(start, end, encode(_EMPTY, base_offset=start, last_offset=end - 1, leader_epoch=leader_epoch))
+
+
+def _parts(records: pa.RecordBatch, timestamp_type: TimestampType) -> Iterator[pa.RecordBatch]:
+    """The records of one batch each. A batch of type LogAppendTime has one time: clients give each of its records the
+    batch's largest timestamp.
+    """
+    row_bytes: int = max(1, records.nbytes // max(1, records.num_rows))
+    rows = max(1, min(_BATCH_RECORDS, BATCH_BYTES // row_bytes))
+    ends = [records.num_rows]
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        ends = [*(np.flatnonzero(np.diff(_times_ms(records))) + 1).tolist(), records.num_rows]
+    begin = 0
+    for end in ends:
+        while begin < end:
+            part = records.slice(begin, min(rows, end - begin))
+            yield part
+            begin += part.num_rows
+
+
+def _stored(records: pa.RecordBatch) -> StoredRecords:
+    headers = records.column("headers")
+    return StoredRecords(
+        to_numpy(records.column("offset")).astype(np.int64, copy=False),
+        _times_ms(records),
+        records.column("key"),
+        records.column("value"),
+        None if headers.null_count == len(headers) else headers,
+    )
+
+
+def _times_ms(records: pa.RecordBatch) -> Longs:
+    return to_numpy(records.column("timestamp")).astype(np.int64, copy=False) // MICROSECONDS_PER_MILLISECOND

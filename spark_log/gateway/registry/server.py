@@ -1,0 +1,27 @@
+"""The server of the schema registry over HTTP."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidConfigurationError, install_extra
+from spark_log.gateway.http.asgi_server import AsgiServer
+from spark_log.gateway.http.asgi_server import serving as serving_application
+from spark_log.gateway.http.requests import LOOPBACK
+from spark_log.registry.registry import Registry
+
+
+@contextmanager
+def serving(cluster: Cluster, host: str, port: int) -> Iterator[AsgiServer]:
+    """A server of the cluster's registry for the time of the `with` block. Port 0: a free port, see its `url`."""
+    try:
+        import uvicorn  # noqa: F401
+
+        from spark_log.gateway.registry.rest import application
+    except ImportError as error:
+        raise InvalidConfigurationError(
+            f"the registry's server needs packages that are not installed: {install_extra('registry')}"
+        ) from error
+    hosts = LOOPBACK if host in LOOPBACK else None
+    with serving_application(application(Registry(cluster), hosts), host, port, "schema-registry") as server:
+        yield server

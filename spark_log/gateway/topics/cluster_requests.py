@@ -1,0 +1,99 @@
+"""The gateways as brokers, and the log dirs of the cluster."""
+
+from kafka.protocol.admin import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
+
+from spark_log.clients.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
+from spark_log.cluster.brokers import list_brokers
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.gateway.access.rights import on_cluster
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.live_gateways import choose_gateway
+from spark_log.gateway.protocol.authorized_operations import operations_on
+from spark_log.gateway.protocol.error_codes import NONE, outcome_of
+from spark_log.gateway.protocol.request_limits import TINY
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+
+_MISMATCHED_ENDPOINT_TYPE = 114
+_BROKERS = 1
+"""Endpoint type; 2: controllers, to which clients do not connect."""
+
+
+async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
+    """Brokers and controller as in Metadata: gateways, since clients connect to them."""
+    if request.version > 0 and request.endpoint_type != _BROKERS:
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=_MISMATCHED_ENDPOINT_TYPE,
+            error_message="this endpoint is a broker",
+            endpoint_type=_BROKERS,
+            cluster_id="",
+            controller_id=-1,
+            brokers=[],
+            authorized_operations=None,
+        )
+    gateways = await services.call(services.live_gateways)
+    kind = DescribeClusterResponse.DescribeClusterBroker
+    return DescribeClusterResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        error_message=None,
+        endpoint_type=_BROKERS,
+        cluster_id=services.cluster.cluster_id,
+        controller_id=min((each.gateway_id for each in gateways), default=-1),
+        brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
+        authorized_operations=(
+            operations_on(client.access, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else None
+        ),
+    )
+
+
+async def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
+    """Each broker of the cluster is shown by one of the gateways, so that the sum over the gateways is right."""
+    return await services.call(_describe_log_dirs, services, request)
+
+
+def _describe_log_dirs(services: Services, request: Message) -> Message:
+    gateways = services.live_gateways()
+    mine = []
+    for broker in list_brokers(services.cluster):
+        shown_by = choose_gateway(gateways, None, "log dirs", broker.broker_id)
+        if shown_by is None or services.is_at(shown_by):
+            mine.append(broker.broker_id)
+    wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
+    outcome = outcome_of(lambda: describe_log_dirs_of_brokers(services.cluster, wanted, mine))
+    kind = DescribeLogDirsResponse.DescribeLogDirsResult
+    results = [
+        kind(
+            error_code=log_dir["error_code"],
+            log_dir=log_dir["log_dir"],
+            topics=[
+                kind.DescribeLogDirsTopic(
+                    name=topic["name"],
+                    partitions=[
+                        kind.DescribeLogDirsTopic.DescribeLogDirsPartition(**each) for each in topic["partitions"]
+                    ],
+                )
+                for topic in log_dir["topics"]
+            ],
+            total_bytes=log_dir["total_bytes"],
+            usable_bytes=log_dir["usable_bytes"],
+        )
+        for broker in outcome.result or ()
+        for log_dir in broker["log_dirs"]
+    ]
+    return DescribeLogDirsResponse(throttle_time_ms=0, error_code=outcome.code, results=results)
+
+
+APIS = (
+    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4), rights=(on_cluster(Operation.DESCRIBE),)),
+)  # fmt: skip

@@ -1,0 +1,225 @@
+"""Configs of topics, and of the cluster: clients see its settings as those of every broker."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, ConfigSourceType, ConfigType
+from kafka.protocol.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+from spark_log.clients.admin.configs import alter_resource, describe_resource
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.cluster.topics import list_topics
+from spark_log.config import ClusterSettings, canonical, definitions
+from spark_log.errors import IllegalArgumentError
+from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.gateway_settings import LIMITS
+from spark_log.gateway.protocol.error_codes import NONE, outcome_of
+from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway_settings import GatewaySettings
+
+Facts = Mapping[str, Any]
+"""Facts of a config, as `spark_log.clients.admin.configs` describes them."""
+
+_TOPIC, _BROKER = int(ConfigResourceType.TOPIC), int(ConfigResourceType.BROKER)
+_CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
+_UNSUPPORTED_VERSION = 35
+_RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
+"""Those of Kafka, of which only topics and brokers have configs here."""
+
+
+async def describe_configs(services: Services, request: Message, _client: Client) -> Message:
+    """All configs of each resource, or the named ones. A resource BROKER is the cluster with the gateway's options."""
+    return await services.call(_describe_configs, services, request)
+
+
+def _describe_configs(services: Services, request: Message) -> Message:
+    results = []
+    resources = {(each.resource_type, each.resource_name): each for each in request.resources}
+    for wanted in resources.values():
+        outcome = outcome_of(lambda wanted=wanted: _entries(services, wanted))  # type: ignore[misc]
+        results.append(
+            DescribeConfigsResponse.DescribeConfigsResult(
+                error_code=outcome.code,
+                error_message=outcome.message,
+                resource_type=wanted.resource_type,
+                resource_name=wanted.resource_name,
+                configs=[
+                    _described(name, facts, bool(request.include_synonyms), bool(request.include_documentation))
+                    for name, facts in (outcome.result or {}).items()
+                ],
+            )
+        )
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _entries(services: Services, wanted: Message) -> dict[str, Facts]:
+    resource = _resource(wanted.resource_type, wanted.resource_name)
+    entries: dict[str, Facts] = dict(describe_resource(services.cluster, resource))
+    if wanted.resource_type == _BROKER:
+        entries |= _options(services.settings)
+    if wanted.configuration_keys is None:
+        return entries
+    names = canonical(dict.fromkeys(wanted.configuration_keys))
+    return {name: facts for name, facts in entries.items() if name in names}
+
+
+_OPTION_TYPES = {bool: "BOOLEAN", int: "INT", str: "STRING"}
+
+
+def _options(settings: "GatewaySettings") -> dict[str, Facts]:
+    """The options of this gateway, under Kafka's names. They are set at its start."""
+    host = f"[{settings.advertised_host}]" if ":" in settings.advertised_host else settings.advertised_host
+    values = {
+        "advertised.listeners": f"{settings.security_protocol}://{host}:{settings.advertised_port}",
+        "auto.create.topics.enable": settings.auto_create_topics,
+        "num.partitions": settings.partitions_of_new_topics,
+        "sasl.enabled.mechanisms": ",".join(settings.sasl_mechanisms),
+        "connections.max.reauth.ms": settings.connections_max_reauth_ms,
+        **{name: getattr(settings, field) for name, field in LIMITS.items()},
+    }
+    return {
+        name: {
+            "value": str(value).lower() if isinstance(value, bool) else str(value),
+            "read_only": True,
+            "is_sensitive": False,
+            "config_source": ConfigSourceType.STATIC_BROKER_CONFIG.name,
+            "config_type": _OPTION_TYPES[type(value)],
+            "documentation": "",
+        }
+        for name, value in values.items()
+    }
+
+
+def _described(name: str, facts: Facts, synonyms: bool, documentation: bool) -> Message:
+    kind = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+    source = ConfigSourceType[facts["config_source"]]
+    values = [(source, facts["value"])]
+    if source is not ConfigSourceType.DEFAULT_CONFIG and name in _DEFAULTS:
+        values.append((ConfigSourceType.DEFAULT_CONFIG, _DEFAULTS[name]))
+    return kind(
+        name=name,
+        value=facts["value"],
+        read_only=facts["read_only"],
+        config_source=source.value,
+        is_sensitive=facts["is_sensitive"],
+        synonyms=[
+            kind.DescribeConfigsSynonym(name=name, value=value, source=where.value)
+            for where, value in (values if synonyms else ())
+        ],
+        config_type=ConfigType[facts["config_type"]].value,
+        documentation=facts["documentation"] if documentation else None,
+    )
+
+
+_DEFAULTS = {**{each.name: each.default for each in definitions()}, **ClusterSettings().as_text()}
+
+
+async def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_alter, services, request, IncrementalAlterConfigsResponse)
+
+
+async def alter_configs(services: Services, request: Message, _client: Client) -> Message:
+    """Configs that are not named are reset to their defaults."""
+    return await services.call(_alter, services, request, AlterConfigsResponse)
+
+
+def _alter(services: Services, request: Message, response: type[Message]) -> Message:
+    incremental = response is IncrementalAlterConfigsResponse
+    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+
+    def alter(wanted: Message) -> None:
+        if times[wanted.resource_type, wanted.resource_name] > 1:
+            raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
+        changes = _changes(wanted, incremental)
+        resource = _resource(wanted.resource_type, wanted.resource_name, changes)
+        alter_resource(services.cluster, resource, validate_only=bool(request.validate_only), incremental=incremental)
+        if wanted.resource_type == _TOPIC:
+            services.topics.forget(wanted.resource_name)
+
+    responses = []
+    for wanted in request.resources:
+        outcome = outcome_of(lambda wanted=wanted: alter(wanted))  # type: ignore[misc]
+        responses.append(
+            response.AlterConfigsResourceResponse(
+                error_code=outcome.code,
+                error_message=outcome.message,
+                resource_type=wanted.resource_type,
+                resource_name=wanted.resource_name,
+            )
+        )
+    return response(throttle_time_ms=0, responses=responses)
+
+
+def _changes(wanted: Message, incremental: bool) -> dict[str, tuple[AlterConfigOp, str | None]]:
+    changes: dict[str, tuple[AlterConfigOp, str | None]] = {}
+    for each in wanted.configs:
+        if each.name in changes:
+            raise IllegalArgumentError(f"config {each.name!r} is in the request more than once")
+        number = each.config_operation if incremental else AlterConfigOp.SET
+        if number not in list(AlterConfigOp):
+            raise IllegalArgumentError(f"config {each.name!r}: there is no operation {number}")
+        if each.value is None and number != AlterConfigOp.DELETE:
+            raise IllegalArgumentError(f"config {each.name!r}: the value is null")
+        changes[each.name] = AlterConfigOp(number), each.value
+    return changes
+
+
+def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) -> ConfigResource:
+    """IllegalArgumentError unless it is a topic, or a broker with an id or, for all, an empty name."""
+    if number == _BROKER and name and not name.isdecimal():
+        raise IllegalArgumentError(f"broker {name!r}: expected an id, or an empty name for all brokers")
+    if number not in (_TOPIC, _BROKER):
+        raise IllegalArgumentError(f"resource type {number}: only topics and brokers have configs")
+    return ConfigResource(ConfigResourceType(number), name, configs)
+
+
+async def list_config_resources(services: Services, request: Message, _client: Client) -> Message:
+    """The topics and the gateways, or those of the asked types. Version 0 asks for client metrics, which a gateway has
+    none of.
+    """
+    wanted = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
+    names: dict[int, list[str]] = {}
+    if _TOPIC in wanted:
+        names[_TOPIC] = [topic.name for topic in await services.call(list_topics, services.cluster)]
+    if _BROKER in wanted:
+        names[_BROKER] = [str(each.gateway_id) for each in await services.call(services.live_gateways)]
+    return ListConfigResourcesResponse(
+        throttle_time_ms=0,
+        error_code=NONE if wanted <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=number)
+            for number, found in names.items()
+            for name in (found if wanted <= _RESOURCE_TYPES else ())
+        ],
+    )
+
+
+def _configured(_request: Message, element: Message) -> tuple[ResourceType, str | None]:
+    return (ResourceType.TOPIC, element.resource_name) if element.resource_type == _TOPIC else CLUSTER
+
+
+APIS = (
+    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4), limits=TRANSACTIONS,
+        rights=(Each(Operation.DESCRIBE_CONFIGS, _configured, "resources", "results"),)),
+    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
+    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS,
+        rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
+    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY,
+        rights=(on_cluster(Operation.DESCRIBE_CONFIGS),)),
+)  # fmt: skip

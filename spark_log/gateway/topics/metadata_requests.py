@@ -1,0 +1,246 @@
+"""The first requests of a client: versions, brokers, topics and their leaders, coordinators."""
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+
+from spark_log.cluster.names import is_internal, is_legal
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
+from spark_log.errors import SparkLogError, TopicAlreadyExistsError
+from spark_log.gateway.access.access import Access
+from spark_log.gateway.access.rights import SHOWN_TOPICS, TOPIC_REFUSED, Each, Resource, Whole, each_topic
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.response_sizes import PARTITION_BYTES, TOPIC_BYTES
+from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
+from spark_log.gateway.protocol.authorized_operations import operations_on
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.request_limits import TINY
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Needed, Services
+from spark_log.metadata.sql_columns import PARTITION
+from spark_log.replication.controller.topic_operations import create_topic
+
+_UNKNOWN_TOPIC_OR_PARTITION = 3
+_LEADER_NOT_AVAILABLE = 5
+_COORDINATOR_NOT_AVAILABLE = 15
+_INVALID_TOPIC = 17
+_UNKNOWN_TOPIC_ID = 100
+UNSUPPORTED_VERSION = 35
+_NAMES_SOFTWARE = 3
+"""The first version of ApiVersions that names the client's library."""
+_NO_ID = uuid.UUID(int=0)
+GROUP, TRANSACTION = 0, 1
+_CREATED_TOGETHER_MAX = 100
+"""Topics that one request creates; the client asks again for the others."""
+
+
+async def api_versions(services: Services, _request: Message, _client: Client) -> Message:
+    return versions_response(services.versions)
+
+
+def versions_response(versions: Mapping[int, tuple[int, int]], code: int = NONE) -> Message:
+    """The APIs and versions that this gateway serves."""
+    kind = ApiVersionsResponse.ApiVersion
+    keys = [kind(api_key=key, min_version=low, max_version=high) for key, (low, high) in sorted(versions.items())]
+    return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
+
+
+def software_of(request: Message, version: int) -> str:
+    """Name and version of the client's library that a request of ApiVersions tells (KIP-511)."""
+    return f"{request.client_software_name} {request.client_software_version}" if version >= _NAMES_SOFTWARE else ""
+
+
+async def metadata(services: Services, request: Message, client: Client) -> Message:
+    """Brokers are the live gateways; the leader of a partition is the gateway that its producers should use."""
+    response, missing = await services.call_in_memory(partial(_metadata, services, request, client, {}))
+    if missing and request.allow_auto_topic_creation is not False and services.settings.auto_create_topics:
+        create = partial(_create, services, missing[:_CREATED_TOGETHER_MAX], client.access)
+        codes = await services.bulkheads.run(Lane.ADMIN, client.key, create)
+        codes |= dict.fromkeys(missing[_CREATED_TOGETHER_MAX:], _LEADER_NOT_AVAILABLE)
+        response, _ = await services.call_in_memory(partial(_metadata, services, request, client, codes))
+    return response
+
+
+def _create(services: Services, names: Sequence[str], access: Access) -> dict[str, int]:
+    """Topics with num.partitions, as a broker with auto.create.topics.enable makes them. Error codes by name."""
+    codes: dict[str, int] = {}
+    for name in names:
+        allowed = access.allows(Operation.CREATE, ResourceType.TOPIC, name)
+        if not (allowed or access.allows_on_cluster(Operation.CREATE)):
+            codes[name] = TOPIC_REFUSED
+            continue
+        try:
+            with suppress(TopicAlreadyExistsError):
+                create_topic(services.cluster, name, services.settings.partitions_of_new_topics)
+        except SparkLogError as error:
+            codes[name] = error_code(error)
+    return codes
+
+
+def _metadata(
+    services: Services, request: Message, client: Client, codes: Mapping[str, int], held: int
+) -> tuple[Message, Sequence[str]] | Needed:
+    """The response, and the names without a topic. `codes`: why one of them was not created. `held`: as `Needed`."""
+    everything = request.topics is None or (request.version == 0 and not request.topics)
+    names = [] if everything else list(dict.fromkeys(each.name for each in request.topics if each.name is not None))
+    ids = (
+        []
+        if everything
+        else list(dict.fromkeys(each.topic_id or _NO_ID for each in request.topics if each.name is None))
+    )
+    store = services.cluster.store
+
+    def read(connection: sa.Connection) -> _Facts | Needed:
+        by_name = find_topics(connection, None if everything else names)
+        by_id = topics_of_uuids(connection, [each.hex for each in ids]) if ids else {}
+        topics = (*by_name.values(), *by_id.values())
+        partitions = sum(topic.partition_count for topic in topics)
+        size = partitions * PARTITION_BYTES + (len(topics) + len(names) + len(ids)) * TOPIC_BYTES
+        if size > held:
+            return Needed(size)
+        topic_ids = None if everything else [topic.topic_id for topic in topics]
+        return _Facts(read_live_gateways(store, connection), by_name, by_id, leader_epochs(connection, topic_ids))
+
+    facts = store.read(read)
+    if isinstance(facts, Needed):
+        return facts
+    answers: list[Message] = []
+    for name in facts.by_name if everything else names:
+        if name in facts.by_name:
+            answers.append(_topic(services, facts.by_name[name], facts, client))
+        else:
+            missing = _UNKNOWN_TOPIC_OR_PARTITION if is_legal(name) else _INVALID_TOPIC
+            answers.append(_missing(name, codes.get(name, missing)))
+    for topic_id in ids:
+        if topic_id.hex in facts.by_id:
+            answers.append(_topic(services, facts.by_id[topic_id.hex], facts, client))
+        else:
+            answers.append(_missing(None, _UNKNOWN_TOPIC_ID, topic_id))
+    if request.include_topic_authorized_operations:
+        for answer in answers:
+            answer.authorized_operations = (
+                operations_on(client.access, ResourceType.TOPIC, answer.name)
+                if answer.error_code == NONE
+                else frozenset()
+            )
+    brokers = [
+        MetadataResponse.MetadataResponseBroker(node_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone)
+        for each in facts.gateways
+    ]
+    response = MetadataResponse(
+        throttle_time_ms=0,
+        brokers=brokers,
+        cluster_id=services.cluster.cluster_id,
+        controller_id=min((each.gateway_id for each in facts.gateways), default=-1),
+        topics=answers,
+        authorized_operations=(
+            operations_on(client.access, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else None
+        ),
+    )
+    return response, [name for name in names if name not in facts.by_name]
+
+
+class _Facts(NamedTuple):
+    """Facts of one moment. `by_id`: topics by uuid; `epochs`: leader epochs by topic id and partition."""
+
+    gateways: Sequence[LiveGateway]
+    by_name: Mapping[str, Topic]
+    by_id: Mapping[str, Topic]
+    epochs: Mapping[int, Mapping[int, int]]
+
+
+def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) -> dict[int, dict[int, int]]:
+    """By topic id and partition, in their order; of all topics for None."""
+    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
+    if topic_ids is not None:
+        query = query.where(PARTITION.topic_id.in_(topic_ids))
+    epochs: dict[int, dict[int, int]] = {}
+    for topic_id, number, epoch in connection.execute(query.order_by(PARTITION.topic_id, PARTITION.partition)):
+        epochs.setdefault(topic_id, {})[number] = epoch
+    return epochs
+
+
+def _topic(services: Services, topic: Topic, facts: _Facts, client: Client) -> Message:
+    kind = MetadataResponse.MetadataResponseTopic
+    zone = client.zone or services.settings.zone
+    partitions = [
+        kind.MetadataResponsePartition(
+            **partition_fields(choose_gateway(facts.gateways, zone, topic.topic_id, number), number, epoch)
+        )
+        for number, epoch in facts.epochs.get(topic.topic_id, {}).items()
+    ]
+    return kind(
+        error_code=NONE,
+        name=topic.name,
+        topic_id=uuid.UUID(hex=topic.uuid),
+        is_internal=is_internal(topic.name),
+        partitions=partitions,
+    )
+
+
+def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Message:
+    return MetadataResponse.MetadataResponseTopic(
+        error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=[]
+    )
+
+
+async def find_coordinator(services: Services, request: Message, client: Client) -> Message:
+    """The gateway of a group or transactional id. Any gateway would do; all members of a zone get the same."""
+    return await services.call(_find_coordinator, services, request, client)
+
+
+def _find_coordinator(services: Services, request: Message, client: Client) -> Message:
+    keys = [request.key] if request.version < 4 else list(dict.fromkeys(request.coordinator_keys))
+    gateways, zone = services.live_gateways(), client.zone or services.settings.zone
+    chosen = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
+    if request.version < 4:
+        return FindCoordinatorResponse(throttle_time_ms=0, **_coordinator(chosen[request.key]))
+    kind = FindCoordinatorResponse.Coordinator
+    coordinators = [kind(key=key, **_coordinator(one)) for key, one in chosen.items()]
+    return FindCoordinatorResponse(throttle_time_ms=0, coordinators=coordinators)
+
+
+def _coordinator(one: LiveGateway | None) -> Mapping[str, object]:
+    if one is None:
+        return {"node_id": -1, "host": "", "port": -1, "error_code": _COORDINATOR_NOT_AVAILABLE}
+    return {"node_id": one.gateway_id, "host": one.host, "port": one.port, "error_code": NONE}
+
+
+_COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+
+
+def _coordinated_before_v4(request: Message) -> Resource | None:
+    kind = _COORDINATED.get(request.key_type)
+    return (kind, request.key) if kind is not None and request.version < 4 else None
+
+
+def _coordinated(request: Message, key: Message) -> tuple[ResourceType, str | None]:
+    return _COORDINATED.get(request.key_type, ResourceType.GROUP), key
+
+
+APIS = (
+    Api(ApiVersionsRequest, api_versions, advertised=(0, 4), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA,
+        rights=(each_topic(Operation.DESCRIBE, unknown_if_by_id=True), SHOWN_TOPICS)),
+    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA,
+        rights=(
+            Whole(Operation.DESCRIBE, _coordinated_before_v4),
+            Each(Operation.DESCRIBE, _coordinated, "coordinator_keys", "coordinators"),
+        )),
+)  # fmt: skip

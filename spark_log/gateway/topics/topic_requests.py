@@ -1,0 +1,256 @@
+"""Creation and deletion of topics, additional partitions, deletion of records."""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from kafka.admin import ConfigSourceType
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+
+from spark_log.clients.admin.configs import entries_of
+from spark_log.cluster.security.acl_rules import Operation
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
+from spark_log.config import canonical
+from spark_log.errors import (
+    IllegalArgumentError,
+    InvalidConfigurationError,
+    InvalidReplicationAssignmentError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+)
+from spark_log.gateway.access.access import EVERYTHING
+from spark_log.gateway.access.rights import each_topic
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
+from spark_log.gateway.protocol.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+
+_UNKNOWN_TOPIC_ID = 100
+_NO_ID = uuid.UUID(int=0)
+_DEFAULT = -1
+"""num.partitions and default.replication.factor."""
+_DEFAULT_REPLICATION_FACTOR = 1
+PARTITIONS_OF_REQUEST_MAX = 10_000
+"""New partitions of all topics of a request together, as in KRaft: each is a row, and they are written in turn."""
+
+
+async def create_topics(services: Services, request: Message, client: Client) -> Message:
+    """Each topic on its own. spark-log places the replicas: a topic with assignments is refused."""
+    return await services.call(_create_topics, services, request, client)
+
+
+def _create_topics(services: Services, request: Message, client: Client) -> Message:
+    times = Counter(each.name for each in request.topics)
+    topics = {each.name: each for each in request.topics}.values()
+    default = services.settings.partitions_of_new_topics
+    partitions = {each.name: default if each.num_partitions == _DEFAULT else each.num_partitions for each in topics}
+    too_many = _too_many(partitions.values())
+
+    def created(wanted: Message) -> Message:
+        if too_many is not None:
+            return _not_created(wanted, too_many)
+        return _created(
+            services, client, wanted, partitions[wanted.name], times[wanted.name], bool(request.validate_only)
+        )
+
+    return CreateTopicsResponse(throttle_time_ms=0, topics=[created(each) for each in topics])
+
+
+def _too_many(new_partitions: Iterable[int]) -> Outcome[None] | None:
+    """POLICY_VIOLATION if the topics of a request would get more partitions together than one request may add."""
+    if sum(max(each, 0) for each in new_partitions) <= PARTITIONS_OF_REQUEST_MAX:
+        return None
+    return failed(
+        PolicyViolationError(
+            f"Excessively large number of partitions per request: more than {PARTITIONS_OF_REQUEST_MAX} together."
+        )
+    )
+
+
+def _not_created(wanted: Message, outcome: Outcome[Any]) -> Message:
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=wanted.name,
+        topic_id=_NO_ID,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        num_partitions=-1,
+        replication_factor=-1,
+        configs=[],
+    )
+
+
+def _created(
+    services: Services, client: Client, wanted: Message, partitions: int, times: int, validate_only: bool
+) -> Message:
+    factor = wanted.replication_factor
+    factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
+    configs: dict[str, str] = {}
+
+    def create() -> Topic | None:
+        if times > 1:
+            raise IllegalArgumentError(f"topic {wanted.name!r} is in the request more than once")
+        if wanted.assignments:
+            raise InvalidReplicationAssignmentError(
+                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks;"
+                " give the number of partitions and the replication factor instead of assignments"
+            )
+        for each in wanted.configs:
+            if each.value is None:
+                raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
+            configs[each.name] = each.value
+        try:
+            return create_topic(services.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+        except TopicAlreadyExistsError:
+            if client.access is EVERYTHING:
+                raise
+            # the name that collides may be of a topic that the client may not describe
+            raise TopicAlreadyExistsError(
+                f"Topic {wanted.name!r} already exists, or a name that differs in '.' and '_' only."
+            ) from None
+
+    outcome = outcome_of(create)
+    if outcome.code != NONE:
+        return _not_created(wanted, outcome)
+    topic = outcome.result
+    entry = CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=wanted.name,
+        topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
+        error_code=NONE,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=factor,
+        configs=[
+            entry(
+                name=name,
+                value=facts["value"],
+                read_only=False,
+                config_source=ConfigSourceType[facts["config_source"]].value,
+                is_sensitive=False,
+            )
+            for name, facts in entries_of(canonical(configs), everything=True).items()
+        ],
+    )
+
+
+async def delete_topics(services: Services, request: Message, _client: Client) -> Message:
+    """By name, or by topic id since version 6."""
+    return await services.call(_delete_topics, services, request)
+
+
+def _delete_topics(services: Services, request: Message) -> Message:
+    if request.version < 6:
+        return DeleteTopicsResponse(
+            throttle_time_ms=0, responses=[_deleted(services, name, _NO_ID) for name in request.topic_names]
+        )
+    ids = [_id_of(each).hex for each in request.topics]
+    by_id = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
+    responses = []
+    for wanted in request.topics:
+        topic = by_id.get(_id_of(wanted).hex)
+        name = wanted.name if wanted.name is not None else topic.name if topic is not None else None
+        responses.append(_deleted(services, name, _id_of(wanted)))
+    return DeleteTopicsResponse(throttle_time_ms=0, responses=responses)
+
+
+def _id_of(wanted: Message) -> uuid.UUID:
+    """kafka-python decodes the nil UUID as None."""
+    return _NO_ID if wanted.topic_id is None else wanted.topic_id
+
+
+def _deleted(services: Services, name: str | None, topic_id: uuid.UUID) -> Message:
+    if name is None:
+        outcome: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id}")
+    else:
+        outcome = outcome_of(lambda: delete_topic(services.cluster, name))
+        services.topics.forget(name)
+    return DeleteTopicsResponse.DeletableTopicResult(
+        name=name, topic_id=topic_id, error_code=outcome.code, error_message=outcome.message
+    )
+
+
+async def create_partitions(services: Services, request: Message, _client: Client) -> Message:
+    return await services.call(_create_partitions, services, request)
+
+
+def _create_partitions(services: Services, request: Message) -> Message:
+    names = [each.name for each in request.topics]
+    there = services.cluster.store.read(lambda connection: find_topics(connection, names))
+    too_many = _too_many(each.count - there[each.name].partition_count for each in request.topics if each.name in there)
+
+    def add(wanted: Message) -> None:
+        if wanted.assignments:
+            raise InvalidReplicationAssignmentError(
+                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks, without assignments"
+            )
+        add_partitions(services.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
+        services.topics.forget(wanted.name)
+
+    results = []
+    for wanted in request.topics:
+        outcome = too_many or outcome_of(lambda wanted=wanted: add(wanted))  # type: ignore[misc]
+        results.append(
+            CreatePartitionsResponse.CreatePartitionsTopicResult(
+                name=wanted.name, error_code=outcome.code, error_message=outcome.message
+            )
+        )
+    return CreatePartitionsResponse(throttle_time_ms=0, results=results)
+
+
+async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
+    """Move log start offsets; each partition on its own if one of them is refused."""
+    return await services.call(_delete_records, services, request)
+
+
+def _delete_records(services: Services, request: Message) -> Message:
+    before = {
+        TopicPartition(topic.name, each.partition_index): each.offset
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    together = outcome_of(lambda: delete_records(services.cluster, before))
+
+    def deleted(tp: TopicPartition) -> Message:
+        outcome = together
+        if together.code != NONE:
+            outcome = outcome_of(lambda: delete_records(services.cluster, {tp: before[tp]}))
+        low = -1 if outcome.result is None else outcome.result[tp]
+        kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
+        return kind(partition_index=tp.partition, low_watermark=low, error_code=outcome.code)
+
+    topics = [
+        DeleteRecordsResponse.DeleteRecordsTopicResult(
+            name=topic.name,
+            partitions=[deleted(TopicPartition(topic.name, each.partition_index)) for each in topic.partitions],
+        )
+        for topic in request.topics
+    ]
+    return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
+
+
+APIS = (
+    Api(CreateTopicsRequest, create_topics, advertised=(2, 7), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.CREATE, or_cluster=True),)),
+    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6), limits=TRANSACTIONS,
+        rights=(
+            each_topic(Operation.DELETE, "responses", "topic_names", None), each_topic(Operation.DELETE, "responses"),
+        )),
+    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.ALTER, "results"),)),
+    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.DELETE),)),
+)  # fmt: skip

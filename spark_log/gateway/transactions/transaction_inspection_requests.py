@@ -1,0 +1,141 @@
+"""Descriptions of producers and transactions."""
+
+from functools import partial
+
+from kafka.protocol.admin import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.facts import transactions as inspection
+from spark_log.gateway.access.rights import Shown, each_named, each_topic
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
+from spark_log.gateway.protocol.error_codes import outcome_of
+from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Needed, Services
+from spark_log.ids import TopicPartition
+from spark_log.transactions.rules import TransactionState
+
+_NONE = -1
+"""No sequence, coordinator, or open transaction."""
+
+
+async def describe_producers(services: Services, request: Message, _client: Client) -> Message:
+    topics: dict[str, list[int]] = {}
+    for topic in request.topics:
+        topics.setdefault(topic.name, []).extend(topic.partition_indexes)
+    answers = []
+    for name, numbers in topics.items():
+        places = [TopicPartition(name, number) for number in numbers]
+        partitions = await services.in_portions(partial(_producers, services), places)
+        answers.append(DescribeProducersResponse.TopicResponse(name=name, partitions=partitions))
+    return DescribeProducersResponse(throttle_time_ms=0, topics=answers)
+
+
+def _producers(services: Services, tp: TopicPartition) -> Message:
+    kind = DescribeProducersResponse.TopicResponse.PartitionResponse
+    outcome = outcome_of(lambda: inspection.describe_producers(services.cluster.store, [tp])[tp])
+    producers = [
+        kind.ProducerState(
+            producer_id=each.producer_id,
+            producer_epoch=each.producer_epoch,
+            last_sequence=_NONE if each.last_sequence is None else each.last_sequence,
+            last_timestamp=each.last_ms,
+            coordinator_epoch=_NONE,
+            current_txn_start_offset=_NONE if each.transaction_start_offset is None else each.transaction_start_offset,
+        )
+        for each in outcome.result or ()
+    ]
+    return kind(
+        partition_index=tp.partition,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        active_producers=producers,
+    )
+
+
+async def describe_transactions(services: Services, request: Message, _client: Client) -> Message:
+    states = await services.in_portions(partial(_transaction, services), request.transactional_ids)
+    return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=states)
+
+
+def _transaction(services: Services, transactional_id: str) -> Message:
+    kind = DescribeTransactionsResponse.TransactionState
+    outcome = outcome_of(lambda: inspection.describe_transactions(services.cluster.store, [transactional_id])[0])
+    if outcome.result is None:
+        return kind(
+            error_code=outcome.code,
+            transactional_id=transactional_id,
+            transaction_state="",
+            transaction_timeout_ms=0,
+            transaction_start_time_ms=_NONE,
+            producer_id=_NONE,
+            producer_epoch=_NONE,
+            topics=[],
+        )
+    transaction = outcome.result.transaction
+    topics: dict[str, list[int]] = {}
+    for pending in outcome.result.pending:
+        topics.setdefault(pending.topic, []).append(pending.partition)
+    return kind(
+        error_code=outcome.code,
+        transactional_id=transactional_id,
+        transaction_state=transaction.state.value,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_start_time_ms=_NONE if transaction.began_ms is None else transaction.began_ms,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        topics=[kind.TopicData(topic=name, partitions=numbers) for name, numbers in topics.items()],
+    )
+
+
+async def list_transactions(services: Services, request: Message, _client: Client) -> Message:
+    """The current or last transaction of each transactional id; only open ones have a duration."""
+    return await services.call_in_memory(partial(_list_transactions, services, request))
+
+
+def _list_transactions(services: Services, request: Message, held: int) -> Message | Needed:
+    known = {each.value for each in TransactionState}
+    states = set(request.state_filters)
+    producer_ids = set(request.producer_id_filters)
+    longer_than_ms = request.duration_filter if request.version >= 1 else -1
+    outcome = outcome_of(lambda: inspection.list_transactions(services.cluster.store))
+    size = sum(ELEMENT_BYTES + len(each.transactional_id) for each in outcome.result or ())
+    if size > held:
+        return Needed(size)
+    return ListTransactionsResponse(
+        throttle_time_ms=0,
+        error_code=outcome.code,
+        unknown_state_filters=sorted(states - known),
+        transaction_states=[
+            ListTransactionsResponse.TransactionState(
+                transactional_id=each.transactional_id,
+                producer_id=each.producer_id,
+                transaction_state=each.state.value,
+            )
+            for each in outcome.result or ()
+            if (not states or each.state.value in states)
+            and (not producer_ids or each.producer_id in producer_ids)
+            and (longer_than_ms < 0 or (each.open_ms is not None and each.open_ms > longer_than_ms))
+        ],
+    )
+
+
+APIS = (
+    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(each_topic(Operation.READ),)),
+    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0), limits=TRANSACTIONS,
+        rights=(
+            each_named(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transactional_ids", "transaction_states"),
+            Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic", within="transaction_states"),
+        )),
+    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1), limits=TINY,
+        rights=(Shown(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transaction_states", "transactional_id"),)),
+)  # fmt: skip

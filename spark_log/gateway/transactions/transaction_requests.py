@@ -1,0 +1,251 @@
+"""Transactions: their begin, the offsets that they commit, and their end. Produce sends their records."""
+
+from functools import partial
+
+from kafka.protocol.producer.transaction import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+from spark_log.cluster.security.acl_rules import Operation
+from spark_log.config.values import can_be_stored
+from spark_log.errors import (
+    IllegalArgumentError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+)
+from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic, on_group, on_transaction
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.groups.committed_offset_requests import commit_outcomes
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.request_limits import TINY
+from spark_log.gateway.protocol.stored_names import with_storable_names
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.gateway.transactions import pending_records as transactions
+from spark_log.gateway.transactions.claims import TIMEOUT_MS, ClaimTakenError
+from spark_log.groups.committed_offsets import Commit, check_commits
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.pending_offsets import add_offsets
+from spark_log.groups.transacted_offsets import Committer
+from spark_log.ids import TopicPartition
+from spark_log.log.append.producer_rows import register_producer
+from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions.rules import ProducerRef
+from spark_log.transactions.wire_transactions import WireProducer
+
+_UNKNOWN_TOPIC_OR_PARTITION = 3
+_OPERATION_NOT_ATTEMPTED = 55
+_COORDINATOR_LOAD_IN_PROGRESS = 14
+_COORDINATOR_NOT_AVAILABLE = 15
+_INVALID_PRODUCER_EPOCH = 47
+_KNOWS_FENCED = {InitProducerIdRequest: 4, AddPartitionsToTxnRequest: 2, AddOffsetsToTxnRequest: 2, EndTxnRequest: 2}
+"""The first version that may answer PRODUCER_FENCED; others, and other requests, answer INVALID_PRODUCER_EPOCH."""
+_RETRIES_LOAD_IN_PROGRESS = 3
+"""The first version of TxnOffsetCommit. KafkaJS, at a lower one, retries it only after UNKNOWN_TOPIC_OR_PARTITION."""
+_ID_LENGTH_MAX = 249
+
+
+def _code(error: Exception, request: Message) -> int:
+    if isinstance(error, ClaimTakenError):
+        if isinstance(request, TxnOffsetCommitRequest) and request.version < _RETRIES_LOAD_IN_PROGRESS:
+            return _UNKNOWN_TOPIC_OR_PARTITION
+        return _COORDINATOR_LOAD_IN_PROGRESS
+    if isinstance(error, TransactionAbortableError):  # of KIP-890: a broker tells these clients that they are fenced
+        error = ProducerFencedError(str(error))
+    if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
+        return _INVALID_PRODUCER_EPOCH
+    return error_code(error)
+
+
+async def init_producer_id(services: Services, request: Message, client: Client) -> Message:
+    """A new producer id, or the id and the next epoch of a transactional id."""
+    try:
+        producer_id, epoch = await services.call(_init, services, request, client)
+    except SparkLogError as error:
+        code = _code(error, request)
+        return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
+    return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
+
+
+def _init(services: Services, request: Message, client: Client) -> tuple[int, int]:
+    name = request.transactional_id
+    if name is None:
+        return register_producer(services.cluster.store, TIMEOUT_MS, client.checked_principal), 0
+    if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
+        raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
+    given = None
+    if request.version >= 3 and request.producer_id >= 0:
+        given = ProducerRef(request.producer_id, request.producer_epoch)
+    ref, claim = transaction_store.init_producer(
+        services.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
+    )
+    client.claims.keep(name, ref.producer_id, claim)
+    return ref.producer_id, ref.epoch
+
+
+async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
+    """Begins the transaction. Which partitions it has is known from its records."""
+    topics = request.v3_and_below_topics
+    known = await services.call(services.topics.find, [topic.name for topic in topics])
+    missing = {
+        (topic.name, number)
+        for topic in topics
+        for number in topic.partitions
+        if topic.name not in known or not 0 <= number < known[topic.name].partition_count
+    }
+    code = NONE
+    if not missing:
+        producer = WireProducer(
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+        )
+        code = await _begin(services, client, producer, request)
+
+    def code_of(place: tuple[str, int]) -> int:
+        if not missing:
+            return code
+        return _UNKNOWN_TOPIC_OR_PARTITION if place in missing else _OPERATION_NOT_ATTEMPTED
+
+    kind = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+    return AddPartitionsToTxnResponse(
+        throttle_time_ms=0,
+        results_by_topic_v3_and_below=[
+            kind(
+                name=topic.name,
+                results_by_partition=[
+                    kind.AddPartitionsToTxnPartitionResult(
+                        partition_index=number, partition_error_code=code_of((topic.name, number))
+                    )
+                    for number in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+async def add_offsets_to_txn(services: Services, request: Message, client: Client) -> Message:
+    """Begins the transaction. Which groups it has is known from its offsets."""
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(services, client, producer, request))
+
+
+async def _begin(services: Services, client: Client, producer: WireProducer, request: Message) -> int:
+    def begin(claim: Claim) -> None:
+        wire_transactions.begin(services.cluster.store, producer, claim, timeout_ms=TIMEOUT_MS)
+
+    try:
+        await client.claims.call(services, producer, Role.COORDINATOR, begin)
+    except (SparkLogError, ClaimTakenError) as error:
+        return _code(error, request)
+    return NONE
+
+
+async def txn_offset_commit(services: Services, request: Message, client: Client) -> Message:
+    """Offsets of a group that EndTxn will commit."""
+    kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+    unknown: list[TopicPartition] = []
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    add = partial(_add_offsets, services, request, producer)
+    try:
+        unknown = await client.claims.call(services, producer, Role.OFFSETS, add)
+        code = NONE
+    except (SparkLogError, ClaimTakenError) as error:
+        code = _code(error, request)
+    topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, unknown)
+    return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
+
+
+def _add_offsets(services: Services, request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
+    store = services.cluster.store
+    check_group_id(request.group_id)
+    given = {
+        TopicPartition(topic.name, each.partition_index): Commit(
+            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    member_id = request.member_id or ""
+    who = Committer(
+        request.group_id,
+        member_id,
+        request.generation_id if member_id else -1,
+        request.group_instance_id,
+        unfenced=not member_id,
+    )
+    return add_offsets(store, producer, claim, who, check_commits(given, store.settings), timeout_ms=TIMEOUT_MS)
+
+
+async def end_txn(services: Services, request: Message, client: Client) -> Message:
+    """Commit or abort. After an error that is not final the transaction is open, and the client calls again."""
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    code = NONE
+
+    def end(claim: Claim) -> None:
+        if request.committed:
+            transactions.commit(services.log, producer, claim, timeout_ms=TIMEOUT_MS)
+        else:
+            wire_transactions.abort(services.cluster, producer, claim, timeout_ms=TIMEOUT_MS)
+
+    try:
+        await client.claims.call(services, producer, Role.COORDINATOR, end)
+    except (SparkLogError, ClaimTakenError) as error:
+        retriable = isinstance(error, SparkLogError) and error.retriable
+        code = _COORDINATOR_NOT_AVAILABLE if retriable else _code(error, request)
+    return EndTxnResponse(throttle_time_ms=0, error_code=code)
+
+
+def _cluster_if_not_transactional(request: Message) -> Resource | None:
+    return CLUSTER if request.transactional_id is None else None
+
+
+APIS = (
+    Api(
+        InitProducerIdRequest,
+        init_producer_id,
+        advertised=(0, 4),
+        rights=(on_transaction(), Whole(Operation.IDEMPOTENT_WRITE, _cluster_if_not_transactional, or_any_topic=True)),
+        limits=TINY,
+        lane=Lane.TRANSACTION,
+    ),
+    Api(
+        AddPartitionsToTxnRequest,
+        add_partitions_to_txn,
+        advertised=(0, 3),
+        rights=(
+            on_transaction("v3_and_below_transactional_id"),
+            each_topic(Operation.WRITE, "results_by_topic_v3_and_below", "v3_and_below_topics", together=True),
+        ),
+        lane=Lane.TRANSACTION,
+    ),
+    Api(
+        AddOffsetsToTxnRequest,
+        add_offsets_to_txn,
+        advertised=(0, 3),
+        rights=(on_transaction(), on_group(Operation.READ)),
+        limits=TINY,
+        lane=Lane.TRANSACTION,
+    ),
+    Api(
+        TxnOffsetCommitRequest,
+        with_storable_names(TxnOffsetCommitRequest, txn_offset_commit),
+        advertised=(0, 3),
+        rights=(on_transaction(), on_group(Operation.READ), each_topic(Operation.READ)),
+        lane=Lane.TRANSACTION,
+    ),
+    Api(EndTxnRequest, end_txn, advertised=(0, 3), rights=(on_transaction(),), limits=TINY, lane=Lane.TRANSACTION),
+)

@@ -1,0 +1,147 @@
+"""Heartbeats that say nothing new, many at a time: they share one read, and one transaction that renews sessions."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.errors import SparkLogError
+from spark_log.groups import batch_rows, rows
+from spark_log.groups.batch_rows import Key, MemberColumns
+from spark_log.groups.member_operations import renewal_due_ms
+from spark_log.groups.rules import Group, check_member, notice_topics, session_end
+from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
+from spark_log.ids import TopicPartition
+from spark_log.metadata.prepared import one_message
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+
+class Beat(NamedTuple):
+    """A heartbeat of a classic member, or with a claim one of a member of the consumer protocol."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    """The member epoch, if there is a claim."""
+    claim: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.group_id, self.member_id
+
+
+@dataclass(frozen=True)
+class BeatAnswer:
+    """`rejoin`: the member must join again; the heartbeat of one with a claim must be handled alone. `error`:
+    UnknownMemberIdError or FencedInstanceIdError.
+
+    `renewal_due`: the session must be renewed before the heartbeat is answered. Unless something is committed, the
+    answer stays the same until `valid_until_ms` of the store's lease clock.
+    """
+
+    rejoin: bool
+    error: SparkLogError | None
+    renewal_due: bool
+    valid_until_ms: int
+
+
+def answer_beats(store: Store, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    """The answers as the store is now. At most MEMBERS_MAX heartbeats."""
+    return store.read(lambda connection: _answers(store, connection, beats))
+
+
+def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
+    """Renew the sessions. False: the member is no longer live. At most MEMBERS_MAX heartbeats."""
+    keys = _keys(beats)
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, int]:
+        batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
+        now = store.clock(connection)
+        until_ms = {}
+        for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
+            if not now.expired(row.until_ms, row.clock_epoch):
+                renewed_ms = session_end(now.lease_ms, row.session_timeout_ms, row.rejoin_by_ms)
+                if row.epoch_state is not None:
+                    renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
+                until_ms[row.group_id, row.member_id] = renewed_ms
+        batch_rows.renew_sessions(connection, until_ms, now)
+        return until_ms
+
+    renewed = store.transact(body)
+    return [beat.key in renewed for beat in beats]
+
+
+def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    keys = _keys(beats)
+    with one_message(connection):
+        clock = store.ask_clock(connection)
+        members = batch_rows.ask_members(connection, keys)
+        owned = batch_rows.ask_owned(connection, keys)
+        ends = batch_rows.ask_session_ends(connection, {group_id for group_id, _ in keys})
+    now = clock()
+    found = {(row.group_id, row.member_id): row for row in map(MemberColumns._make, members.rows())}
+    assigned: dict[Key, set[TopicPartition]] = {}
+    for group_id, member_id, topic, number in owned.rows():
+        assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
+    ends_ms = _session_ends(ends.rows(), now)
+    subscriptions = [subscription_of(row.subscription) for row in found.values()]
+    topics = {name for said in subscriptions for name in said.topics}
+    topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
+    facts = batch_rows.topic_facts(connection, topics)
+    answers = []
+    for beat in beats:
+        row = found.get(beat.key)
+        if (
+            row is None
+            or now.expired(row.until_ms, row.clock_epoch)
+            or (row.protocol == rows.CONSUMER) != (beat.claim is not None)
+        ):
+            answers.append(BeatAnswer(False, _refusal(connection, beat, gone=row is None), False, 0))
+            continue
+        group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
+        names = said.topics
+        rejoin = (
+            row.group_generation != beat.generation
+            or notice_topics(group, facts_of(row.topics), facts, names) != group
+            or ends_ms[beat.group_id] <= now.lease_ms
+            or assigned.get(beat.key, set()) != partitions_of(row.target)
+        )
+        if row.epoch_state is not None:
+            epochs = epochs_of(row.epoch_state)
+            rejoin = (
+                rejoin
+                or (row.epoch, epochs.claim) != (beat.generation, beat.claim)
+                or beat.instance_id not in (None, row.instance_id)
+                or epochs.told != assigned.get(beat.key, set())
+                or (said.pattern is not None and said.pattern.matched != topic_set)
+            )
+        due_ms = renewal_due_ms(row.until_ms, row.session_timeout_ms, row.rejoin_by_ms)
+        valid_until_ms = min(due_ms, ends_ms[beat.group_id])
+        accepted = not rejoin or row.epoch_state is None
+        answers.append(BeatAnswer(rejoin, None, accepted and due_ms <= now.lease_ms, valid_until_ms))
+    return answers
+
+
+def _keys(beats: Sequence[Beat]) -> list[Key]:
+    return sorted({beat.key for beat in beats})
+
+
+def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict[str, int]:
+    """By group: the time when the first session of its members ends; 0 if one ended before this host booted."""
+    found: dict[str, int] = {}
+    for group_id, clock_epoch, until_ms in ends:
+        end_ms = until_ms if clock_epoch == now.clock_epoch else 0
+        found[group_id] = min(end_ms, found.get(group_id, end_ms))
+    return found
+
+
+def _refusal(connection: sa.Connection, beat: Beat, *, gone: bool) -> SparkLogError:
+    """The error of a member that is not live."""
+    fenced = gone and rows.find_instance(connection, beat.group_id, beat.instance_id) is not None
+    try:
+        check_member(beat.group_id, beat.member_id, live=False, fenced=fenced)
+    except SparkLogError as error:
+        return error
+    raise AssertionError("unreachable: check_member raises")

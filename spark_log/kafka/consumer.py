@@ -1,5 +1,0 @@
-"""kafka.consumer."""
-
-from spark_log.consume.consumer import Consumer
-
-KafkaConsumer = Consumer

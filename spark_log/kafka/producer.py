@@ -1,5 +1,0 @@
-"""kafka.producer."""
-
-from spark_log.produce.producer import Producer
-
-KafkaProducer = Producer

@@ -1,0 +1,240 @@
+"""The append transaction: one commit for all partitions of a request. It
+
+1. runs the request's hooks, and validates its write id;
+2. locks the rows and assigns offsets, batch by batch (`log.append.rules.decide`: validate -> assign -> advance);
+3. writes the segment rows and the blobs;
+4. advances partitions, replicas and producers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.failpoints import failpoint
+from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Batch,
+    Rejected,
+    decide,
+    remember,
+)
+from spark_log.log.append.sequence_rules import ProducerState
+from spark_log.log.append.write_ids import take
+from spark_log.log.partitions.partition_rows import Key, ask_partitions, save_partitions, set_recovery_points
+from spark_log.log.partitions.replication_rules import PartitionState
+from spark_log.log.segments.segment_rows import insert_blobs, insert_segments
+from spark_log.metadata.prepared import one_message, sent_with_commit
+from spark_log.metadata.sql_columns import WRITE_ID
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+
+CommitHook = Callable[[sa.Connection, StoreClock], bool]
+"""Runs inside the append transaction, before partitions are locked. False: an earlier call has committed the whole
+request; this one changes nothing."""
+
+
+@dataclass(frozen=True)
+class AppendRequest:
+    """The batches that one flush appends, over any number of topics and partitions, in order.
+
+    `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
+    `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
+    `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits`: the batches were pending in
+    a transaction, so none of them repeats an earlier one.
+    """
+
+    batches: Sequence[Batch]
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    acks: Acks = "all"
+    atomic: bool = False
+    write_id: str | None = None
+    release_write_id: bool = False
+    hooks: Sequence[CommitHook] = ()
+    durable: bool = True
+    commits: bool = False
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """The outcome of each batch of the request, in order, and the partitions afterwards.
+
+    `committed_before`: a hook found that an earlier call had committed the request. Nothing changed, and there are no
+    outcomes and no partitions.
+    """
+
+    outcomes: Sequence[Appended | Rejected]
+    partitions: Mapping[Key, PartitionState]
+    committed_before: bool = False
+
+
+_COMMITTED_BEFORE = AppendResult((), {}, committed_before=True)
+
+
+@dataclass(frozen=True)
+class _Locked:
+    """The rows that the transaction has locked, as they were."""
+
+    partitions: Mapping[Key, PartitionState]
+    producers: Mapping[ProducerKey, ProducerState]
+
+
+@dataclass
+class _Assigned:
+    """The outcome of each batch, the batches that got offsets, and partitions and producers afterwards."""
+
+    outcomes: list[Appended | Rejected]
+    new: list[tuple[Batch, Appended, PartitionState]]
+    partitions: dict[Key, PartitionState]
+    producers: dict[ProducerKey, ProducerState]
+
+
+class _AbandonedError(Exception):
+    """Rolls back the transaction of an atomic request."""
+
+    def __init__(self, outcomes: Sequence[Appended | Rejected]) -> None:
+        self.outcomes = outcomes
+
+
+def run_append_transaction(
+    store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> AppendResult:
+    """Append the request's batches. A refused batch is an outcome, not an error. Raises failures of the store, and the
+    errors of hooks and of the write id.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
+        return _append(store, connection, request)
+
+    try:
+        result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable, announce=True)
+    except _AbandonedError as abandoned:
+        return AppendResult(abandoned.outcomes, {})
+    failpoint("append.committed")
+    return result
+
+
+def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> AppendResult:
+    if request.hooks:
+        now = store.clock(connection)
+        if not all(hook(connection, now) for hook in request.hooks):
+            return _COMMITTED_BEFORE
+    if request.write_id is not None:
+        check_write_id(connection, request.write_id, release=request.release_write_id)
+    now, locked = _lock(store, connection, request.batches)
+    assigned = _assign(request, locked)
+    if request.atomic and any(isinstance(outcome, Rejected) for outcome in assigned.outcomes):
+        raise _AbandonedError(assigned.outcomes)
+    if assigned.new:
+        with sent_with_commit(connection):
+            _write(connection, now, request, assigned)
+            _advance(connection, now, request, locked, assigned)
+    failpoint("append.decided")
+    return AppendResult(assigned.outcomes, assigned.partitions)
+
+
+def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
+    """Decide the batches in order; each sees the partition after the batches before it. Pure."""
+    assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
+    for batch in request.batches:
+        key = (batch.topic_id, batch.partition)
+        state = assigned.partitions.get(key)
+        if state is None:
+            deleted = UnknownTopicOrPartitionError(
+                f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
+            )
+            assigned.outcomes.append(Rejected(deleted))
+            continue
+        producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
+        producer = assigned.producers.get(producer_key) if producer_key else None
+        outcome, after = decide(state, batch, request.acks, producer, commits=request.commits)
+        assigned.outcomes.append(outcome)
+        assigned.partitions[key] = after
+        if isinstance(outcome, Appended) and not outcome.duplicate:
+            assigned.new.append((batch, outcome, after))
+            if producer_key and producer:
+                assigned.producers[producer_key] = remember(producer, batch, outcome)
+    return assigned
+
+
+def _write(connection: sa.Connection, now: StoreClock, request: AppendRequest, assigned: _Assigned) -> None:
+    insert_segments(connection, [_segment_row(batch, offsets, after, now) for batch, offsets, after in assigned.new])
+    names = [batch.name for batch, _, _ in assigned.new if batch.name in request.blobs]
+    insert_blobs(connection, {name: request.blobs[name] for name in names})
+
+
+def _advance(
+    connection: sa.Connection, now: StoreClock, request: AppendRequest, locked: _Locked, assigned: _Assigned
+) -> None:
+    if request.durable:
+        for key, state in assigned.partitions.items():
+            if state is not locked.partitions[key]:
+                assigned.partitions[key] = replace(state, recovery_point=state.log_end_offset)
+    save_partitions(connection, locked.partitions, assigned.partitions)
+    save_producer_states(connection, now, locked.producers, assigned.producers)
+
+
+def _lock(store: Store, connection: sa.Connection, batches: Sequence[Batch]) -> tuple[StoreClock, _Locked]:
+    """Lock and read producers first, then partitions: the lock order of `metadata.tables`."""
+    wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
+    with one_message(connection):
+        now = store.ask_clock(connection)
+        producers = ask_producers(connection, wanted)
+        partitions = ask_partitions(connection, [(b.topic_id, b.partition) for b in batches])
+    return now(), _Locked(partitions(), producers())
+
+
+def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
+    """WriteIdExpiredError unless the write id is registered. With `release` this transaction deletes it."""
+    # the row's lock orders this append and clean-up, which deletes the row before the files: each waits for the other
+    here = WRITE_ID.write_id == write_id
+    if release:
+        found = take(connection, write_id)
+    else:
+        query = sa.select(WRITE_ID.write_id).where(here).with_for_update(read=True)
+        found = connection.execute(query).first() is not None
+    if not found:
+        raise WriteIdExpiredError(
+            f"write id {write_id} has expired: its files may have been cleaned up; write them again"
+        )
+
+
+def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: StoreClock) -> dict[str, Any]:
+    sequence = batch.sequence
+    return {
+        "topic_id": batch.topic_id,
+        "partition": batch.partition,
+        "base_offset": appended.base_offset,
+        "end_offset": appended.end_offset,
+        "record_count": batch.record_count,
+        "bytes": batch.bytes,
+        "min_timestamp_ms": batch.min_timestamp_ms,
+        "max_timestamp_ms": batch.max_timestamp_ms,
+        "timestamp_type": batch.timestamp_type,
+        "leader_epoch": after.leader_epoch,
+        "producer_id": sequence.producer_id if sequence else None,
+        "producer_epoch": sequence.producer_epoch if sequence else None,
+        "first_sequence": sequence.first if sequence else None,
+        "codec": batch.codec,
+        "checksum": batch.checksum,
+        "columns_version": batch.columns_version,
+        "stats": batch.stats,
+        "name": batch.name,
+        "inline": batch.inline,
+        "change": after.change,
+        "appended_ms": now.wall_ms,
+    }
+
+
+def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
+    """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        fence(connection)
+        set_recovery_points(connection, keys)
+
+    store.transact(body)

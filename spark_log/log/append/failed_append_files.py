@@ -1,0 +1,91 @@
+"""Deletion of the files of refused and failed appends by their writer.
+
+Clean-up deletes no file of a registered write id, so unused files would stay as long as their writer runs. The file of
+a *refused* append can be deleted at once. The outcome of a *failed* append is unknown: the write id is released first,
+after which no append can use the file, and then the files without metadata are deleted.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import WriteId
+from spark_log.log.append.rules import Batch
+from spark_log.log.append.write_ids import take
+from spark_log.log.partitions.partition_rows import CHUNK, read_partition
+from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InDoubt:
+    """Files of a failed append with unknown outcome, all written under one write id."""
+
+    batches: Sequence[Batch]
+    topics: Mapping[int, Topic]
+    write_id: WriteId
+
+
+def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterable[Batch]) -> None:
+    """Delete the files of batches that are not in the metadata. A file that cannot be deleted is left to the clean-up
+    of orphans.
+    """
+    for batch in batches:
+        if not batch.inline:
+            try:
+                _delete(cluster, topics[batch.topic_id], batch)
+            except SparkLogError as error:
+                logger.info("%s is left to the clean-up: %s", batch.name, redact(str(error)))
+
+
+def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
+    """Delete the files of a failed append unless it was committed. Raises the errors of the store."""
+
+    def release(connection: sa.Connection) -> None:
+        take(connection, doubt.write_id)
+
+    cluster.store.transact(lambda connection, _attempt: release(connection), timeout_ms=timeout_ms)
+    named = cluster.store.read_as_primary(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
+    delete_files(cluster, doubt.topics, [batch for batch in doubt.batches if batch.name not in named])
+
+
+def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
+    """The names of the batches that were appended or registered, also if their file has been replaced since."""
+    paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
+    found: set[str] = set()
+    for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
+        names = list(paths.values())
+        for first in range(0, len(names), CHUNK):
+            query = sa.select(column).where(column.in_(names[first : first + CHUNK]))
+            found.update(connection.execute(query).scalars())
+    every = list(paths)
+    for first in range(0, len(every), CHUNK):
+        retired = sa.select(RETIRED_FILE.path).where(RETIRED_FILE.path.in_(every[first : first + CHUNK]))
+        found.update(paths[path] for path in connection.execute(retired).scalars())
+    return found
+
+
+def _delete(cluster: Cluster, topic: Topic, batch: Batch) -> None:
+    """Delete the file in the log dirs that it was written to, and in those of replicas that may have a copy."""
+    state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
+    replicas = {replica.log_dir_id for replica in state.replicas} if state is not None else set()
+    failed: SparkLogError | None = None
+    for info in cluster.log_dirs().values():
+        if info.log_dir_id in replicas or info.broker_id in batch.written_to:
+            try:
+                cluster.log_dir(info).delete(_path(topic, batch))
+            except SparkLogError as error:
+                failed = error
+    if failed is not None:
+        raise failed
+
+
+def _path(topic: Topic, batch: Batch) -> str:
+    return segment_path(topic.folder, batch.partition, batch.name)

@@ -1,0 +1,89 @@
+"""Expiry of producers that have not appended for producer.id.expiration.ms, as in Kafka."""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from spark_log.config import ClusterSettings
+from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
+from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION
+from spark_log.metadata.store import Attempt, Store
+
+_PRODUCERS_A_TURN = 1_000
+
+
+def expire_producers(
+    store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
+) -> int:
+    """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
+    no open transaction. Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of
+    these producers is refused.
+
+    Returns the number of deleted producers. Works in several transactions; `fence` raises inside them if the caller may
+    not act any more.
+    """
+    expiration_ms = (settings or store.settings).producer_id_expiration_ms
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
+        fence(connection)
+        before_ms = store.clock(connection).wall_ms - expiration_ms
+        silent = (
+            _silent(before_ms)
+            .order_by(PRODUCER.producer_id)
+            .limit(_PRODUCERS_A_TURN)
+            .with_for_update()  # an append locks its producer first: it commits before this, or finds no state
+        )
+        found = connection.execute(silent).all()
+        ids = [row.producer_id for row in found]
+        # read again under the lock: a statement sees the rows as of the time before it waited for the locks
+        alive = set(
+            connection.execute(
+                sa.select(PRODUCER_BATCH.producer_id).where(
+                    PRODUCER_BATCH.producer_id.in_(ids), PRODUCER_BATCH.appended_ms > before_ms
+                )
+            ).scalars()
+        )
+        alive |= set(connection.execute(_open().where(TRANSACTION.producer_id.in_(ids))).scalars())
+        gone = [row.producer_id for row in found if row.producer_id not in alive]
+        without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
+        delete_producer_batches(connection, gone)
+        delete_producers(connection, without_a_name)
+        return len(found), len(without_a_name)
+
+    total = 0
+    while True:
+        found, gone = store.transact(expire)
+        total += gone
+        if found < _PRODUCERS_A_TURN:
+            break
+    return total
+
+
+def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
+    """The number of producers that `expire_producers` would delete completely now."""
+
+    def count(connection: sa.Connection) -> int:
+        before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
+        silent = _silent(before_ms).where(PRODUCER.transactional_id.is_(None)).subquery()
+        return connection.execute(sa.select(sa.func.count()).select_from(silent)).scalar_one()
+
+    return store.read(count)
+
+
+def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
+    """The producers without an append since `before_ms` that have rows to delete."""
+    recent = sa.exists().where(
+        PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms
+    )
+    has_any = sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
+    return sa.select(PRODUCER.producer_id, PRODUCER.transactional_id).where(
+        PRODUCER.last_used_ms <= before_ms,
+        ~recent,
+        has_any | PRODUCER.transactional_id.is_(None),
+        PRODUCER.producer_id.not_in(_open()),
+    )
+
+
+def _open() -> sa.Select[tuple[int]]:
+    """The producers that have an open transaction: their next sequences count on."""
+    return sa.select(TRANSACTION.producer_id).where(TRANSACTION.state == "Ongoing")

@@ -1,0 +1,175 @@
+"""Producers in the metadata store: ids, epochs, and the last batches of each producer in each partition."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.log.append.sequence_rules import (
+    ProducerState,
+    RememberedBatch,
+)
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+ProducerKey = tuple[int, int, int]
+"""Producer id, topic id, partition."""
+
+
+_KEY = ("producer_id", "topic_id", "partition")
+_BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
+_PRODUCER = Prepared(
+    sa.select(PRODUCER.epoch, PRODUCER.transactional_id, PRODUCER.owner)
+    .where(PRODUCER.producer_id == bindparam("producer_id"))
+    .with_for_update()
+)
+_REMEMBERED = Prepared(
+    sa.select(
+        PRODUCER_BATCH.producer_epoch,
+        PRODUCER_BATCH.first_sequence,
+        PRODUCER_BATCH.last_sequence,
+        PRODUCER_BATCH.base_offset,
+        PRODUCER_BATCH.end_offset,
+    )
+    .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
+    # sequences begin at 0 again; a batch of an aborted transaction has no offsets, and later ones may begin there
+    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset, PRODUCER_BATCH.end_offset)
+)
+_FORGET = Prepared(
+    t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
+)
+_REMEMBER = Prepared(t.producer_batch.insert())
+_SET_EPOCH = Prepared(
+    t.producer.update().where(PRODUCER.producer_id == bindparam("key")).values(epoch=bindparam("epoch"))
+)
+
+
+def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
+    """Create the id of a producer that is not transactional. `owner`: as in ProducerState."""
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> int:
+        values = {
+            "transactional_id": None,
+            "epoch": 0,
+            "last_used_ms": store.clock(connection).wall_ms,
+            "transaction_timeout_ms": 0,
+            "owner": owner,
+        }
+        found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
+        return int(found.scalar_one())
+
+    return store.transact(insert, timeout_ms=timeout_ms)
+
+
+def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
+    """The producer id of a transactional id, its row locked. None: it has no row."""
+    query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
+    return connection.execute(query).scalar_one_or_none()
+
+
+def insert_transactional_producer(
+    connection: sa.Connection, transactional_id: str, transaction_timeout_ms: int, now: StoreClock
+) -> int:
+    """Insert a producer with epoch -1, unless another process inserts it first. Returns its id, the row locked."""
+    values = {"epoch": -1, "last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
+    insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, **values})
+    producer_id = lock_transactional_producer(connection, transactional_id)
+    assert producer_id is not None
+    return producer_id
+
+
+def begin_epoch(
+    connection: sa.Connection, producer_id: int, epoch: int, transaction_timeout_ms: int, now: StoreClock
+) -> None:
+    """Write the epoch of a transactional producer that starts: earlier epochs are fenced."""
+    columns = {"epoch": epoch, "transaction_timeout_ms": transaction_timeout_ms, "last_used_ms": now.wall_ms}
+    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
+
+
+def set_epoch(connection: sa.Connection, producer_id: int, epoch: int) -> None:
+    """Write the epoch of a transactional producer."""
+    _SET_EPOCH.run(connection, [{"key": producer_id, "epoch": epoch}])
+
+
+def release_transactional_id(connection: sa.Connection, producer_id: int) -> None:
+    """Take the transactional id from a producer, so that another one can have it."""
+    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(transactional_id=None))
+
+
+def delete_producers(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    connection.execute(t.producer.delete().where(PRODUCER.producer_id.in_(producer_ids)))
+
+
+def delete_producer_batches(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    connection.execute(t.producer_batch.delete().where(PRODUCER_BATCH.producer_id.in_(producer_ids)))
+
+
+def ask_producers(
+    connection: sa.Connection, keys: Collection[ProducerKey]
+) -> Callable[[], dict[ProducerKey, ProducerState]]:
+    """Lock the producers, in the lock order, and read them; inside `one_message` the result can be taken after it."""
+    producers = {
+        producer_id: _PRODUCER.ask(connection, {"producer_id": producer_id})
+        for producer_id in sorted({producer_id for producer_id, _, _ in keys})
+    }
+    batches = {key: _REMEMBERED.ask(connection, dict(zip(_KEY, key, strict=True))) for key in keys}
+
+    def read() -> dict[ProducerKey, ProducerState]:
+        found = {producer_id: _producer(rows.rows()) for producer_id, rows in producers.items()}
+        return {
+            key: replace(found[key[0]], batches=tuple(RememberedBatch(*row) for row in rows.rows()))
+            for key, rows in batches.items()
+        }
+
+    return read
+
+
+def _producer(rows: Sequence[Any]) -> ProducerState:
+    """The producer without its batches."""
+    for epoch, transactional_id, owner in rows:
+        return ProducerState(epoch, transactional=transactional_id is not None, owner=owner)
+    return ProducerState(None)
+
+
+def save_producer_states(
+    connection: sa.Connection,
+    now: StoreClock,
+    before: Mapping[ProducerKey, ProducerState],
+    after: Mapping[ProducerKey, ProducerState],
+) -> None:
+    gone: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    for key, state in after.items():
+        known = before[key]
+        if state is known:
+            continue
+        here = dict(zip(_KEY, key, strict=True))
+        gone += [
+            {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
+            for old in known.batches
+            if old not in state.batches
+        ]
+        new += [
+            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
+        ]
+        if state.epoch is not None and state.epoch != known.epoch:
+            set_epoch(connection, key[0], state.epoch)
+    if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
+        _FORGET.run(connection, gone)
+    if new:
+        _REMEMBER.run(connection, new)
+
+
+def delete_batches_above(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
+    """Delete the batches of the partition (topic id, number) that end above `offset`: their records were removed."""
+    here = (
+        (PRODUCER_BATCH.topic_id == key[0])
+        & (PRODUCER_BATCH.partition == key[1])
+        & (PRODUCER_BATCH.end_offset > offset)
+    )
+    connection.execute(t.producer_batch.delete().where(here))

@@ -1,0 +1,80 @@
+"""The rules of idempotent producers: which sequence comes next, and which one repeats an earlier batch. Pure."""
+
+from dataclasses import dataclass
+
+from spark_log.errors import OutOfOrderSequenceNumberError, ProducerFencedError, UnknownProducerIdError
+
+REMEMBERED_BATCHES = 5
+"""Batches remembered for each producer and partition, as in Kafka."""
+
+
+_SEQUENCES = 2**31
+"""A sequence is an int32 that is not negative; after the last one comes 0 (Kafka's DefaultRecordBatch)."""
+
+
+@dataclass(frozen=True)
+class ProducerSequence:
+    """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
+
+    After 2^31 - 1 comes 0. `principal`: the sender, if it must be the owner of the producer id.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    first: int
+    principal: str | None = None
+
+
+@dataclass(frozen=True)
+class RememberedBatch:
+    producer_epoch: int
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
+
+    `transactional`: its id is that of a transactional id, so only a commit appends its batches. `owner`: the principal
+    that got the id from a gateway with ACLs.
+    """
+
+    epoch: int | None
+    batches: tuple[RememberedBatch, ...] = ()
+    transactional: bool = False
+    owner: str | None = None
+
+
+def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
+    """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
+    who = f"producer {sequence.producer_id}"
+    if producer.epoch is None:
+        raise UnknownProducerIdError(f"{who}: unknown, or expired")
+    if sequence.producer_epoch < producer.epoch:
+        raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
+    last_sequence = sequence_after(sequence.first, record_count - 1)
+    current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
+    for known in current:
+        if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
+            return known
+    if not current and sequence.first != 0:
+        raise UnknownProducerIdError(
+            f"{who}: its state has expired, so records before sequence {sequence.first} may be missing"
+        )
+    expected = sequence_after(current[-1].last_sequence, 1) if current else 0
+    if sequence.first != expected:
+        raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
+    return None
+
+
+def sequence_after(sequence: int, count: int) -> int:
+    """The sequence `count` records later."""
+    return (sequence + count) % _SEQUENCES
+
+
+def sequences_between(first: int, last: int) -> int:
+    """How many records after `first` the sequence `last` comes."""
+    return (last - first) % _SEQUENCES

@@ -1,0 +1,167 @@
+"""Avro schemas as columns.
+
+    int, long; float, double; boolean; string; bytes, fixed     BIGINT, DOUBLE, BOOLEAN, STRING, BINARY
+    enum; uuid of a string                                      STRING
+    decimal(p, s); date                                         DECIMAL(p, s), DATE
+    timestamp-millis, -micros, -nanos, local or not             TIMESTAMP; digits below microseconds are cut off, and a
+                                                                local time is taken as UTC
+    time-millis, time-micros; duration                          BIGINT, BINARY: the bare numbers and bytes
+    record, array, map                                          STRUCT, ARRAY, MAP<STRING, ...>
+    union                                                       the type of its branches other than null
+
+Refused: a type that contains itself, a union of several families of types, a field that is always null, arrays and
+maps of values without bytes, which could have any length.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.column_limits import MAX_DEPTH, checked
+from spark_log.log.columns.types import list_of, type_name
+
+_PRIMITIVES = {
+    "null": None,
+    "int": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    **{
+        ("long", f"{local}timestamp-{unit}"): pa.timestamp("us", "UTC")
+        for local in ("", "local-")
+        for unit in ("millis", "micros", "nanos")
+    },
+}
+
+
+@dataclass(frozen=True)
+class AvroType:
+    """A type of an Avro schema with its references resolved.
+
+    `name`: null, int, ..., record, enum, array, map, fixed or union. `column`: None for null.
+    `parts`: the fields of a record, the branches of a union, the items of an array or map. `names`: of the fields.
+    """
+
+    name: str
+    column: pa.DataType | None
+    logical: str = ""
+    parts: tuple["AvroType", ...] = ()
+    names: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    size: int = 0
+    scale: int = 0
+    min_bytes: int = 1
+
+
+def avro_schema_fields(schema: str) -> pa.StructType:
+    """The columns of an Avro record, its schema given as JSON text. InvalidSchemaError names a field that has none."""
+    return checked(avro_type(schema).column)
+
+
+def avro_type(schema: str) -> AvroType:
+    """The record that the JSON text declares."""
+    try:
+        parsed = json.loads(schema)
+        kind = _Reader().read(parsed, "", ())
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidSchemaError(f"schema: not an Avro schema: {error!r}") from error
+    if kind.name != "record":
+        raise InvalidSchemaError(f"schema: expected an Avro record, got {kind.name}")
+    return kind
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType | None] = {}  # None while it is being read
+
+    def read(self, schema: Any, namespace: str, path: tuple[str, ...]) -> AvroType:
+        if len(path) > 2 * MAX_DEPTH:
+            raise InvalidSchemaError(f"schema: field {'.'.join(path)[:100]}: nested deeper than {MAX_DEPTH} levels")
+        if isinstance(schema, list):
+            return _union([self.read(branch, namespace, path) for branch in schema], path)
+        if isinstance(schema, str):
+            return self._by_name(schema, namespace, path)
+        name, logical = schema["type"], schema.get("logicalType", "")
+        if name in ("record", "error", "enum", "fixed"):
+            return self._declared(schema, name, namespace, path)
+        if name in ("array", "map"):
+            item = self.read(schema["items" if name == "array" else "values"], namespace, (*path, "[]"))
+            if item.column is None or (name == "array" and not item.min_bytes):
+                raise InvalidSchemaError(
+                    f"schema: {_place(path)}: an {name} of values without bytes cannot be a column"
+                )
+            column = list_of(item.column) if name == "array" else pa.map_(pa.string(), item.column)
+            return AvroType(name, column, parts=(item,))
+        if name == "bytes" and logical == "decimal" and (decimal := _decimal(schema)):
+            return AvroType(name, decimal, logical, scale=decimal.scale)
+        if (name, logical) in _LOGICAL:
+            return AvroType(name, _LOGICAL[name, logical], logical)
+        return self.read(name, namespace, path)
+
+    def _by_name(self, name: str, namespace: str, path: tuple[str, ...]) -> AvroType:
+        if name in _PRIMITIVES:
+            return AvroType(name, _PRIMITIVES[name], min_bytes=int(name != "null"))
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        if full not in self._named:
+            raise InvalidSchemaError(f"schema: {_place(path)}: unknown Avro type {name!r}")
+        kind = self._named[full]
+        if kind is None:
+            raise InvalidSchemaError(f"schema: {_place(path)}: a type that contains itself, {full}, cannot be a column")
+        return kind
+
+    def _declared(self, schema: Any, name: str, namespace: str, path: tuple[str, ...]) -> AvroType:
+        own = schema["name"]
+        namespace = own.rpartition(".")[0] if "." in own else schema.get("namespace", namespace)
+        full = own if "." in own or not namespace else f"{namespace}.{own}"
+        self._named[full] = None
+        if name == "enum":
+            kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))
+        elif name == "fixed":
+            size, logical = int(schema["size"]), schema.get("logicalType", "")
+            if not 0 <= size < 2**31:
+                raise InvalidSchemaError(f"schema: {_place(path)}: a fixed of {size} bytes")
+            decimal = _decimal(schema) if logical == "decimal" else None
+            kind = AvroType(
+                name, decimal or pa.binary(), size=size, scale=decimal.scale if decimal else 0, min_bytes=size
+            )
+        else:
+            kind = self._record(schema["fields"], namespace, path)
+        self._named[full] = kind
+        return kind
+
+    def _record(self, fields: Sequence[Any], namespace: str, path: tuple[str, ...]) -> AvroType:
+        names = tuple(field["name"] for field in fields)
+        parts = tuple(self.read(field["type"], namespace, (*path, field["name"])) for field in fields)
+        for name, part in zip(names, parts, strict=True):
+            if part.column is None:
+                raise InvalidSchemaError(f"schema: field {'.'.join((*path, name))}: always null, cannot be a column")
+        column = pa.struct([pa.field(name, part.column) for name, part in zip(names, parts, strict=True)])
+        return AvroType("record", column, parts=parts, names=names, min_bytes=sum(part.min_bytes for part in parts))
+
+
+def _union(branches: list[AvroType], path: tuple[str, ...]) -> AvroType:
+    columns = [branch.column for branch in branches if branch.column is not None]
+    if any(column != columns[0] for column in columns):
+        names = ", ".join(type_name(column) for column in columns)
+        raise InvalidSchemaError(f"schema: {_place(path)}: a union of {names} cannot be a column")
+    return AvroType("union", columns[0] if columns else None, parts=tuple(branches))
+
+
+def _decimal(schema: Any) -> pa.Decimal128Type | None:
+    """None for one that is not valid, which is then bytes, as Avro's specification has it."""
+    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    return pa.decimal128(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
+
+
+def _place(path: tuple[str, ...]) -> str:
+    return f"field {'.'.join(path)}".replace(".[]", "[]") if path else "the record"

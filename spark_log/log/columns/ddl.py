@@ -1,0 +1,153 @@
+"""Parser of Spark's DDL for columns: the grammar's rule `colTypeList`, with the types that columns can have."""
+
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|--[^\r\n]*|/\*.*?\*/)
+    | (?P<quoted>`(?:[^`]|``)*`)
+    | (?P<text>(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+)
+    | (?P<number>\d+(?![A-Za-z0-9_]))
+    | (?P<word>[A-Za-z0-9_]+)
+    | (?P<sign>[<>(),:])
+    | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_WORD_BY_WORD = {
+    "BOOLEAN": pa.bool_(),
+    **dict.fromkeys(("TINYINT", "BYTE", "SMALLINT", "SHORT", "INT", "INTEGER", "BIGINT", "LONG"), pa.int64()),
+    **dict.fromkeys(("FLOAT", "REAL", "DOUBLE"), pa.float64()),
+    **dict.fromkeys(("TIMESTAMP", "TIMESTAMP_LTZ"), pa.timestamp("us", "UTC")),
+    "DATE": pa.date32(),
+    "BINARY": pa.binary(),
+    "STRING": pa.string(),
+}
+_MAX_PRECISION = 38
+
+
+def parsed(text: str) -> pa.StructType:
+    """The struct that the text declares. InvalidSchemaError names the position of the first error."""
+    return _Parser(text).schema()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = [
+            (match.lastgroup or "", match.group(), match.start())
+            for match in _TOKEN.finditer(text)
+            if match.lastgroup != "space"
+        ]
+        self._tokens.append(("end", "", len(text)))
+        self._next = 0
+        self._fields = 0
+        self._depth = 1
+
+    def schema(self) -> pa.StructType:
+        fields = self._comma_separated(self._field)
+        if self._tokens[self._next][0] != "end":
+            self._refuse("a comma or the end")
+        return pa.struct(fields)
+
+    def _comma_separated(self, item: Callable[[], pa.Field]) -> list[pa.Field]:
+        items = [item()]
+        while self._accept(","):
+            items.append(item())
+        return items
+
+    def _field(self) -> pa.Field:
+        self._fields += 1
+        if self._fields > MAX_FIELDS:
+            raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
+        name = self._name()
+        self._accept(":")
+        kind = self._type(name)
+        if self._accept("NOT"):
+            self._expect("NULL")
+        if self._accept("COMMENT"):
+            self._take("text", "a text in quotes")
+        return pa.field(name, kind)
+
+    def _name(self) -> str:
+        kind, token, _ = self._tokens[self._next]
+        if kind not in ("word", "quoted") or re.fullmatch(r"\d+[eE]\d+", token):
+            self._refuse("a name (other characters than letters, digits and _ require backticks)")
+        self._next += 1
+        return token[1:-1].replace("``", "`") if kind == "quoted" else token
+
+    def _type(self, field: str) -> pa.DataType:
+        word = self._take("word", f"the type of {field}").upper()
+        if word in ("ARRAY", "MAP", "STRUCT"):
+            return self._nested(word, field)
+        if word in ("DECIMAL", "DEC", "NUMERIC"):
+            return self._decimal(field)
+        if word in ("CHAR", "CHARACTER", "VARCHAR"):
+            self._expect("(")
+            self._take("number", "a length")
+            self._expect(")")
+            return pa.string()
+        if word not in _WORD_BY_WORD:
+            hint = ": use TIMESTAMP" if word.startswith(("TIMESTAMP", "DATETIME")) else ""
+            raise InvalidSchemaError(f"schema: field {field}: type {word} cannot be a column{hint}")
+        return _WORD_BY_WORD[word]
+
+    def _nested(self, word: str, field: str) -> pa.DataType:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InvalidSchemaError(f"schema: field {field}: nested deeper than {MAX_DEPTH} levels")
+        self._expect("<")
+        if word == "STRUCT":
+            if self._accept(">"):
+                raise InvalidSchemaError(f"schema: field {field}: a struct needs at least one field")
+            kind = pa.struct(self._comma_separated(self._field))
+        elif word == "ARRAY":
+            kind = pa.list_(pa.field("element", self._type(field)))
+        else:
+            if self._type(field) != pa.string():
+                raise InvalidSchemaError(f"schema: field {field}: the keys of a MAP have to be STRING")
+            self._expect(",")
+            kind = pa.map_(pa.string(), self._type(field))
+        self._expect(">")
+        self._depth -= 1
+        return kind
+
+    def _decimal(self, field: str) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._accept("("):
+            precision = int(self._take("number", "a precision"))
+            if self._accept(","):
+                scale = int(self._take("number", "a scale"))
+            self._expect(")")
+        if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
+            raise InvalidSchemaError(
+                f"schema: field {field}: DECIMAL({precision}, {scale}): the precision is 1 to {_MAX_PRECISION}, "
+                "the scale 0 to the precision"
+            )
+        return pa.decimal128(precision, scale)
+
+    def _accept(self, token: str) -> bool:
+        """Step over the token if it is the next one."""
+        kind, text, _ = self._tokens[self._next]
+        found = kind in ("word", "sign") and text.upper() == token
+        self._next += found
+        return found
+
+    def _expect(self, token: str) -> None:
+        if not self._accept(token):
+            self._refuse(token)
+
+    def _take(self, kind: str, what: str) -> str:
+        if self._tokens[self._next][0] != kind:
+            self._refuse(what)
+        self._next += 1
+        return self._tokens[self._next - 1][1]
+
+    def _refuse(self, expected: str) -> NoReturn:
+        kind, token, position = self._tokens[self._next]
+        got = "the end" if kind == "end" else repr(token[:40])
+        raise InvalidSchemaError(f"schema: expected {expected} at character {position + 1}, got {got}")

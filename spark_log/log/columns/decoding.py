@@ -1,0 +1,92 @@
+"""The decoder of each format, and the columns of a schema in it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
+from spark_log.log.columns.decoded import ColumnsDefinition, Decoder
+from spark_log.log.columns.types import parse_ddl
+
+if TYPE_CHECKING:
+    from spark_log.log.columns.schema_id_decoder import Read
+
+
+def schema_fields(format: str, schema: str) -> pa.StructType:
+    """The columns of a schema: DDL or a JSON Schema for json, Avro's JSON for avro, a text of `protobuf_schema` for
+    protobuf.
+
+    InvalidSchemaError names what cannot be a column.
+    """
+    if format == "json":
+        if schema.lstrip().startswith("{"):
+            from spark_log.log.columns.json.json_schema import json_schema_fields
+
+            return json_schema_fields(schema)
+        return parse_ddl(schema)
+    if format == "avro":
+        from spark_log.log.columns.avro.schema import avro_schema_fields
+
+        return avro_schema_fields(schema)
+    if format == "protobuf":
+        with needing_protobuf():
+            from spark_log.log.columns.protobuf.schema import protobuf_schema_fields
+        return protobuf_schema_fields(schema)
+    raise InvalidSchemaError(f"format {format!r}: cannot be decoded")
+
+
+@contextmanager
+def needing_protobuf() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidConfigurationError(
+            f"format protobuf needs a package that is not installed: {install_extra('protobuf')}"
+        ) from error
+
+
+@lru_cache(maxsize=64)
+def decoder(definition: ColumnsDefinition) -> Decoder:
+    """The decoder of the definition. Each process keeps the last ones.
+
+    InvalidSchemaError if it cannot be decoded, InvalidConfigurationError if a package is missing.
+    """
+    if definition.previous is not None:
+        from spark_log.log.columns.resets import ResetDecoder
+
+        return ResetDecoder(definition, decoder)
+    if definition.format == "json":
+        from spark_log.log.columns.json.decoder import JsonDecoder
+
+        return JsonDecoder(definition.fields, definition.framing == "confluent")
+    if definition.format == "avro":
+        from spark_log.log.columns.avro.decoder import ROWS, avro_reader, avro_values_per_byte
+
+        return _with_schemas(definition, avro_reader, avro_values_per_byte, ROWS)
+    if definition.format == "protobuf":
+        with needing_protobuf():
+            from spark_log.log.columns.protobuf.decoder import ROWS, protobuf_reader, protobuf_values_per_byte
+
+        framed = definition.framing == "confluent"
+        reader = partial(protobuf_reader, framed=framed)
+        return _with_schemas(definition, reader, protobuf_values_per_byte, ROWS)
+    raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")
+
+
+def _with_schemas(
+    definition: ColumnsDefinition,
+    reader: "Callable[[str, pa.StructType], Read]",
+    values_per_byte: Callable[[str, pa.StructType], float],
+    rows: int,
+) -> Decoder:
+    from spark_log.log.columns.schema_id_decoder import SchemaIdDecoder
+
+    if definition.framing != "confluent":
+        one = reader(definition.schema, definition.fields)
+        return SchemaIdDecoder(definition.fields, one, rows, values_per_byte(definition.schema, definition.fields))
+    readers = {number: reader(text, definition.fields) for number, text in definition.schemas_by_id.items()}
+    most = max((values_per_byte(text, definition.fields) for text in definition.schemas_by_id.values()), default=0)
+    return SchemaIdDecoder(definition.fields, readers, rows, most)

@@ -1,0 +1,98 @@
+"""The definition of the typed columns of keys or values: how it follows from the configs. Pure."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import pyarrow as pa
+
+from spark_log.config import PartConfigs
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.log.columns.decoded import ColumnsDefinition
+from spark_log.log.columns.decoding import schema_fields
+from spark_log.log.columns.field_paths import has_path, part_on_paths
+from spark_log.log.columns.resets import columns_after
+
+
+@dataclass(frozen=True)
+class SubjectSchemas:
+    """The schemas of a subject of a schema registry, as source texts.
+
+    `schema`: the version that the topic has. `by_id`: all versions of the subject, as pairs of schema id and text.
+    `follows`: whether the fields of all versions become columns, not only those of `schema`.
+    """
+
+    schema: str
+    by_id: tuple[tuple[int, str], ...]
+    follows: bool
+
+
+def define(
+    configs: PartConfigs,
+    before: ColumnsDefinition | None,
+    subject: SubjectSchemas | None = None,
+    *,
+    reset: bool = False,
+) -> ColumnsDefinition | None:
+    """The definition of a part with these configs; `before` is the one so far. `subject`: the schemas to which the
+    config of the schema refers, if it names a subject of a registry. None if the part never had columns.
+
+    A column is never removed, and never changes its type; with `reset`, a field that does not fit its column gets
+    another one. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
+    IncompatibleSchemaError.
+    """
+    source, format_, framing = configs.source, configs.format, configs.framing
+    if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":
+        raise InvalidConfigurationError(
+            f"{source}.framing=confluent: each {source} has the id of its schema, so {source}.schema has to name the"
+            f" subject of a schema registry: registry:SUBJECT; {source}.framing=none takes {source}s of one schema"
+        )
+    if format_ == "bytes":
+        return before and replace(before, format="bytes", schemas_by_id={})
+    schema = configs.schema if subject is None else subject.schema
+    if not schema:
+        raise InvalidConfigurationError(f"{source}.format={format_} needs {source}.schema")
+    fields = _selected(schema_fields(format_, schema), configs)
+    after = ColumnsDefinition(format_, framing, schema, fields)
+    if before is not None:
+        columns = columns_after(before, fields, reset=reset)
+        previous = before if columns.replaced != before.replaced else before.previous
+        after = replace(after, **columns._asdict(), previous=previous)
+    known: dict[int, str] = {}
+    if subject is not None:  # the ids that were known stay: the topic has records with them
+        known = {**(before.schemas_by_id if before and before.format == format_ else {}), **dict(subject.by_id)}
+    by_id: dict[int, str] = {}
+    for number, text in sorted(known.items(), reverse=True):
+        try:
+            own = _version_fields(format_, text)
+            both = after.fields if _has_all(after, own) else columns_after(after, own).fields
+        except (IncompatibleSchemaError, InvalidSchemaError):
+            continue
+        by_id[number] = text
+        if subject is not None and subject.follows and configs.columns == "all":
+            after = replace(after, fields=both)
+    return replace(after, schemas_by_id=by_id if framing == "confluent" else {})
+
+
+_version_fields = lru_cache(maxsize=1024)(schema_fields)
+"""The versions of a subject are read again for each new one."""
+
+
+def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:
+    """Whether each field is a column already; a subject may have hundreds of versions, most of which add nothing."""
+    if definition.renamed or definition.replaced:
+        return False
+    kinds = {field.name: field.type for field in definition.fields}
+    return all(kinds.get(field.name) == field.type for field in fields)
+
+
+def _selected(fields: pa.StructType, configs: PartConfigs) -> pa.StructType:
+    """The fields that become columns, in the order of the schema; a nested field is named by its dotted path."""
+    if configs.columns == "all":
+        return fields
+    paths = [tuple(path.strip().split(".")) for path in configs.columns.split(",")]
+    for path in paths:
+        if not has_path(fields, path):
+            raise InvalidConfigurationError(
+                f"{configs.source}.columns: {configs.source}.schema has no field {'.'.join(path)!r}"
+            )
+    return part_on_paths(fields, paths)

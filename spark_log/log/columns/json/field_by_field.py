@@ -1,0 +1,186 @@
+"""JSON records that do not fit their class: decoded field by field, for what is valid, or for the reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.log.columns.expansion import MAX_VALUES, widest_item
+from spark_log.log.columns.json.record_classes import RecordClasses, leaf_class
+from spark_log.log.columns.types import type_name
+from spark_log.log.columns.value_bytes import Bytes
+
+MAX_NESTING = 200
+"""Levels of a JSON text. Python's limit of recursion would depend on who calls."""
+
+_COUNTED_BYTES = 1 << 16
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+_TOO_DEEP = f"not valid JSON: nested deeper than {MAX_NESTING} levels"
+_TOKENS = {
+    b'"': "a string",
+    b"{": "an object",
+    b"[": "an array",
+    b"t": "a boolean",
+    b"f": "a boolean",
+    b"n": "null",
+}
+_PROBLEMS = {  # of a value with the right token
+    pa.int64(): ("a number", "not a whole number of 64 bits"),
+    pa.float64(): ("a number", "a number out of range"),
+    pa.binary(): ("a string", "a string that is not base64"),
+}
+_Field = Callable[[bytes], Any]
+
+
+class BadRecordError(Exception):
+    """The record cannot be decoded. The text is the reason."""
+
+
+class FieldByField:
+    """Decodes one record to an object of its class, or finds the reason why it is bad."""
+
+    def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
+        self._classes = classes
+        self._record = self._struct(fields, "")
+        self._widest = widest_item(fields)
+
+    def check(self, value: bytes) -> None:
+        """BadRecordError for a text that is bad whatever the types of its fields are."""
+        check_text(value, self._widest)
+
+    def needs_check(self, values: pa.BinaryArray) -> bool:
+        return needs_check(values, self._widest)
+
+    def record(self, value: bytes) -> Any:
+        """BadRecordError with the reason."""
+        self.check(value)
+        try:
+            return self._record(value)
+        except RecursionError as error:
+            raise BadRecordError(_TOO_DEEP) from error
+        except ValueError as error:
+            raise BadRecordError(f"not valid JSON: {str(error).removeprefix('JSON is malformed: ')}") from error
+
+    def _field(self, kind: pa.DataType, path: str) -> _Field:
+        if pa.types.is_struct(kind):
+            return self._struct(kind, path)
+        if pa.types.is_list(kind):
+            element = self._field(kind.value_type, f"{path}[]")
+            return _nested(list[msgspec.Raw], kind, path, lambda items: [element(bytes(item)) for item in items])
+        if pa.types.is_map(kind):
+            item = self._field(kind.item_type, f"{path}{{}}")
+            return _nested(
+                dict[str, msgspec.Raw],
+                kind,
+                path,
+                lambda items: {key: item(bytes(value)) for key, value in items.items()},
+            )
+        if pa.types.is_decimal(kind):
+            return lambda value: value
+        return _text if pa.types.is_string(kind) else _leaf(kind, path)
+
+    def _struct(self, kind: pa.StructType, path: str) -> _Field:
+        record = self._classes.of(kind)
+        fields = [
+            (f"f{position}", field.name, self._field(field.type, f"{path}.{field.name}".lstrip(".")))
+            for position, field in enumerate(kind)
+        ]
+
+        def struct(items: dict[str, msgspec.Raw]) -> Any:
+            return record(**{own: field(bytes(items[name])) for own, name, field in fields if name in items})
+
+        return _nested(dict[str, msgspec.Raw], kind, path, struct)
+
+
+def _nested(parts: Any, kind: pa.DataType, path: str, build: Callable[[Any], Any]) -> _Field:
+    split = msgspec.json.Decoder(parts).decode
+
+    def value(raw: bytes) -> Any:
+        if path and raw == b"null":
+            return None
+        try:
+            items = split(raw)
+        except msgspec.ValidationError as error:
+            raise BadRecordError(_unexpected(kind, path, raw)) from error
+        return build(items)
+
+    return value
+
+
+def _leaf(kind: pa.DataType, path: str) -> _Field:
+    parse = msgspec.json.Decoder(leaf_class(kind) | None).decode
+
+    def value(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except msgspec.ValidationError as error:
+            raise BadRecordError(_unexpected(kind, path, raw)) from error
+
+    return value
+
+
+def _text(raw: bytes) -> str | None:
+    if raw[:1] == b'"':
+        return msgspec.json.decode(raw, type=str)
+    return None if raw == b"null" else raw.decode()
+
+
+def _unexpected(kind: pa.DataType, path: str, raw: bytes) -> str:
+    got = _TOKENS.get(raw.lstrip()[:1], "a number")
+    if not path:
+        return f"not a JSON object, but {got}"
+    expected, problem = _PROBLEMS.get(kind, ("", ""))
+    return f"{path}: {problem}" if got == expected else f"{path}: expected {type_name(kind)}, got {got}"
+
+
+def check_text(value: bytes, widest: int = 0) -> None:
+    """BadRecordError for a text that is no JSON whatever its fields are, that is nested too deep, or whose objects have
+    too many fields if each has as many as `widest`.
+    """
+    if not value.strip():
+        raise BadRecordError("empty, which is not valid JSON")
+    if value.startswith(_BYTE_ORDER_MARK):
+        raise BadRecordError("not valid JSON: a byte order mark (byte 0)")
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        raise BadRecordError(f"not UTF-8 (byte {error.start})") from error
+    objects = value.count(b"{")
+    if objects + value.count(b"[") > MAX_NESTING or objects * widest > MAX_VALUES:
+        _check_brackets(value, widest)
+
+
+def needs_check(values: pa.BinaryArray, widest: int) -> bool:
+    """Whether a value has so many brackets that it may be nested too deep or have too many fields."""
+    length = pc.max(pc.binary_length(values)).as_py()
+    if length is None or length <= 2 * MAX_NESTING:
+        return False
+    objects = pc.count_substring(values, "{")
+    most = pc.max(pc.add(objects, pc.count_substring(values, "["))).as_py()
+    return bool(most > MAX_NESTING or pc.max(objects).as_py() * widest > MAX_VALUES)
+
+
+def most_items(data: Bytes) -> int:
+    """At most how many structs JSON texts have in their arrays and maps: each is an object or null."""
+    count = 0
+    for start in range(0, len(data), _COUNTED_BYTES):  # intermediate results stay in the processor's cache
+        part = data[start : start + _COUNTED_BYTES + 1]  # an item that two parts have in common may count twice
+        nulls = (part[:-1] == ord("n")) & (part[1:] == ord("u"))
+        count += int(np.count_nonzero(part == ord("{")) + np.count_nonzero(nulls))
+    return count
+
+
+def _check_brackets(value: bytes, widest: int) -> None:
+    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
+    steps = _STEPS[np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)]
+    if np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_NESTING:
+        raise BadRecordError(_TOO_DEEP)
+    if outside.count(b"{") * widest > MAX_VALUES:
+        raise BadRecordError(f"more than {MAX_VALUES} fields in its objects, those that are missing included")

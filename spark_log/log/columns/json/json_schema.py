@@ -1,0 +1,127 @@
+"""JSON Schemas as columns.
+
+    object with properties; with additionalProperties alone   STRUCT, MAP<STRING, ...>
+    array with items                                          ARRAY
+    integer; number; boolean                                  BIGINT, DOUBLE, BOOLEAN
+    string; with format date-time, date                       STRING; TIMESTAMP, DATE
+    string with contentEncoding base64                        BINARY
+    null and one other type                                   that type
+    allOf                                                     the fields of all
+    anything else, such as several types                      STRING: the JSON text of the value
+
+$ref is followed within the schema (`#/definitions/...`, `#/$defs/...`), and to imported schemas by their name. A schema
+that contains itself becomes STRING where it does.
+"""
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.column_limits import MAX_FIELDS, checked
+from spark_log.log.columns.types import list_of
+
+IMPORTS = "$imports"
+"""Key under which a text has the schemas that it refers to by other names."""
+
+_TYPES_MAX = 16 * MAX_FIELDS
+"""Types, references, branches and names that are looked at: references to references multiply them."""
+_NAME_CHARACTERS = 256
+"""Characters of the name of a reference that take as long as a type."""
+
+_SCALARS = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_STRINGS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
+
+
+def json_schema_fields(text: str) -> pa.StructType:
+    """The columns of the objects of a JSON Schema. InvalidSchemaError if its values are not objects with properties."""
+    try:
+        root = json.loads(text)
+        kind = _Schema(root).type_of(root, ())
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidSchemaError(f"schema: not a JSON schema: {error!r}") from error
+    if not pa.types.is_struct(kind):
+        raise InvalidSchemaError("schema: expected a JSON schema of an object with properties")
+    return checked(kind)
+
+
+class _Schema:
+    def __init__(self, root: Any) -> None:
+        self._root, self._types = root, 0
+
+    def type_of(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
+        """`within`: the references that lead here."""
+        found = self._resolved(schema, within)
+        if found is None:
+            return pa.string()
+        schema, within = found
+        kinds = schema.get("type", "object" if "properties" in schema else "")
+        self._count(0 if isinstance(kinds, str) else len(kinds))
+        names = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
+        kind = names[0] if len(names) == 1 else ""
+        if kind == "object":
+            return self._object(schema, within)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            return list_of(self.type_of(schema["items"], within))
+        if kind == "string":
+            encoded = schema.get("contentEncoding") == "base64"
+            return pa.binary() if encoded else _STRINGS.get(schema.get("format", ""), pa.string())
+        return _SCALARS.get(kind, pa.string())
+
+    def _object(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
+        properties = schema.get("properties") or {}
+        if properties:
+            return pa.struct([pa.field(name, self.type_of(each, within)) for name, each in properties.items()])
+        more = schema.get("additionalProperties")
+        return pa.map_(pa.string(), self.type_of(more, within)) if isinstance(more, dict) else pa.string()
+
+    def _resolved(self, schema: Any, within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
+        """The schema without $ref, allOf and unions with null; None if it allows several types, or contains itself."""
+        while isinstance(schema, dict):
+            self._count(1)
+            if name := schema.get("$ref"):
+                self._count(len(within) + len(name) // _NAME_CHARACTERS)
+                if name in within:
+                    return None
+                schema, within = self._referred(name), (*within, name)
+            elif "oneOf" in schema or "anyOf" in schema:
+                every = schema.get("oneOf") or schema["anyOf"]
+                self._count(len(every))
+                branches = [each for each in every if each.get("type") != "null"]
+                if len(branches) != 1:
+                    return None
+                [schema] = branches
+            elif "allOf" in schema:
+                parts = [self._resolved(each, within) for each in schema["allOf"]]
+                known = [part[0] for part in parts if part is not None]
+                rest = {key: value for key, value in schema.items() if key != "allOf"}
+                properties: dict[str, Any] = {}
+                merged: dict[str, Any] = {}
+                for each in (*known, rest):
+                    self._count(len(each) + len(each.get("properties") or ()))
+                    merged |= each
+                    properties |= each.get("properties") or {}
+                schema = {**merged, "properties": properties} if properties else merged
+                within = tuple(name for part in parts if part is not None for name in part[1]) or within
+            else:
+                return schema, within
+        return None
+
+    def _count(self, more: int) -> None:
+        self._types += more
+        if self._types > _TYPES_MAX:
+            raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types, references to references included")
+
+    def _referred(self, name: str) -> Any:
+        document, _, pointer = name.partition("#")
+        imports = self._root.get(IMPORTS, {})
+        if name in imports:
+            return imports[name]
+        place = self._root if not document or document == self._root.get("$id") else imports.get(document)
+        if place is None:
+            raise InvalidSchemaError(f"schema: $ref {name!r}: there is no such schema")
+        for part in pointer.split("/")[1:]:
+            place = place[unquote(part).replace("~1", "/").replace("~0", "~")]
+        return place

@@ -1,0 +1,109 @@
+"""The leaf columns of JSON: texts to times and decimals, by Arrow's casts."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.log.columns.python_columns import Convert, Leaf, Values
+from spark_log.log.columns.times import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP
+from spark_log.log.columns.types import type_ddl
+
+_UTC = pa.timestamp("us", "UTC")
+_DATE = r"^(\d{4}-\d\d-\d\d)$"
+_NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
+_NANOSECONDS = r"(\.\d{6})\d+"
+_TIMESTAMP = (
+    r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3])(:[0-5]\d){0,2}(\.\d+)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?$"
+)
+
+
+def json_leaf(kind: pa.DataType) -> Leaf:
+    """The leaf columns of JSON. Times come as texts, decimals as the bytes of their JSON text."""
+    if kind == _UTC:
+        return Leaf(_timestamps, "not an ISO 8601 time of the years 1 to 9999", _matching(_TIMESTAMP))
+    if kind == pa.date32():
+        return Leaf(_dates, "not a date of the years 1 to 9999 such as 2026-11-22", _matching(_DATE))
+    if pa.types.is_decimal(kind):
+        return Leaf(_decimals(kind), f"not a number that {type_ddl(kind)} holds exactly")
+    return Leaf(lambda values: pa.array(values, kind), f"not a {type_ddl(kind)}")
+
+
+def _matching(pattern: str) -> Callable[[Values], Sequence[bool]]:
+    return lambda values: pc.match_substring_regex(pa.array(values, pa.string()), pattern).fill_null(True).to_pylist()
+
+
+def _timestamps(values: Values) -> pa.Array:
+    texts = pa.array(values, pa.string())
+    for kind in (_UTC, pa.timestamp("us")):  # all with a zone, all without
+        try:
+            return _within(texts.cast(kind).cast(_UTC), pa.int64(), FIRST_TIMESTAMP, LAST_TIMESTAMP)
+        except pa.ArrowInvalid:
+            pass
+    texts = pc.replace_substring_regex(texts, _DATE, r"\1T00:00:00Z")
+    texts = pc.replace_substring_regex(texts, _NO_ZONE, r"\1Z")
+    texts = pc.replace_substring_regex(texts, _NANOSECONDS, r"\1")
+    return _within(texts.cast(_UTC), pa.int64(), FIRST_TIMESTAMP, LAST_TIMESTAMP)
+
+
+def _dates(values: Values) -> pa.Array:
+    return _within(pa.array(values, pa.string()).cast(pa.date32()), pa.int32(), FIRST_DATE, LAST_DATE)
+
+
+def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.Array:
+    extremes = pc.min_max(times.cast(number))
+    if extremes["min"].is_valid and not first <= extremes["min"].as_py() <= extremes["max"].as_py() <= last:
+        raise ValueError("a time out of range")
+    return times
+
+
+_ARROW_CHARACTERS_MAX = 38
+"""Arrow's cast of longer texts wraps around, and its cast of exponents such as 1e-99999 reads beyond a table."""
+_WIDE_DIGITS = 76
+"""Of DECIMAL of 256 bits: 38 before the point, and 38 after it."""
+_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)0*([0-9]*))?")
+_EXPONENT_DIGITS_MAX = 9
+
+
+def _plain(text: str | None) -> str | None:
+    """A number as a text that Arrow casts as it is. ValueError if no DECIMAL holds it exactly."""
+    if text is None or (len(text) <= _ARROW_CHARACTERS_MAX and "e" not in text and "E" not in text):
+        return text
+    parts = _NUMBER.fullmatch(text)
+    if parts is None or not (parts[2] or parts[3]) or (parts[4] is not None and text[-1] in "eE+-"):
+        raise ValueError("not a number")
+    sign, whole, fraction, minus, exponent = (part or "" for part in parts.groups())
+    digits = (whole + fraction).strip("0")
+    if not digits:
+        return "0"
+    if len(exponent) > _EXPONENT_DIGITS_MAX or len(digits) > _ARROW_CHARACTERS_MAX:
+        raise ValueError("a number of too many digits")
+    zeros = len(fraction) - len((whole + fraction).rstrip("0")) + len(whole)
+    power = int(f"{minus}{exponent or 0}") - len(fraction) + zeros
+    if power < -_ARROW_CHARACTERS_MAX or len(digits) + power > _ARROW_CHARACTERS_MAX:
+        raise ValueError("a number of too many digits")
+    if power >= 0:
+        return sign + digits + "0" * power
+    padded = digits.rjust(1 - power, "0")
+    return f"{sign}{padded[:power]}.{padded[power:]}"
+
+
+def _decimals(kind: pa.DataType) -> Convert:
+    def convert(values: Sequence[Any]) -> pa.Array:
+        texts = pa.array([_plain(_decimal_text(value)) for value in values], pa.string())
+        return texts.cast(pa.decimal256(_WIDE_DIGITS, kind.scale)).cast(kind)  # a cast to 128 bits wraps around
+
+    return convert
+
+
+def _decimal_text(value: msgspec.Raw | bytes | None) -> str | None:
+    if value is None:
+        return None
+    text = str(value, "utf-8")
+    if text[0] == '"':
+        return msgspec.json.decode(value, type=str) if "\\" in text else text[1:-1]
+    return None if text == "null" else text

@@ -1,0 +1,195 @@
+"""Python values to Arrow columns, for the decoders whose parser returns Python objects.
+
+A value that its column cannot hold makes its row bad, with a reason; it is null in the column, and the other rows are
+converted as if it were null.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from spark_log.log.columns.expansion import MAX_VALUES, item_type, struct_width
+
+Values = Sequence[Any]
+Convert = Callable[[Values], pa.Array]
+Split = Callable[[Values], Iterable[Values]]
+_RowOf = Callable[[int], int]
+
+
+class Leaf(NamedTuple):
+    """How the values of a leaf type are converted.
+
+    `convert`: values to an array of the same length. Raises ValueError or OverflowError if a value does not fit.
+    `problem`: the reason for a value that does not fit.
+    `plausible`: whether each value may fit; it finds most of those that do not, and is faster than trying each.
+    """
+
+    convert: Convert
+    problem: str
+    plausible: Callable[[Values], Sequence[bool]] | None = None
+
+
+class Parser(Protocol):
+    """Knows the objects that a parser returns."""
+
+    def leaf(self, kind: pa.DataType) -> Leaf: ...
+
+    def split(self, kind: pa.StructType) -> Split:
+        """Objects to the values of each field, in the struct's order."""
+
+    def empty(self, kind: pa.StructType) -> Any:
+        """An object all of whose fields are None."""
+
+
+class Bad:
+    """The rows that are bad, each with its first reason.
+
+    `counting`: whether a row may have more than MAX_VALUES values in structs within arrays and maps.
+    """
+
+    def __init__(self, counting: bool = False) -> None:
+        self.reasons: dict[int, str] = {}
+        self.counting = counting
+        self._values: dict[int, int] = {}
+
+    def has_room(self, row: int, values: int, path: str) -> bool:
+        """Count more values of the row; if they are too many, it is bad and keeps those that it had."""
+        if not self.counting:
+            return True
+        count = self._values.get(row, 0) + values
+        if count > MAX_VALUES:
+            self.add(row, f"{path}: more than {MAX_VALUES} values with those before them, missing ones included")
+            return False
+        self._values[row] = count
+        return True
+
+    def add(self, row: int, reason: str) -> None:
+        self.reasons.setdefault(row, reason if len(reason) <= 200 else f"{reason[:197]}...")
+
+
+class Columns:
+    """Converts a list of objects, or None, to a struct of the columns."""
+
+    def __init__(self, fields: pa.StructType, parser: Parser) -> None:
+        self._parser = parser
+        self._build = self._column(fields, "")
+
+    def array(self, objects: Values, bad: Bad) -> pa.StructArray:
+        return self._build(objects, lambda row: row, bad)
+
+    def _column(self, kind: pa.DataType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        if pa.types.is_struct(kind):
+            return self._struct(kind, path)
+        if pa.types.is_list(kind):
+            return self._list(kind, path)
+        if pa.types.is_map(kind):
+            return self._map(kind, path)
+        convert, problem, plausible = self._parser.leaf(kind)
+        reason = f"{path}: {problem}"
+
+        def leaf(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            try:
+                return convert(values)
+            except (ValueError, OverflowError):
+                may_fit = plausible(values) if plausible else [True] * len(values)
+                unfit = {position for position, may in enumerate(may_fit) if not may}
+            left = [value if may else None for value, may in zip(values, may_fit, strict=True)]
+            for position in unfit:
+                bad.add(row_of(position), reason)
+            for position in _unfit(convert, left, 0, len(left)):
+                row = row_of(position)
+                bad.add(row, reason)
+                while position < len(left) and row_of(position) == row:  # one is enough: the row has no others then
+                    left[position] = None
+                    position += 1
+            return convert(left)
+
+        return leaf
+
+    def _struct(self, kind: pa.StructType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        fields = list(kind)
+        columns = [self._column(field.type, f"{path}.{field.name}".lstrip(".")) for field in fields]
+        empty, split = self._parser.empty(kind), self._parser.split(kind)
+
+        def struct(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            mask = _nulls(values)
+            if mask is not None:
+                values = [empty if value is None else value for value in values]
+            parts = split(values) if values else [()] * len(fields)
+            arrays = [column(part, row_of, bad) for column, part in zip(columns, parts, strict=True)]
+            return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+
+        return struct
+
+    def _list(self, kind: pa.ListType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        elements = self._column(kind.value_type, f"{path}[]")
+        limited = _limited(kind, path)
+
+        def several(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            values = limited(values, row_of, bad)
+            mask, offsets = _nulls(values), _offsets(values)
+            flat = list(chain.from_iterable(value for value in values if value))
+            items = elements(flat, _outer(offsets, row_of), bad)
+            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=mask)
+
+        return several
+
+    def _map(self, kind: pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        entries = self._column(kind.item_type, f"{path}{{}}")
+        limited = _limited(kind, path)
+
+        def pairs(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            values = limited(values, row_of, bad)
+            mask, offsets = _nulls(values), _offsets(values)
+            keys = pa.array(list(chain.from_iterable(value for value in values if value)), pa.string())
+            flat = list(chain.from_iterable(value.values() for value in values if value))
+            items = entries(flat, _outer(offsets, row_of), bad)
+            return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, type=kind, mask=mask)
+
+        return pairs
+
+
+def _limited(kind: pa.ListType | pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], Values]:
+    """The arrays or maps without those that have no room, whose rows are then bad."""
+    width = struct_width(item_type(kind))
+
+    def limited(values: Values, row_of: _RowOf, bad: Bad) -> Values:
+        if not width or not bad.counting:
+            return values
+        return [
+            value if value and bad.has_room(row_of(position), len(value) * width, path) else value and None
+            for position, value in enumerate(values)
+        ]
+
+    return limited
+
+
+def _nulls(values: Values) -> pa.BooleanArray | None:
+    return pa.array([value is None for value in values], pa.bool_()) if None in values else None
+
+
+def _offsets(values: Values) -> list[int]:
+    return list(accumulate((len(value) if value else 0 for value in values), initial=0))
+
+
+def _outer(offsets: Sequence[int], row_of: _RowOf) -> _RowOf:
+    """The row of an element, by the offsets of the lists."""
+    return lambda position: row_of(bisect_right(offsets, position) - 1)
+
+
+def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterator[int]:
+    """The positions of the values that do not fit, in order, found by halving. The caller may replace values after a
+    position by None.
+    """
+    try:
+        convert(values[start:end])
+    except (ValueError, OverflowError):
+        if end - start == 1:
+            yield start
+            return
+        middle = (start + end) // 2
+        yield from _unfit(convert, values, start, middle)
+        yield from _unfit(convert, values, middle, end)

@@ -1,0 +1,147 @@
+"""Resets: a field of the schema gets another type, and with it another column. Pure.
+
+A column of a Delta table cannot change its type as long as there are files that have it with the old one. So the column
+`price` stays, with the values that it has, and the field `price` is column `price__v2` from now on. A value is decoded
+with the present schema, and with the earlier ones: it is bad only if it fits none of them. Each column has the value of
+the newest schema with this column that the value fits. So a column never loses a value when its file is written again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
+from spark_log.log.columns.column_limits import checked
+from spark_log.log.columns.decoded import ColumnsDefinition, Decoded, Decoder
+from spark_log.log.columns.evolution import evolve
+from spark_log.log.columns.schema_id_decoder import taken
+
+
+def present_fields(definition: ColumnsDefinition) -> pa.StructType:
+    """The fields of the present schema by their names in the values, those that it has left out included."""
+    field_of = {column: name for name, column in definition.renamed.items()}
+    return pa.struct(
+        [
+            column.with_name(field_of.get(column.name, column.name))
+            for column in definition.fields
+            if column.name not in definition.replaced
+        ]
+    )
+
+
+class Columns(NamedTuple):
+    """`fields`, `renamed`, `replaced`: see ColumnsDefinition."""
+
+    fields: pa.StructType
+    renamed: Mapping[str, str]
+    replaced: tuple[str, ...]
+
+
+def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bool = False) -> Columns:
+    """The columns of a topic after its schema has got these fields. With `reset`, a field that does not fit its column
+    gets a new one; without, IncompatibleSchemaError.
+    """
+    present = present_fields(before)
+    columns = {column.name: column.type for column in before.fields}
+    renamed, replaced = dict(before.renamed), list(before.replaced)
+    if reset:
+        conflicts = [field.name for field in fields if not _fits(present, field)]
+        for name in conflicts:
+            for field in present:
+                if field.name.lower() == name.lower():
+                    replaced.append(renamed.pop(field.name, field.name))
+            renamed[name] = _free_name(name, {*columns, *renamed.values(), *(field.name for field in fields)})
+        gone = {name.lower() for name in conflicts}
+        present = pa.struct([field for field in present if field.name.lower() not in gone])
+    for field in _evolved(present, fields):
+        column = renamed.get(field.name, field.name)
+        if column in replaced or (field.name not in renamed and column in renamed.values()):
+            raise IncompatibleSchemaError(f"schema: {field.name}: the column of this name is that of another field")
+        columns[column] = field.type
+    try:
+        return Columns(checked(pa.struct(list(columns.items()))), renamed, tuple(replaced))
+    except InvalidSchemaError as error:
+        raise IncompatibleSchemaError(f"{error}, with the columns that the topic has already") from error
+
+
+def _evolved(present: pa.StructType, fields: pa.StructType) -> pa.StructType:
+    try:
+        return evolve(present, fields).fields
+    except IncompatibleSchemaError as error:
+        raise IncompatibleSchemaError(
+            f"{error}; give the field another name, or another column with `spark-log schema set --reset`"
+        ) from error
+
+
+def _fits(present: pa.StructType, field: pa.Field) -> bool:
+    try:
+        evolve(present, pa.struct([field]))
+    except IncompatibleSchemaError:
+        return False
+    return True
+
+
+def _free_name(name: str, taken_names: set[str]) -> str:
+    lower = {each.lower() for each in taken_names}
+    number = 2
+    while f"{name}__v{number}".lower() in lower:
+        number += 1
+    return f"{name}__v{number}"
+
+
+def schemas(definition: ColumnsDefinition) -> Iterator[ColumnsDefinition]:
+    """The present definition and those before each reset, newest first. One without a format cannot be decoded."""
+    current: ColumnsDefinition | None = definition
+    while current is not None:
+        if current.format != "bytes":
+            yield current
+        current = current.previous
+
+
+def of_present_schema(definition: ColumnsDefinition) -> ColumnsDefinition:
+    """A definition of the present schema alone, whose columns have the names of its fields."""
+    return replace(definition, fields=present_fields(definition), renamed={}, replaced=(), previous=None)
+
+
+class ResetDecoder:
+    """A decoder of a definition with earlier schemas. Threads may share it."""
+
+    def __init__(self, definition: ColumnsDefinition, decoder: Callable[[ColumnsDefinition], Decoder]) -> None:
+        """`decoder` makes the decoder of each of the schemas."""
+        self._fields = definition.fields
+        self._schemas = []
+        kinds = {column.name: column.type for column in definition.fields}
+        for each in schemas(definition):
+            column_of = {field.name: each.renamed.get(field.name, field.name) for field in present_fields(each)}
+            fields = pa.struct([(name, kinds[column]) for name, column in column_of.items()])
+            alone = replace(each, fields=fields, renamed={}, replaced=(), previous=None)
+            self._schemas.append((decoder(alone), list(column_of.values())))
+
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return sum(of_schema.most_values(values) for of_schema, _ in self._schemas)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """See Decoder."""
+        found = [(decode.decode(values), columns) for decode, columns in self._schemas]
+        arrays = []
+        for field in self._fields:
+            parts, order = [pa.array([], field.type)], np.full(len(values), -1, np.int64)
+            for decoded, columns in found:
+                if field.name not in columns:
+                    continue
+                good = decoded.record.is_valid().to_numpy(zero_copy_only=False)
+                rows = np.flatnonzero(good & (order < 0))
+                order[rows] = sum(map(len, parts)) + rows
+                parts.append(decoded.record.field(columns.index(field.name)))
+            arrays.append(taken(pa.concat_arrays(parts), order))
+        bad = pa.array(np.logical_and.reduce([decoded.record.is_null() for decoded, _ in found]))
+        record = pa.StructArray.from_arrays(arrays, fields=list(self._fields), mask=bad)
+        reasons = found[0][0].reasons
+        if reasons is not None:
+            reasons = pc.if_else(bad, reasons, None)
+        return Decoded(record, reasons if reasons is not None and reasons.null_count < len(reasons) else None)

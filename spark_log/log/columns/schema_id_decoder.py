@@ -1,0 +1,79 @@
+"""Decoding of values with a schema of their own: each is read with the schema whose id it begins with."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.log.columns.decoded import Decoded, concatenated
+from spark_log.log.columns.expansion import MAX_VALUES, struct_width
+from spark_log.log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
+from spark_log.log.columns.python_columns import Bad
+from spark_log.log.columns.value_bytes import Ints, offsets_of, parts
+
+Read = Callable[[pa.BinaryArray, Ints, Bad], pa.StructArray]
+"""The values at these rows, none of them null, as the columns. Rows that are bad have any value."""
+
+
+class SchemaIdDecoder:
+    """A decoder with one function for each schema id, or with a single one for values without framing.
+
+    `rows`: how many values are decoded together. `values_per_byte`: the most values of structs within arrays and maps
+    that one byte stands for. Threads may share it.
+    """
+
+    def __init__(
+        self, fields: pa.StructType, readers: Mapping[int, Read] | Read, rows: int, values_per_byte: float
+    ) -> None:
+        self._fields, self._rows = fields, rows
+        self._width, self._values_per_byte = struct_width(fields), values_per_byte
+        self._framed = isinstance(readers, Mapping)
+        self._readers = readers if isinstance(readers, Mapping) else {NOT_FRAMED: readers}
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """See Decoder."""
+        return concatenated([self._part(part) for part in parts(values, self._rows)], self._fields)
+
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return len(values) * self._width + self._most_in_items(values)
+
+    def _most_in_items(self, values: pa.BinaryArray) -> float:
+        offsets = offsets_of(values)
+        return int(offsets[-1] - offsets[0]) * self._values_per_byte
+
+    def _part(self, values: pa.BinaryArray) -> Decoded:
+        bad = Bad(counting=self._most_in_items(values) > MAX_VALUES)
+        record = self._record(values, bad)
+        if not bad.reasons:
+            return Decoded(record, None)
+        good = np.ones(len(values), np.bool_)
+        good[list(bad.reasons)] = False
+        record = self._record(pc.if_else(pa.array(good), values, None), Bad())
+        return Decoded(record, pa.array([bad.reasons.get(row) for row in range(len(values))], pa.string()))
+
+    def _record(self, values: pa.BinaryArray, bad: Bad) -> pa.StructArray:
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        ids = np.full(len(values), NOT_FRAMED, np.int64)
+        if self._framed:
+            values, ids = unframed(values)
+        records, order, count = [pa.array([], self._fields)], np.full(len(values), -1, np.int64), 0
+        for number in np.unique(ids[present]).tolist():
+            rows = np.flatnonzero(present & (ids == number))
+            if number not in self._readers:
+                for row in rows.tolist():
+                    bad.add(row, NO_FRAMING if number == NOT_FRAMED else f"unknown schema id {number}")
+                continue
+            records.append(self._readers[number](values, rows, bad))
+            order[rows] = np.arange(count, count + len(rows))
+            count += len(rows)
+        return taken(pa.concat_arrays(records), order)
+
+
+def taken(array: pa.Array, order: Ints) -> pa.Array:
+    """The elements at these positions, null for -1."""
+    absent = order < 0
+    if not absent.any() and len(order) == len(array) and (order == np.arange(len(order))).all():
+        return array
+    return array.take(pa.array(order, mask=absent))

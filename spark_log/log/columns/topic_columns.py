@@ -1,0 +1,120 @@
+"""The typed columns of a topic: of its keys, of its values, or of both; and their text in the metadata store."""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from spark_log.log.columns import expansion, types
+from spark_log.log.columns.decoded import ColumnsDefinition
+from spark_log.log.columns.decoding import decoder
+from spark_log.log.columns.key_and_value import PARTS, TypedPart
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+@dataclass(frozen=True)
+class TopicColumns:
+    """The definitions of a topic's typed columns; None for a part, its keys or values, that has none.
+
+    `version`: grows with each change of a definition. So all files with a version have the same typed columns, decoded
+    in the same way.
+    """
+
+    version: int
+    key: ColumnsDefinition | None = None
+    value: ColumnsDefinition | None = None
+
+    def of(self, source: str) -> ColumnsDefinition | None:
+        """The definition of the keys or of the values. `source`: key or value."""
+        return {"key": self.key, "value": self.value}[source]
+
+    @property
+    def parts(self) -> tuple[tuple[TypedPart, ColumnsDefinition], ...]:
+        """The parts that have columns, with their definitions."""
+        found = ((part, self.of(part.source)) for part in PARTS)
+        return tuple((part, definition) for part, definition in found if definition is not None)
+
+    @property
+    def fields(self) -> pa.StructType:
+        """The typed columns of a file, in order: for each part, the reason why it could not be decoded, and a struct,
+        which is null where there is a reason and where the key or the value is null.
+        """
+        columns: list[tuple[str, pa.DataType]] = []
+        for part, definition in self.parts:
+            columns += [(part.error, pa.string()), (part.record, definition.fields)]
+        return pa.struct(columns)
+
+    @property
+    def decodable(self) -> "TopicColumns | None":
+        """Without the parts that were decoded only before their format became bytes; None if no part is left."""
+        left = {part.source: each for part, each in self.parts if each.format != "bytes"}
+        return TopicColumns(self.version, **left) if left else None
+
+
+def changed(
+    before: TopicColumns | None, key: ColumnsDefinition | None, value: ColumnsDefinition | None
+) -> TopicColumns | None:
+    """The typed columns with these definitions; the version is larger than before if they differ."""
+    after = TopicColumns(1 if before is None else before.version, key, value)
+    if not after.parts:
+        return None
+    return after if before in (None, after) else replace(after, version=after.version + 1)
+
+
+def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Collection[str]) -> dict[str, pa.Array]:
+    """The typed columns of these names, by name, decoded from columns key and value of `rows`."""
+    found: dict[str, pa.Array] = {}
+    for part, definition in columns.parts:
+        if part.error in names or part.record in names:
+            record, reasons = decoder(definition).decode(_values(rows, part))
+            errors = pa.nulls(len(record), pa.string()) if reasons is None else reasons
+            found |= {part.error: errors, part.record: record}
+    return {name: array for name, array in found.items() if name in names}
+
+
+def slices(rows: Rows, columns: TopicColumns, names: Collection[str]) -> Iterator[Rows]:
+    """`rows` in order, cut so that the typed columns of these names can be decoded in bounded memory (expansion.py)."""
+    wanted = [each for each in columns.parts if each[0].error in names or each[0].record in names]
+    sources = [(decoder(definition), _values(rows, part)) for part, definition in wanted]
+
+    def most_values(start: int, end: int) -> float:
+        return sum(each.most_values(values.slice(start, end - start)) for each, values in sources)
+
+    for start, end in expansion.slices(rows.num_rows, most_values):
+        yield rows.slice(start, end - start)
+
+
+def _values(rows: pa.RecordBatch | pa.Table, part: TypedPart) -> pa.BinaryArray:
+    source = rows.column(part.source)
+    return source.combine_chunks() if isinstance(source, pa.ChunkedArray) else source
+
+
+def to_text(columns: TopicColumns) -> str:
+    """Inverse of `from_text`; equal columns have equal texts."""
+    parts = {part.source: _as_json(definition) for part, definition in columns.parts}
+    return json.dumps({"version": columns.version, **parts}, sort_keys=True)
+
+
+def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
+    previous = definition.previous and _as_json(definition.previous)
+    return {**vars(definition), "fields": json.loads(types.to_json(definition.fields)), "previous": previous}
+
+
+def from_text(text: str) -> TopicColumns:
+    """The typed columns in column topic.typed_columns."""
+    values = json.loads(text)
+    return TopicColumns(values.pop("version"), **{source: _of_json(each) for source, each in values.items()})
+
+
+def _of_json(values: dict[str, Any]) -> ColumnsDefinition:
+    previous = values["previous"]
+    parts = {
+        "fields": types.from_json(json.dumps(values["fields"])),
+        "schemas_by_id": {int(number): text for number, text in values["schemas_by_id"].items()},
+        "replaced": tuple(values["replaced"]),
+        "previous": previous and _of_json(previous),
+    }
+    return ColumnsDefinition(**{**values, **parts})

@@ -1,0 +1,262 @@
+"""Partitions and their replicas in the metadata store: locked and read as `PartitionState`, and written back.
+
+Every change of a partition is one transaction: lock it here, decide with the rules of `replication` or of
+`log/append/rules.py`, and save the state that they return.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.cluster.topics import topic_config
+from spark_log.log.partitions.replication_rules import PartitionState, Replica
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Answer, Prepared, one_message
+from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
+
+Key = tuple[int, int]
+"""Topic id and partition number."""
+
+CHUNK = 5_000
+"""Values per statement: databases limit the number of parameters."""
+
+_SIZES = (1, 16, 256, CHUNK)
+"""Numbers of parameters of the statements that lock: each statement is compiled once."""
+_NAMES = tuple(f"number_{place}" for place in range(CHUNK))
+_MANY_PARTITIONS = 100
+
+
+_PARTITION_COLUMNS = (
+    PARTITION.partition, PARTITION.leader, PARTITION.leader_epoch, PARTITION.partition_epoch,
+    PARTITION.log_start_offset, PARTITION.log_end_offset,
+    PARTITION.high_watermark, PARTITION.recovery_point, PARTITION.tail_bytes, PARTITION.change, PARTITION.rewrites,
+    TOPIC.configs,
+)  # fmt: skip
+
+
+def _partitions_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(*_PARTITION_COLUMNS)
+        .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+        .where(PARTITION.topic_id == bindparam("topic_id"), *which)
+        .order_by(PARTITION.partition)
+    )
+
+
+def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, REPLICA.in_sync, REPLICA.log_dir_id)
+        .where(REPLICA.topic_id == bindparam("topic_id"), *which)
+        .order_by(REPLICA.partition, REPLICA.preference)
+    )
+
+
+_ONE = PARTITION.partition == bindparam("partition")
+_READ_ONE = Prepared(_partitions_where(_ONE))
+_REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
+_ALL = Prepared(_partitions_where())
+_REPLICAS_OF_ALL = Prepared(_replicas_where())
+
+
+@functools.cache
+def _locking(names: tuple[str, ...]) -> tuple[Prepared, Prepared]:
+    """Statements that lock and read the partitions, and read the replicas, of the numbers with these parameters."""
+    numbers: list[sa.BindParameter[int]] = [bindparam(name) for name in names]
+    return (
+        Prepared(_partitions_where(PARTITION.partition.in_(numbers)).with_for_update(of=t.partition)),
+        Prepared(_replicas_where(REPLICA.partition.in_(numbers))),
+    )
+
+
+def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
+    """Lock the rows of these partitions, in the lock order, and read them. Missing partitions are left out."""
+    with one_message(connection):
+        found = ask_partitions(connection, keys)
+    return found()
+
+
+def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
+    """As `lock_partitions`; inside `one_message` the result can be taken after the block."""
+    asked: list[tuple[int, Answer, Answer]] = []
+    for topic_id, numbers in by_topic(keys):
+        names = _NAMES[: next(size for size in _SIZES if len(numbers) <= size)]
+        rest = [numbers[-1]] * (len(names) - len(numbers))
+        parameters = {"topic_id": topic_id, **dict(zip(names, numbers + rest, strict=True))}
+        partitions, replicas = _locking(names)
+        # separate statements: on PostgreSQL a join would show the replicas as of before the wait for the lock
+        asked.append((topic_id, partitions.ask(connection, parameters), replicas.ask(connection, parameters)))
+
+    def read() -> dict[Key, PartitionState]:
+        states: dict[Key, PartitionState] = {}
+        for topic_id, partitions, replicas in asked:
+            states.update(_states(topic_id, partitions.rows(), replicas.rows()))
+        return states
+
+    return read
+
+
+def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
+    """The partition as of the snapshot, without a lock; None if it does not exist."""
+    one = {"topic_id": key[0], "partition": key[1]}
+    return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
+
+
+def read_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
+    """All partitions of a topic as of the snapshot, without locks."""
+    whole = {"topic_id": topic_id}
+    return _states(topic_id, _ALL.rows(connection, whole), _REPLICAS_OF_ALL.rows(connection, whole))
+
+
+def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> dict[Key, PartitionState]:
+    replicas: dict[int, list[Replica]] = {}
+    for partition, broker_id, end_offset, in_sync, log_dir_id in replica_rows:
+        replicas.setdefault(partition, []).append(Replica(broker_id, end_offset, bool(in_sync), log_dir_id))
+    states: dict[Key, PartitionState] = {}
+    for partition, leader, leader_epoch, partition_epoch, start, end, watermark, recovery, tail, change, *rest in rows:
+        rewrites, text = rest
+        config = topic_config(text)
+        states[topic_id, partition] = PartitionState(
+            leader, leader_epoch, end, watermark, recovery, tail, change, tuple(replicas.get(partition, ())),
+            config.min_insync_replicas, partition_epoch, start, config.unclean_leader_election_enable,
+            rewrites,
+        )  # fmt: skip
+    return states
+
+
+def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, list[int]]]:
+    """The keys as (topic id, partition numbers), sorted, with at most `chunk` numbers each."""
+    topics: dict[int, list[int]] = {}
+    for topic_id, number in sorted(set(keys)):
+        topics.setdefault(topic_id, []).append(number)
+    for topic_id, numbers in topics.items():
+        for first in range(0, len(numbers), chunk):
+            yield topic_id, numbers[first : first + chunk]
+
+
+_STATE_COLUMNS = (
+    "leader", "leader_epoch", "partition_epoch", "log_start_offset", "log_end_offset", "high_watermark",
+    "recovery_point", "tail_bytes", "change", "rewrites",
+)  # fmt: skip
+_SAVE_PARTITION = Prepared(
+    t.partition.update()
+    .where(PARTITION.topic_id == bindparam("key_topic"), PARTITION.partition == bindparam("key_partition"))
+    .values({name: bindparam(name) for name in _STATE_COLUMNS})
+)
+_THIS_REPLICA = (
+    REPLICA.topic_id == bindparam("key_topic"),
+    REPLICA.partition == bindparam("key_partition"),
+    REPLICA.broker_id == bindparam("key_broker"),
+)
+_SAVE_REPLICA = Prepared(
+    t.replica.update()
+    .where(*_THIS_REPLICA)
+    .values({name: bindparam(name) for name in ("log_end_offset", "in_sync", "preference", "log_dir_id")})
+)
+_NEW_REPLICA = Prepared(t.replica.insert())
+_DROP_REPLICA = Prepared(t.replica.delete().where(*_THIS_REPLICA))
+
+
+def save_partitions(
+    connection: sa.Connection, before: Mapping[Key, PartitionState], after: Mapping[Key, PartitionState]
+) -> None:
+    """Write the partitions and replicas that differ. `before`: result of `lock_partitions` in this transaction."""
+    changed = [(key, state) for key, state in after.items() if state is not before[key]]
+    if not changed:
+        return
+    _SAVE_PARTITION.run(
+        connection,
+        [
+            {
+                "key_topic": topic_id,
+                "key_partition": number,
+                **{name: getattr(state, name) for name in _STATE_COLUMNS},
+            }
+            for (topic_id, number), state in changed
+        ],
+    )
+    moved: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    gone: list[dict[str, Any]] = []
+    for key, state in changed:
+        old = {replica.broker_id: (place, replica) for place, replica in enumerate(before[key].replicas)}
+        for preference, replica in enumerate(state.replicas):
+            facts = {
+                "log_end_offset": replica.log_end_offset,
+                "in_sync": replica.in_sync,
+                "preference": preference,
+                "log_dir_id": replica.log_dir_id,
+            }
+            known = old.pop(replica.broker_id, None)
+            if known is None:
+                new.append({"topic_id": key[0], "partition": key[1], "broker_id": replica.broker_id, **facts})
+            elif known != (preference, replica):
+                moved.append({"key_topic": key[0], "key_partition": key[1], "key_broker": replica.broker_id, **facts})
+        gone += [{"key_topic": key[0], "key_partition": key[1], "key_broker": broker_id} for broker_id in old]
+    for statement, parameters in ((_DROP_REPLICA, gone), (_SAVE_REPLICA, moved), (_NEW_REPLICA, new)):
+        if parameters:
+            statement.run(connection, parameters)
+
+
+def insert_partitions(
+    connection: sa.Connection, topic_id: int, first: int, placement: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    """Rows of new partitions; `placement[i]` is AR of partition `first + i` as (broker id, log dir id)."""
+    zero = dict.fromkeys(_STATE_COLUMNS, 0)
+    connection.execute(
+        t.partition.insert(),
+        [
+            {"topic_id": topic_id, "partition": first + i, **zero, "leader": ar[0][0] if ar else None}
+            for i, ar in enumerate(placement)
+        ],
+    )
+    replicas = [
+        {
+            "topic_id": topic_id,
+            "partition": first + i,
+            "broker_id": broker_id,
+            "log_dir_id": log_dir_id,
+            "log_end_offset": 0,
+            "in_sync": True,
+            "preference": preference,
+        }
+        for i, ar in enumerate(placement)
+        for preference, (broker_id, log_dir_id) in enumerate(ar)
+    ]
+    if replicas:
+        connection.execute(t.replica.insert(), replicas)
+    if connection.dialect.name == "postgresql" and len(placement) >= _MANY_PARTITIONS:
+        # until its statistics know them, PostgreSQL takes the topic for a row or two and joins them in nested loops
+        connection.exec_driver_sql("ANALYZE partition, replica")
+
+
+def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
+    """Everything appended to these partitions so far is forced to disk when this transaction has committed."""
+    lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
+    for topic_id, numbers in by_topic(keys):
+        here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
+        connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
+
+
+_COUNT = bindparam("count", type_=sa.BigInteger)
+_TAKE_OFFSETS = Prepared(
+    t.partition.update()
+    .where(
+        PARTITION.topic_id == sa.select(TOPIC.topic_id).where(TOPIC.name == bindparam("topic")).scalar_subquery(),
+        PARTITION.partition == bindparam("number"),
+    )
+    .values(log_end_offset=PARTITION.log_end_offset + _COUNT, high_watermark=PARTITION.high_watermark + _COUNT)
+    .returning(PARTITION.log_end_offset)
+)
+
+
+def take_offsets(connection: sa.Connection, topic: str, partition: int, count: int) -> int | None:
+    """Offset of the first of `count` records that this transaction commits to a partition without replicas.
+
+    Locks the partition's row. None: the partition does not exist.
+    """
+    for (end,) in _TAKE_OFFSETS.rows(connection, {"topic": topic, "number": partition, "count": count}):
+        return int(end) - count
+    return None

@@ -1,0 +1,78 @@
+"""Files that the metadata no longer names. They stay for file.delete.delay.ms, since readers may still use them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.config.values import INT64_MAX
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE
+from spark_log.metadata.store import StoreClock
+
+DUE_MS = -INT64_MAX
+"""retired_ms of files to delete now, whatever file.delete.delay.ms is."""
+_CHUNK = 5_000
+
+
+def retire_files(
+    connection: sa.Connection, topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+) -> None:
+    """Note that these segment files have left the log. `change` is the partition's with which they did."""
+    insert_retired(connection, retired_rows(topic, partition, names, change, now))
+
+
+def retire_folder(connection: sa.Connection, topic: Topic, now: StoreClock) -> None:
+    """Note that the topic is deleted, and its folder in every log dir with it."""
+    insert_retired(connection, [{"path": topic.folder, "topic_id": topic.topic_id, "retired_ms": now.wall_ms}])
+
+
+def retired_rows(
+    topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+) -> list[dict[str, Any]]:
+    """The rows of `retire_files`; those of many partitions are inserted at once."""
+    facts = {"topic_id": topic.topic_id, "partition": partition, "change": change, "retired_ms": now.wall_ms}
+    return [{"path": segment_path(topic.folder, partition, name), **facts} for name in names]
+
+
+def insert_retired(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(t.retired_file.insert(), rows)
+
+
+def make_due(connection: sa.Connection, paths: Sequence[str]) -> None:
+    """Let the next clean-up delete these files, however recently they were retired."""
+    for first in range(0, len(paths), _CHUNK):
+        these = RETIRED_FILE.path.in_(paths[first : first + _CHUNK])
+        connection.execute(t.retired_file.update().where(these).values(retired_ms=DUE_MS))
+
+
+def forget_files(
+    connection: sa.Connection, topic: Topic, paths: Sequence[str], left: Mapping[LogDirId, Sequence[str]]
+) -> None:
+    """Delete the rows of files that were deleted, and note the log dirs that still have some of them (`left`)."""
+    delete = t.retired_file.delete().where(RETIRED_FILE.path.in_(paths)).returning(RETIRED_FILE.path)
+    forgotten = set(connection.execute(delete).scalars())  # fewer if another clean-up was first
+    copies = [
+        {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
+        for log_dir_id, there in left.items()
+        for path in there
+        if path in forgotten
+    ]
+    if copies:
+        connection.execute(t.retired_copy.insert(), copies)
+
+
+def forget_copies(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
+    """Delete the rows of copies that were deleted from a log dir."""
+    here = (RETIRED_COPY.topic_id == topic.topic_id, RETIRED_COPY.log_dir_id == log_dir_id)
+    connection.execute(t.retired_copy.delete().where(*here, RETIRED_COPY.path.in_(paths)))
+
+
+def forget_folder(connection: sa.Connection, folder: str) -> None:
+    """Delete the rows of a deleted topic's folder and of the files in it."""
+    inside = RETIRED_FILE.path.startswith(f"{folder}/", autoescape=True)
+    connection.execute(t.retired_file.delete().where((RETIRED_FILE.path == folder) | inside))

@@ -1,0 +1,93 @@
+"""Truncations in the metadata store: the records that elections removed from the end of partitions."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import sqlalchemy as sa
+
+from spark_log.log.partitions.partition_rows import Key, by_topic
+from spark_log.log.partitions.replication_rules import PartitionState, Truncation
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import TOPIC, TRUNCATION
+from spark_log.metadata.store import Store, StoreClock
+
+
+@dataclass(frozen=True)
+class RecordedTruncation:
+    """The offsets [start_offset, end_offset) held `record_count` records; readers had been shown `seen_count` offsets
+    of them. `at` is in UTC.
+    """
+
+    topic: str
+    partition: int
+    leader_epoch: int
+    start_offset: int
+    end_offset: int
+    record_count: int
+    seen_count: int
+    unclean: bool
+    at: str
+
+
+def record_truncation(
+    connection: sa.Connection,
+    key: Key,
+    truncation: Truncation,
+    before: PartitionState,
+    after: PartitionState,
+    record_count: int,
+    now: StoreClock,
+) -> None:
+    """Record that the election from `before` to `after` removed `record_count` records."""
+    row = {
+        "topic_id": key[0],
+        "partition": key[1],
+        "leader_epoch": truncation.leader_epoch,
+        "start_offset": truncation.start_offset,
+        "end_offset": before.log_end_offset,
+        "high_watermark": before.high_watermark,
+        "record_count": record_count,
+        "unclean": after.leader not in before.isr,
+        "at_ms": now.wall_ms,
+    }
+    connection.execute(t.truncation.insert(), row)
+
+
+def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> dict[Key, list[Truncation]]:
+    """All truncations of the partitions, by (topic id, partition), in the order of their epochs.
+
+    Partitions without truncations are not in the result.
+    """
+    found: dict[Key, list[Truncation]] = {}
+    for topic_id, numbers in by_topic(list(partitions)):
+        query = (
+            sa.select(TRUNCATION.partition, TRUNCATION.leader_epoch, TRUNCATION.start_offset)
+            .where(TRUNCATION.topic_id == topic_id, TRUNCATION.partition.in_(numbers))
+            .order_by(TRUNCATION.leader_epoch)
+        )
+        for number, leader_epoch, start_offset in connection.execute(query):
+            found.setdefault((topic_id, number), []).append(Truncation(leader_epoch, start_offset))
+    return found
+
+
+def list_truncations(store: Store) -> list[RecordedTruncation]:
+    """All truncations of topics that still exist, the oldest first."""
+    query = sa.select(t.truncation, TOPIC.name).join(t.topic, TOPIC.topic_id == TRUNCATION.topic_id)
+    rows = store.read(
+        lambda connection: connection.execute(query.order_by(TRUNCATION.at_ms, TOPIC.name, TRUNCATION.partition)).all()
+    )
+    return [
+        RecordedTruncation(
+            row.name,
+            row.partition,
+            row.leader_epoch,
+            row.start_offset,
+            row.end_offset,
+            row.record_count,
+            max(0, min(row.high_watermark, row.end_offset) - row.start_offset),
+            row.unclean,
+            datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,60 @@
+"""A stream between the Parquet writer and the sink that counts and hashes the bytes and seals the footer."""
+
+from typing import Protocol
+
+import xxhash
+
+from spark_log.log.records import segment_footer
+
+
+class Sink(Protocol):
+    """Takes a file's bytes, in order."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+class HashedStream:
+    """File-like object that passes bytes on, counts and hashes them. It keeps those after `hold` until `release`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.bytes_written = 0
+        self.closed = False
+        self._sink: Sink | None = sink
+        self._hash = xxhash.xxh3_128()
+        self._held: list[bytes] | None = None
+
+    def write(self, data: bytes) -> int:
+        if self._held is not None:
+            self._held.append(bytes(data))
+        else:
+            assert self._sink is not None, "detached"
+            self._sink.write(data)
+            self._hash.update(data)
+            self.bytes_written += len(data)
+        return len(data)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def release(self) -> None:
+        closing = b"".join(self._held or [])
+        self._held = None
+        self.write(segment_footer.sealed(closing))
+
+    def detach(self) -> None:
+        """Release the sink, after the last byte. Arrow holds this stream where the garbage collector cannot see it, so
+        that a sink that refers to its Parquet writer would stay in memory for ever.
+        """
+        self._sink = None
+
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+    def tell(self) -> int:
+        return self.bytes_written + sum(map(len, self._held or []))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True

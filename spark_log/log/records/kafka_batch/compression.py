@@ -1,0 +1,84 @@
+"""The records of a batch, decompressed, with a bound on what a small frame may become."""
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
+from spark_log.log.records.kafka_batch.header import CompressionType
+
+DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
+_PART_BYTES = 1024 * 1024
+
+_STREAMS: dict[CompressionType, str] = {
+    CompressionType.GZIP: "gzip",
+    CompressionType.LZ4: "lz4",
+    CompressionType.ZSTD: "zstd",
+}
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+"""The magic, then two version numbers of 4 bytes."""
+
+
+class Budget:
+    """How many bytes the batches of one call may become. What a malformed batch became counts too: it took the time."""
+
+    def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> None:
+        self.bytes_max = self.left = bytes_max
+
+    def spend(self, size: int) -> None:
+        """MessageSizeTooLargeError if there is not so much left."""
+        self.left -= size
+        if self.left < 0:
+            self.left = 0
+            raise MessageSizeTooLargeError(f"records have more than {self.bytes_max} bytes when they are decompressed")
+
+
+def decompress(data: memoryview, compression: CompressionType, budget: Budget) -> memoryview | bytes:
+    """The records in `data`. InvalidRecordError if it cannot be decompressed, MessageSizeTooLargeError beyond the
+    budget, of which not more than that is held in memory.
+    """
+    if compression is CompressionType.NONE:
+        return data
+    try:
+        if compression is CompressionType.SNAPPY:
+            return _snappy(data, budget)
+        return _stream(data, _STREAMS[compression], budget)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise InvalidRecordError(f"records cannot be decompressed as {compression.name.lower()}: {error}") from None
+
+
+def _stream(data: memoryview, codec: str, budget: Budget) -> memoryview | bytes:
+    parts: list[pa.Buffer] = []
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+        # not read(): that never frees its bytes if the stream is malformed (pyarrow 26)
+        while len(part := stream.read_buffer(_PART_BYTES)):
+            budget.spend(len(part))
+            parts.append(part)
+    return memoryview(parts[0]).cast("B") if len(parts) == 1 else b"".join(parts)
+
+
+def _snappy(data: memoryview, budget: Budget) -> bytes:
+    if bytes(data[: len(_XERIAL)]) != _XERIAL:
+        return _block(data, budget)
+    blocks, at = [], _XERIAL_HEADER_BYTES
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        block = data[at + 4 : at + 4 + length]
+        if len(block) < length or not length:
+            raise ValueError("a block is cut off")
+        blocks.append(_block(block, budget))
+        at += 4 + length
+    return b"".join(blocks)
+
+
+def _block(block: memoryview, budget: Budget) -> bytes:
+    """A raw snappy block; it begins with its decompressed size as a varint."""
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        raise ValueError("a block without its size")
+    budget.spend(size)
+    return pa.decompress(pa.py_buffer(block), decompressed_size=size, codec="snappy", asbytes=True)  # type: ignore[no-any-return]

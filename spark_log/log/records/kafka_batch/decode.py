@@ -1,0 +1,360 @@
+"""Record batches to tables of RECORD_SCHEMA: many batches together, without a loop over fields.
+
+A loop over the records reads only their lengths, which tell where the next one begins; everything else is arrays. A few
+records are decoded one by one, which is faster than a dozen array operations.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
+from spark_log.log.columns.value_bytes import slices
+from spark_log.log.records.arrow_numpy import from_numpy
+from spark_log.log.records.kafka_batch.compression import DECOMPRESSED_BYTES_MAX, Budget, decompress
+from spark_log.log.records.kafka_batch.few_records import decode_few
+from spark_log.log.records.kafka_batch.header import (
+    HEADER_BYTES,
+    NO_TIMESTAMP,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    read_header,
+)
+from spark_log.log.records.kafka_batch.varint import WINDOW, Longs, Varints, read_varint
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
+from spark_log.log.records.schema import HEADER, HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+Flags = npt.NDArray[np.bool_]
+
+RECORDS_MAX = 1_000_000
+FEW = 32
+"""Up to so many records in all, records are decoded one by one."""
+_BODY_BYTES_MAX = 1 << 30
+"""Bytes that are decoded together: positions in them are int32 in Arrow."""
+_TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
+_BASE_TIMESTAMP_MS_MAX = 1 << 62
+_FEW_HEADERS = 8
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A batch that was sent: its header, and its records as RECORD_SCHEMA. The timestamp of a record that has none
+    (-1, Kafka's NO_TIMESTAMP) is null.
+    """
+
+    header: BatchHeader
+    records: pa.Table
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The decompressed records of batch `number` of the request."""
+
+    number: int
+    header: BatchHeader
+    data: memoryview | bytes
+
+
+@dataclass(frozen=True)
+class DecodingLimits:
+    """Limits of the decoded batches of one call, all together."""
+
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    records_max: int = RECORDS_MAX
+
+
+def decode(
+    batches: Sequence[memoryview | bytes], limits: DecodingLimits | None = None
+) -> list[DecodedBatch | SparkLogError]:
+    """Each batch decoded, or the error that refuses it; a bad one does not affect the others.
+
+    Each item holds exactly one batch, as a produce request has it for one partition. CorruptRecordError for a wrong
+    checksum or length; InvalidRecordError for records that are malformed, in another format, or of a control batch;
+    InvalidTimestampError for a batch with timestamp type LogAppendTime, which only a broker may set;
+    MessageSizeTooLargeError for one that goes beyond the limits.
+    """
+    limits = limits or DecodingLimits()
+    budget, records_left = Budget(limits.decompressed_bytes_max), limits.records_max
+    found: list[DecodedBatch | SparkLogError | None] = [None] * len(batches)
+    bodies: list[_Body] = []
+    for number, batch in enumerate(batches):
+        try:
+            body = _body(number, memoryview(batch), budget, records_left)
+            records_left -= body.header.record_count
+            bodies.append(body)
+        except Exception as error:
+            found[number] = _refusal(error)
+    for group in _groups(bodies):
+        for body, outcome in zip(group, each_alone(_decode_together, group), strict=True):
+            found[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
+    return [each for each in found if each is not None]
+
+
+def each_alone(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R | SparkLogError]:
+    """The results of a function of many items; if it fails, each item's own result, or the error of that item alone."""
+    try:
+        return [*function(items)]
+    except Exception as error:
+        if len(items) == 1:
+            return [_refusal(error)]
+        return [result for item in items for result in each_alone(function, [item])]
+
+
+def _refusal(error: Exception) -> SparkLogError:
+    """The error without its frames: they refer to the records of the batch, and to the error itself."""
+    if isinstance(error, SparkLogError):
+        error.__context__ = None
+        return error.with_traceback(None)
+    logger.error("a record batch cannot be decoded", exc_info=error)
+    return InvalidRecordError(f"the batch cannot be decoded: {type(error).__name__}")
+
+
+def _body(number: int, batch: memoryview, budget: Budget, records_max: int) -> _Body:
+    header = read_header(batch)
+    if header.is_control:
+        raise InvalidRecordError("a producer may not send control batches")
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidTimestampError("timestamp type LogAppendTime: only a broker may set it")
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidRecordError(
+            f"a batch of {header.record_count} records has the last offset delta {header.last_offset_delta}"
+        )
+    if header.record_count > records_max:
+        raise MessageSizeTooLargeError(
+            f"a batch of {header.record_count} records: its request may have {records_max} more"
+        )
+    data = decompress(batch[HEADER_BYTES:], header.compression, budget)
+    if header.record_count > len(data) // RECORD_BYTES_MIN:
+        raise InvalidRecordError(f"{header.record_count} records do not fit into {len(data)} bytes")
+    return _Body(number, header, data)
+
+
+def _groups(bodies: Sequence[_Body]) -> list[list[_Body]]:
+    groups: list[list[_Body]] = []
+    size = _BODY_BYTES_MAX
+    for body in bodies:
+        size += len(body.data)
+        if size > _BODY_BYTES_MAX:
+            groups.append([])
+            size = len(body.data)
+        groups[-1].append(body)
+    return groups
+
+
+def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
+    if sum(body.header.record_count for body in bodies) <= FEW:
+        return [decode_few(body.data, body.header) for body in bodies]
+    data = b"".join([*(body.data for body in bodies), bytes(WINDOW)])
+    ends_of_bodies = list(accumulate(len(body.data) for body in bodies))
+    starts: list[int] = []
+    ends: list[int] = []
+    counts = np.zeros(len(bodies), np.int64)
+    begin = 0
+    good = np.ones(len(bodies), bool)
+    for number, (body, end) in enumerate(zip(bodies, ends_of_bodies, strict=True)):
+        before = len(starts)
+        good[number] = _boundaries(data, begin, end, body.header.record_count, starts, ends)
+        if not good[number]:
+            del starts[before:], ends[before:]
+        counts[number] = len(starts) - before
+        begin = end
+    batch_of = np.repeat(np.arange(len(bodies)), counts)
+    fields = _Fields(data, np.array(starts, np.int64), np.array(ends, np.int64))
+    expected = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    bad = fields.bad | (fields.offset_deltas != expected)
+    bases = np.array([body.header.base_timestamp_ms for body in bodies], np.int64)
+    # with the base cut off the sum does not overflow, and remains out of range: a delta of 8 bytes is below 2^55
+    times = np.clip(bases, -_BASE_TIMESTAMP_MS_MAX, _BASE_TIMESTAMP_MS_MAX)[batch_of] + fields.timestamp_deltas
+    bad |= np.abs(times) > _TIMESTAMP_MS_MAX
+    good[batch_of[bad]] = False
+    _check_header_keys(fields, batch_of, good)
+    keep = np.flatnonzero(good[batch_of])
+    return _tables(fields, keep, times, np.where(good, counts, 0), good)
+
+
+def _boundaries(data: bytes, at: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
+    """Add where each of `count` records begins, after its length, and where it ends. Whether they fill the bytes."""
+    for _ in range(count):
+        if at >= end:
+            return False
+        size = data[at]
+        if size < 0x80:
+            at += 1
+            if size & 1:
+                return False
+            size >>= 1
+        else:
+            try:
+                size, at = read_varint(data, at, end)
+            except ValueError:
+                return False
+            if size < 0:
+                return False
+        starts.append(at)
+        at += size
+        if at > end:
+            return False
+        ends.append(at)
+    return at == end
+
+
+class _Fields:
+    """The fields of all records, as positions in `data`. `bad`: the record is malformed, its fields mean nothing."""
+
+    def __init__(self, data: bytes, starts: Longs, ends: Longs) -> None:
+        self.data, self._varints = data, Varints(data)
+        self.bad: Flags = ends - starts < RECORD_BYTES_MIN
+        at = starts + 1  # after the attributes, of which Kafka uses none
+        self.timestamp_deltas, at = self._varints.read(at, self.bad)
+        self.offset_deltas, at = self._varints.read(at, self.bad)
+        self.key_starts, self.key_ends, self.key_is_null, at = self._bytes(at, ends, self.bad)
+        self.value_starts, self.value_ends, self.value_is_null, at = self._bytes(at, ends, self.bad)
+        self.header_counts, at = self._varints.read(at, self.bad)
+        self.bad |= (self.header_counts < 0) | (self.header_counts > HEADERS_PER_RECORD_MAX)
+        self.header_counts[self.bad] = 0
+        self.headers = self._headers(at, ends)
+
+    def _bytes(self, at: Longs, ends: Longs, bad: Flags) -> tuple[Longs, Longs, Flags, Longs]:
+        """A length and so many bytes; length -1 for null."""
+        sizes, starts = self._varints.read(at, bad)
+        bad |= (sizes < -1) | (sizes > ends - starts)
+        sizes = np.where(bad, 0, sizes)
+        is_null = sizes == -1
+        after = starts + np.maximum(sizes, 0)
+        return starts, after, is_null, after
+
+    def _headers(self, at: Longs, ends: Longs) -> "_Headers":
+        """Reads the first header of all records, then the second, and so on; the rest one by one when few have more."""
+        rows = np.flatnonzero(self.header_counts)
+        at = at.copy()
+        parts: list[tuple[Longs, ...]] = [(np.empty(0, np.int64),) * 6]
+        number = 0
+        while len(rows) > _FEW_HEADERS:
+            bad = self.bad[rows]
+            key_starts, key_ends, no_key, here = self._bytes(at[rows], ends[rows], bad)
+            bad |= no_key
+            value_starts, value_ends, no_value, here = self._bytes(here, ends[rows], bad)
+            parts.append((rows, key_starts, key_ends, value_starts, value_ends, no_value.astype(np.int64)))
+            at[rows] = here
+            self.bad[rows] |= bad
+            number += 1
+            rows = rows[(self.header_counts[rows] > number) & ~bad]
+        for row in rows.tolist():
+            found, at[row] = self._headers_of(row, int(at[row]), int(ends[row]), int(self.header_counts[row]) - number)
+            if found:
+                parts.append(tuple(np.array(each, np.int64) for each in zip(*found, strict=True)))
+        self.bad |= at != ends
+        return _Headers(
+            *(np.concatenate([part[i] for part in parts]) if parts else np.empty(0, np.int64) for i in range(6))
+        )
+
+    def _headers_of(self, row: int, at: int, end: int, count: int) -> tuple[list[tuple[int, ...]], int]:
+        """`count` headers of one record, and the position after them; -1 if they are malformed."""
+        found: list[tuple[int, ...]] = []
+        try:
+            for _ in range(count):
+                key_size, key_start = read_varint(self.data, at, end)
+                if not 0 <= key_size <= end - key_start:
+                    return [], -1
+                key_end = key_start + key_size
+                value_size, value_start = read_varint(self.data, key_end, end)
+                if not -1 <= value_size <= end - value_start:
+                    return [], -1
+                at = value_start + max(value_size, 0)
+                found.append((row, key_start, key_end, value_start, at, int(value_size == -1)))
+        except ValueError:
+            return [], -1
+        return found, at
+
+
+@dataclass(frozen=True)
+class _Headers:
+    """All headers, in no particular order: the record, and the positions of key and value."""
+
+    rows: Longs
+    key_starts: Longs
+    key_ends: Longs
+    value_starts: Longs
+    value_ends: Longs
+    value_is_null: Longs
+
+    def of(self, records: Flags) -> "_Headers":
+        """Those of the marked records, in their order."""
+        where = np.flatnonzero(records[self.rows])
+        where = where[np.argsort(self.key_starts[where], kind="stable")]
+        return _Headers(*(each[where] for each in vars(self).values()))
+
+    def keys(self, data: bytes) -> pa.StringArray:
+        """ArrowInvalid if one is not UTF-8. Only for headers in order."""
+        return slices(pa.py_buffer(data), self.key_starts, self.key_ends).cast(pa.string())
+
+
+def _tables(
+    fields: _Fields, keep: Longs, times_ms: Longs, counts: Longs, good: Flags
+) -> list[pa.Table | SparkLogError]:
+    """The table of each batch; an error for those that are not good."""
+    data = pa.py_buffer(fields.data)
+    keys = _binary(data, fields.key_starts[keep], fields.key_ends[keep], fields.key_is_null[keep])
+    values = _binary(data, fields.value_starts[keep], fields.value_ends[keep], fields.value_is_null[keep])
+    times = times_ms[keep]
+    no_time = times == NO_TIMESTAMP
+    micros = from_numpy(times * MICROSECONDS_PER_MILLISECOND)
+    if no_time.any():
+        micros = pc.if_else(pa.array(no_time), pa.scalar(None, pa.int64()), micros)
+    headers = _header_lists(fields, keep)
+    columns = [keys, values, headers, micros.cast(RECORD_SCHEMA.field("timestamp").type)]
+    whole = pa.table(columns, schema=RECORD_SCHEMA)
+    found: list[pa.Table | SparkLogError] = []
+    begin = 0
+    for is_good, count in zip(good.tolist(), counts.tolist(), strict=True):
+        part = whole.slice(begin, count)
+        begin += count
+        found.append(part if is_good else InvalidRecordError("a malformed record"))
+    return found
+
+
+def _check_header_keys(fields: _Fields, batch_of: Longs, good: Flags) -> None:
+    """A batch with a header key that is not UTF-8 is not good."""
+    headers = fields.headers.of(good[batch_of])
+    try:
+        headers.keys(fields.data)
+    except pa.ArrowInvalid:
+        for number in np.unique(batch_of[headers.rows]).tolist():
+            try:
+                headers.of(batch_of == number).keys(fields.data)
+            except pa.ArrowInvalid:
+                good[number] = False
+
+
+def _header_lists(fields: _Fields, keep: Longs) -> pa.Array:
+    """The headers of the records at `keep`; null for a record without any."""
+    if not len(fields.headers.rows):
+        return pa.nulls(len(keep), HEADERS)
+    kept = np.zeros(len(fields.header_counts), bool)
+    kept[keep] = True
+    headers = fields.headers.of(kept)
+    values = _binary(
+        pa.py_buffer(fields.data), headers.value_starts, headers.value_ends, headers.value_is_null.astype(bool)
+    )
+    items = pa.StructArray.from_arrays([headers.keys(fields.data), values], fields=list(HEADER))
+    counts = fields.header_counts[keep]
+    offsets = from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, items, type=HEADERS, mask=pa.array(counts == 0))
+
+
+def _binary(data: pa.Buffer, starts: Longs, ends: Longs, is_null: Flags) -> pa.Array:
+    if is_null.all():
+        return pa.nulls(len(starts), pa.binary())
+    found = slices(data, starts, ends)
+    return pc.if_else(pa.array(is_null), pa.scalar(None, pa.binary()), found) if is_null.any() else found

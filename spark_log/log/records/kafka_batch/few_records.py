@@ -1,0 +1,117 @@
+"""Decoding and encoding of a few records, one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidRecordError, SparkLogError
+from spark_log.log.records.arrow_numpy import binary_array
+from spark_log.log.records.kafka_batch.header import NO_TIMESTAMP, BatchHeader
+from spark_log.log.records.kafka_batch.varint import read_varint, varint
+from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
+from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA
+
+Headers = list[tuple[str, bytes | None]]
+
+_MICROSECONDS_MAX = 2**63 - 1
+
+
+def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | SparkLogError:
+    """The records as RECORD_SCHEMA, or why they are malformed."""
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    headers: list[Headers | None] = []
+    times: list[int | None] = []
+    at = 0
+    try:
+        for number in range(header.record_count):
+            size, at = read_varint(data, at, len(data))
+            end = at + size
+            if size < 0 or end > len(data):
+                raise ValueError("cut off")
+            delta, at = read_varint(data, at + 1, end)  # after the attributes, of which Kafka uses none
+            offset_delta, at = read_varint(data, at, end)
+            if offset_delta != number:
+                raise ValueError("offset deltas do not count from 0")
+            key, at = _bytes(data, at, end)
+            value, at = _bytes(data, at, end)
+            found, at = _headers(data, at, end)
+            if at != end:
+                raise ValueError("a record with another length")
+            time_ms = header.base_timestamp_ms + delta
+            if abs(time_ms) * MICROSECONDS_PER_MILLISECOND > _MICROSECONDS_MAX:
+                raise ValueError("a timestamp beyond int64")
+            keys.append(key)
+            values.append(value)
+            headers.append(found)
+            times.append(None if time_ms == NO_TIMESTAMP else time_ms * MICROSECONDS_PER_MILLISECOND)
+        if at != len(data):
+            raise ValueError("bytes after the last record")
+    except ValueError as error:
+        return InvalidRecordError(f"a malformed record: {error}")
+    columns = [
+        binary_array(keys)[0],
+        binary_array(values)[0],
+        pa.nulls(len(keys), HEADERS) if not any(headers) else pa.array(headers, HEADERS),
+        pa.array(times, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
+    ]
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def _bytes(data: Any, at: int, end: int) -> tuple[bytes | None, int]:
+    size, at = read_varint(data, at, end)
+    if size == -1:
+        return None, at
+    if size < -1 or at + size > end:
+        raise ValueError("a length beyond the record")
+    return bytes(data[at : at + size]), at + size
+
+
+def _headers(data: Any, at: int, end: int) -> tuple[Headers | None, int]:
+    count, at = read_varint(data, at, end)
+    if not 0 <= count <= HEADERS_PER_RECORD_MAX:
+        raise ValueError(f"{count} headers")
+    found: Headers = []
+    for _ in range(count):
+        key, at = _bytes(data, at, end)
+        if key is None:
+            raise ValueError("a header without key")
+        value, at = _bytes(data, at, end)
+        found.append((key.decode(), value))
+    return found or None, at
+
+
+def encode_few(
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Sequence[dict[str, Any]] | None],
+    timestamp_deltas: Sequence[int],
+    offset_deltas: Sequence[int],
+) -> bytes:
+    """The records of a batch."""
+    found = []
+    for key, value, header, timestamp_delta, offset_delta in zip(
+        keys, values, headers, timestamp_deltas, offset_deltas, strict=True
+    ):
+        body = b"".join(
+            (b"\0", varint(timestamp_delta), varint(offset_delta), *_sized(key), *_sized(value), _encoded(header))
+        )
+        found += [varint(len(body)), body]
+    return b"".join(found)
+
+
+def _sized(data: bytes | None) -> tuple[bytes, bytes]:
+    return (_NULL, b"") if data is None else (varint(len(data)), data)
+
+
+def _encoded(headers: Sequence[dict[str, Any]] | None) -> bytes:
+    if not headers:
+        return b"\0"
+    pieces = [varint(len(headers))]
+    for header in headers:
+        pieces += (*_sized(header["key"].encode()), *_sized(header["value"]))
+    return b"".join(pieces)
+
+
+_NULL = varint(-1)

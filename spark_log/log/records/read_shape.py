@@ -1,0 +1,78 @@
+"""Converts stored columns to the columns that readers see, for files and blobs."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_log.errors import InvalidOptionError
+from spark_log.log.columns.key_and_value import RECORDS, TYPED
+from spark_log.log.records.arrow_numpy import from_numpy
+from spark_log.log.records.schema import TimestampType, leaf_paths, read_schema, typed_fields
+
+STORED = ("timestamp", "key", "value", "headers", *TYPED)
+"""Read columns that are stored under the same name."""
+
+BATCH_RECORDS = 65_536
+
+
+@dataclass
+class ReadShape:
+    """Makes read batches of one partition. `schema` comes from read_schema."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    timestamp_type: TimestampType
+    schema: pa.Schema
+    _constants: dict[str, pa.Array] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        names = self.schema.names
+        if not self.schema.equals(read_schema("headers" in names, names, typed_fields(self.schema))):
+            raise InvalidOptionError(f"schema: expected a result of read_schema, got {self.schema}")
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """Stored columns that the schema needs, besides offset_delta."""
+        return [name for name in self.schema.names if name in STORED]
+
+    @property
+    def parquet_columns(self) -> list[str]:
+        """`stored_columns` as Parquet's paths: of a struct of typed columns only the leaves that the schema has."""
+        plain = [name for name in self.stored_columns if name not in RECORDS]
+        records = [self.schema.field(name) for name in self.stored_columns if name in RECORDS]
+        return [*plain, *(leaf for record in records for leaf in leaf_paths(record))]
+
+    def batch(
+        self, stored: pa.RecordBatch, deltas: int | npt.NDArray[np.int32], start: int, stop: int
+    ) -> pa.RecordBatch:
+        """Rows start <= row < stop of `stored` (stored_columns) in the read schema.
+
+        `deltas`: offset delta of row 0 if they are dense, else of every row. No bytes of keys or values are copied.
+        """
+        rows = stop - start
+        columns = []
+        for name in self.schema.names:
+            if name in STORED:
+                columns.append(stored.column(name).slice(start, rows))
+            elif name == "offset":
+                columns.append(from_numpy(self._offsets(deltas, start, stop)))
+            else:
+                columns.append(self._constant(name, rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _offsets(self, deltas: int | npt.NDArray[np.int32], start: int, stop: int) -> npt.NDArray[np.int64]:
+        if isinstance(deltas, int):
+            first = self.base_offset + deltas
+            return np.arange(first + start, first + stop, dtype=np.int64)
+        return self.base_offset + deltas[start:stop].astype(np.int64)
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        known = self._constants.get(name)
+        if known is None or len(known) < rows:
+            values = {"topic": self.topic, "partition": self.partition, "timestampType": int(self.timestamp_type)}
+            known = pa.repeat(pa.scalar(values[name], self.schema.field(name).type), rows)
+            self._constants[name] = known
+        return known.slice(0, rows)

@@ -1,0 +1,149 @@
+"""Rules that a batch of records must pass before anything of it is written. Pure and vectorised.
+
+Size of a record = Kafka's upper bound for a batch that holds it alone
+(org.apache.kafka.common.record.DefaultRecord.recordSizeUpperBound):
+
+    61 (record batch) + 21 (record) + field(key) + field(value) + varint(header count) + sum of field(header key) +
+    field(header value), where field(null) = 1 and field(bytes) = varint(length) + length
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
+from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP
+
+RECORD_OVERHEAD_BYTES = 61 + 21
+HEADERS_PER_RECORD_MAX = 10_000
+"""Kafka limits headers by max.message.bytes alone, which allows half a million empty ones in a record of 1 MB."""
+
+RECORD_BYTES_MAX = 128 * 1024 * 1024
+"""Largest record whatever max.message.bytes says: a row group must stay under the reader's cap (segment_open.py)."""
+
+TIMESTAMP_MS_MAX = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z: the last instant that Python's datetime and Spark's timestamp can both show."""
+
+_VARINT_STEPS = np.array([1 << 6, 1 << 13, 1 << 20, 1 << 27])
+_HEADERS_ABSENT = 1
+
+
+@dataclass(frozen=True)
+class RecordLimits:
+    """The limits of a topic; each field is the topic config of the same name."""
+
+    max_message_bytes: int = 1_048_588
+    timestamp_after_max_ms: int | None = None
+    """How far beyond `now_ms` a timestamp may be; None: no limit (message.timestamp.after.max.ms)."""
+    timestamp_before_max_ms: int | None = None
+    """How far behind `now_ms` a timestamp may be; None: no limit (message.timestamp.before.max.ms)."""
+    compacted: bool = False
+    """cleanup.policy holds `compact`: every record needs a key."""
+
+
+def check(records: pa.Table, limits: RecordLimits, now_ms: int) -> None:
+    """Pass a table of RECORD_SCHEMA, or raise an error that names the first bad row, its field and its value.
+
+    MessageSizeTooLargeError, InvalidTimestampError, or InvalidRecordError for null keys (compacted topic), header
+    lists with null items or keys or over HEADERS_PER_RECORD_MAX.
+    """
+    if not records.schema.equals(RECORD_SCHEMA):
+        raise InvalidRecordError(f"records: expected columns {RECORD_SCHEMA.names}, got {records.schema.names}")
+    if records.num_rows == 0:
+        return
+    if limits.compacted and records.column("key").null_count:
+        row = _first(np.asarray(records.column("key").is_null()))
+        raise InvalidRecordError(f"key: null in row {row}, and a compacted topic needs a key in every record")
+    _check_timestamps(records.column("timestamp"), limits, now_ms)
+    _check_headers(records.column("headers"))
+    _check_sizes(records, limits.max_message_bytes)
+
+
+def truncate_to_milliseconds(timestamps: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """The same instants (timestamp[us, UTC]) without their microseconds: Kafka's unit is the millisecond."""
+    return timestamps.cast(pa.timestamp("ms", "UTC"), safe=False).cast(TIMESTAMP)
+
+
+def record_sizes(records: pa.Table) -> npt.NDArray[np.int64]:
+    """Size in bytes of every row of a RECORD_SCHEMA table, by the formula above."""
+    sizes = RECORD_OVERHEAD_BYTES + _field_sizes(records.column("key")) + _field_sizes(records.column("value"))
+    headers = records.column("headers")
+    if headers.null_count == len(headers):
+        return sizes + _HEADERS_ABSENT
+    counts = _header_counts(headers)
+    items = pa.concat_arrays([chunk.flatten() for chunk in headers.chunks])
+    item_sizes = _field_sizes(pc.struct_field(items, "key")) + _field_sizes(pc.struct_field(items, "value"))
+    total = np.concatenate(([0], np.cumsum(item_sizes)))
+    ends = np.cumsum(counts)
+    return np.asarray(sizes + _varint_sizes(counts) + total[ends] - total[ends - counts], np.int64)
+
+
+def _check_timestamps(timestamps: pa.ChunkedArray, limits: RecordLimits, now_ms: int) -> None:
+    if timestamps.null_count:
+        raise InvalidTimestampError(f"timestamp: null in row {_first(np.asarray(timestamps.is_null()))}")
+    low, high = 0, TIMESTAMP_MS_MAX
+    if limits.timestamp_before_max_ms is not None:
+        low = max(low, now_ms - limits.timestamp_before_max_ms)
+    if limits.timestamp_after_max_ms is not None:
+        high = min(high, now_ms + limits.timestamp_after_max_ms)
+    micros = timestamps.cast(pa.int64()).to_numpy()
+    if micros.min() >= low * MICROSECONDS_PER_MILLISECOND and micros.max() < (high + 1) * MICROSECONDS_PER_MILLISECOND:
+        return
+    millis = micros // MICROSECONDS_PER_MILLISECOND
+    row = _first((millis < low) | (millis > high))
+    raise InvalidTimestampError(
+        f"timestamp: {millis[row]} ms in row {row} is outside [{low}, {high}] (now is {now_ms}; see "
+        f"message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
+    )
+
+
+def _check_headers(headers: pa.ChunkedArray) -> None:
+    if headers.null_count == len(headers):
+        return
+    counts = _header_counts(headers)
+    if counts.max() > HEADERS_PER_RECORD_MAX:
+        row = _first(counts > HEADERS_PER_RECORD_MAX)
+        raise InvalidRecordError(f"headers: {counts[row]} in row {row}, at most {HEADERS_PER_RECORD_MAX} are allowed")
+    items = pa.concat_arrays([chunk.flatten() for chunk in headers.chunks])
+    keys = pc.struct_field(items, "key")
+    if keys.null_count:
+        item = _first(np.asarray(keys.is_null()))
+        row = int(np.searchsorted(np.cumsum(counts), item, side="right"))
+        raise InvalidRecordError(f"headers: null key in row {row}")
+
+
+def _check_sizes(records: pa.Table, max_message_bytes: int) -> None:
+    limit = min(max_message_bytes, RECORD_BYTES_MAX)
+    # No row is larger than the batch: small batches, which are most, need no per-row arithmetic. 16 bytes bound a
+    # row's own varints; those of a header (10 bytes at most) are less than twice its two Arrow offsets (8 bytes).
+    if 3 * records.nbytes + RECORD_OVERHEAD_BYTES + 16 <= limit:
+        return
+    sizes = record_sizes(records)
+    if sizes.max() <= limit:
+        return
+    row = _first(sizes > limit)
+    name = "max.message.bytes" if limit == max_message_bytes else "largest record that a segment can hold"
+    raise MessageSizeTooLargeError(f"value: the record in row {row} has {sizes[row]} bytes, {name} is {limit}")
+
+
+def _header_counts(headers: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return np.asarray(pc.fill_null(pc.list_value_length(headers), 0), np.int64)
+
+
+def _field_sizes(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
+    lengths = np.asarray(pc.fill_null(pc.binary_length(column), 0), np.int64)
+    # A null has the length 0 and takes one byte, which is also what a length of 0 takes.
+    return lengths + _varint_sizes(lengths)
+
+
+def _varint_sizes(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes of the zigzag varint of each value >= 0."""
+    return np.searchsorted(_VARINT_STEPS, values, side="right") + 1
+
+
+def _first(mask: npt.NDArray[Any]) -> int:
+    return int(np.argmax(mask))

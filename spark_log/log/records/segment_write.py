@@ -1,0 +1,308 @@
+"""Writes a segment file: Parquet with SEGMENT_SCHEMA, whole row groups, checksums everywhere.
+
+Layout of a file: row groups of ROW_GROUP_RECORDS records (fewer where they would pass ROW_GROUP_BYTES), page index,
+footer. Every page carries a CRC-32, the footer its own digest (segment_footer.py). offset_delta is delta-encoded and,
+like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
+
+A topic with typed columns (`columns/`) has two more columns in its files for its keys, key_record_error and key_record,
+and two for its values, record_error and record, which are the last ones. They are decoded here, from key and value,
+whenever a row group is written, unless the records come with them. Their leaves have statistics (leaf_statistics.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
+from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
+from spark_log.log.columns.resets import schemas
+from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
+from spark_log.log.records import segment_footer
+from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
+from spark_log.log.records.compression_codecs import codec_level, codec_name
+from spark_log.log.records.hashed_stream import HashedStream, Sink
+from spark_log.log.records.leaf_statistics import file_statistics, has_statistics, leaves
+from spark_log.log.records.record_limits import RECORD_BYTES_MAX
+from spark_log.log.records.schema import (
+    MICROSECONDS_PER_MILLISECOND,
+    RECORD_SCHEMA,
+    SEGMENT_SCHEMA,
+    leaf_paths,
+    segment_schema,
+)
+
+ROW_GROUP_RECORDS = 65_536
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+"""Arrow bytes at which a row group closes early; with one record of RECORD_BYTES_MAX in it, a group is larger."""
+
+NO_TIMESTAMP_MS = -1
+"""min and max timestamp of a segment without records, as in Kafka (RecordBatch.NO_TIMESTAMP)."""
+
+
+@dataclass(frozen=True)
+class SegmentFacts:
+    """The metadata of a segment or a blob."""
+
+    record_count: int
+    bytes: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    codec: str
+    checksum: str
+    """xxh3_128 of all bytes, in hex."""
+    columns_version: int | None = None
+    """Of the definition that the typed columns were decoded with; None: the file or blob has none."""
+    stats: str | None = None
+    """Statistics of the typed columns (`leaf_statistics.file_statistics`)."""
+
+
+class SegmentWriter:
+    """Writes one segment file to `sink`. The caller syncs, closes and names the file.
+
+    Rows wait in memory until they fill a row group: at most ROW_GROUP_BYTES, or one record, plus the rows of one call.
+    """
+
+    def __init__(
+        self, sink: Sink, codec: str = "zstd", level: int | None = None, columns: TopicColumns | None = None
+    ) -> None:
+        self.codec = codec_name(codec)
+        self._columns = columns
+        self._schema = schema = segment_schema(None if columns is None else columns.fields)
+        typed = [] if columns is None else [leaf for field in columns.fields for leaf in leaf_paths(field)]
+        compression_level = codec_level(self.codec, level)
+        self.record_count = 0
+        self._next_delta = 0
+        self._min_us: int | None = None
+        self._max_us: int | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._stream = HashedStream(sink)
+        self._parquet = pq.ParquetWriter(
+            pa.PythonFile(self._stream, mode="w"),
+            schema,
+            compression=self.codec,
+            compression_level=compression_level,
+            use_dictionary=typed or False,
+            column_encoding={"offset_delta": "DELTA_BINARY_PACKED"},
+            write_statistics=["offset_delta", "timestamp", *_with_statistics(columns)],
+            write_page_index=True,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+        self._parquet.add_key_value_metadata({segment_footer.DIGEST_KEY: segment_footer.PLACEHOLDER.decode()})
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes handed to the sink so far; rows that wait for their row group are not among them."""
+        return self._stream.bytes_written
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Arrow bytes of the rows that wait for their row group."""
+        return self._waiting_bytes
+
+    def write(self, records: pa.Table, offset_deltas: pa.Array | pa.ChunkedArray | None = None) -> None:
+        """Append records (RECORD_SCHEMA). Offset deltas run on from the last one, or are `offset_deltas` (compaction).
+
+        Records may come with the typed columns of this writer: then they are not decoded. Raises InvalidRecordError for
+        another schema, a null timestamp, deltas that do not strictly increase or do not fit into int32;
+        MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
+        """
+        typed = list(self._schema)[len(SEGMENT_SCHEMA) :] if _is_typed(records.schema) else []
+        expected = pa.schema([*RECORD_SCHEMA, *typed])
+        if not records.schema.equals(expected):
+            raise InvalidRecordError(f"records: expected columns {expected}, got {records.schema}")
+        if records.num_rows == 0:
+            return
+        timestamps = records.column("timestamp")
+        if timestamps.null_count:
+            raise InvalidRecordError(f"timestamp: null in {timestamps.null_count} records")
+        deltas = self._deltas(records.num_rows, offset_deltas)
+        rows = pa.table(
+            [
+                from_numpy(deltas),
+                timestamps,
+                *(records.column(name) for name in ("key", "value", "headers", *(field.name for field in typed))),
+            ],
+            schema=pa.schema([*SEGMENT_SCHEMA, *typed]),
+        )
+        pieces = list(_pieces(rows))
+        extent = pc.min_max(timestamps.cast(pa.int64()))
+        low, high = extent["min"].as_py(), extent["max"].as_py()
+        self._min_us = low if self._min_us is None else min(low, self._min_us)
+        self._max_us = high if self._max_us is None else max(high, self._max_us)
+        self._next_delta = int(deltas[-1]) + 1
+        self.record_count += records.num_rows
+        for piece in pieces:
+            self._gather(piece)
+
+    def own_rows(self) -> None:
+        """Copy the rows that wait: slices of the batches that they came in keep those in memory, whole."""
+        self._waiting = [own(tables) for tables in _of_one_schema(self._waiting)]
+
+    def close(self) -> SegmentFacts:
+        """Write what waits and the footer; the sink stays open."""
+        self.flush_rows()
+        self._stream.hold()
+        self._parquet.close()
+        self._stream.release()
+        self._stream.detach()
+        columns = self._columns
+        return SegmentFacts(
+            record_count=self.record_count,
+            bytes=self.bytes_written,
+            min_timestamp_ms=_milliseconds(self._min_us),
+            max_timestamp_ms=_milliseconds(self._max_us),
+            codec=self.codec,
+            checksum=self._stream.checksum(),
+            columns_version=None if columns is None else columns.version,
+            stats=None if columns is None else file_statistics(self._parquet.writer.metadata, columns.fields),
+        )
+
+    def abort(self) -> None:
+        """Give the file up: nothing more reaches the sink, and what is there is no segment (it has no footer).
+
+        To be called when `write` or the sink failed; a writer that is only dropped would still write to the sink.
+        """
+        self._waiting = []
+        self._stream.hold()
+        self._parquet.close()
+        self._stream.detach()
+
+    def _deltas(
+        self, count: int, given: pa.Array | pa.ChunkedArray | None
+    ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        if given is None:
+            deltas = np.arange(self._next_delta, self._next_delta + count, dtype=np.int64)
+        else:
+            deltas = (np.asarray(given) if given.null_count else to_numpy(given)).astype(np.int64, casting="safe")
+            if len(deltas) != count:
+                raise InvalidRecordError(f"offset_delta: {len(deltas)} values for {count} records")
+            if deltas[0] < self._next_delta or (np.diff(deltas) <= 0).any():
+                raise InvalidRecordError(f"offset_delta: values must strictly increase from {self._next_delta} on")
+        if deltas[-1] > np.iinfo(np.int32).max:
+            raise InvalidRecordError(f"offset_delta: {deltas[-1]} does not fit into int32; close the segment earlier")
+        return deltas.astype(np.int32)
+
+    def _gather(self, piece: pa.Table) -> None:
+        if self._waiting_bytes + piece.nbytes > ROW_GROUP_BYTES:
+            self.flush_rows()
+        while piece.num_rows:
+            head = piece.slice(0, ROW_GROUP_RECORDS - self._waiting_rows)
+            self._waiting.append(head)
+            self._waiting_rows += head.num_rows
+            self._waiting_bytes += head.nbytes
+            piece = piece.slice(head.num_rows)
+            if self._waiting_rows == ROW_GROUP_RECORDS:
+                self.flush_rows()
+
+    def flush_rows(self) -> None:
+        """Write the rows that wait as a row group, however small: for a caller that is short of memory."""
+        if self._waiting:
+            # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
+            parts = [pa.concat_tables(tables).combine_chunks() for tables in _of_one_schema(self._waiting)]
+            for group in parts if self._columns is None else _row_groups(parts, self._columns):
+                self._parquet.write_table(group, row_group_size=ROW_GROUP_RECORDS)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+
+def own(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of `tables`, of one schema, in buffers that nothing else is in. Always copies."""
+    columns = zip(*(table.columns for table in tables), strict=True)
+    whole = [pa.concat_arrays([chunk for part in parts for chunk in part.chunks]) for parts in columns]
+    return pa.table(whole, schema=tables[0].schema)
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """`rows` in order, cut so that each piece is at most ROW_GROUP_BYTES or one record."""
+    size = rows.nbytes
+    if size <= ROW_GROUP_BYTES:
+        yield rows
+    elif rows.num_rows == 1:
+        size = rows.select(SEGMENT_SCHEMA.names).nbytes
+        if size > RECORD_BYTES_MAX:
+            raise MessageSizeTooLargeError(f"value: a record has {size} bytes, a segment takes {RECORD_BYTES_MAX}")
+        yield rows
+    else:
+        half = rows.num_rows // 2
+        yield from _pieces(rows.slice(0, half))
+        yield from _pieces(rows.slice(half))
+
+
+def _of_one_schema(tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
+    """The tables in order, consecutive ones with the same columns together."""
+    return [list(same) for _, same in groupby(tables, key=lambda table: table.schema.names)]
+
+
+def _is_typed(schema: pa.Schema) -> bool:
+    return any(name in TYPED for name in schema.names)
+
+
+def _row_groups(parts: Sequence[pa.Table], columns: TopicColumns) -> Iterator[pa.Table]:
+    """The rows of the parts with their typed columns. Few are decoded at a time where they become many values."""
+    waiting: list[pa.Table] = []
+    size = 0
+    for part in parts:
+        for rows in [part] if _is_typed(part.schema) else slices(part, columns, TYPED):
+            typed = _typed(rows, columns)
+            record_bytes = max(typed.column(name).nbytes for name in typed.schema.names if name in RECORDS)
+            if waiting and size + record_bytes > ROW_GROUP_BYTES:
+                yield from _groups(pa.concat_tables(waiting).combine_chunks())
+                waiting, size = [], 0
+            waiting.append(typed)
+            size += record_bytes
+    yield from _groups(pa.concat_tables(waiting).combine_chunks())
+
+
+def _typed(rows: pa.Table, columns: TopicColumns) -> pa.Table:
+    """`rows` with their typed columns, which are decoded unless they are there."""
+    if _is_typed(rows.schema):
+        return rows
+    fields = columns.fields
+    found = decoded(rows, columns, fields.names)
+    return pa.table([*rows.columns, *(found[name] for name in fields.names)], pa.schema([*rows.schema, *fields]))
+
+
+def _groups(rows: pa.Table) -> Iterator[pa.Table]:
+    """`rows`, cut so that each struct of typed columns takes at most ROW_GROUP_BYTES in each piece: it may be several
+    times as large as the bytes that it was decoded from. A single one that takes more is left out.
+    """
+    sizes = {name: rows.column(name).nbytes for name in rows.schema.names if name in RECORDS}
+    size = max(sizes.values())
+    if size <= ROW_GROUP_BYTES:
+        yield rows
+    elif rows.num_rows > 1:
+        half = rows.num_rows // 2
+        yield from _groups(rows.slice(0, half))
+        yield from _groups(rows.slice(half))
+    else:
+        for part in PARTS:
+            if (size := sizes.get(part.record, 0)) > ROW_GROUP_BYTES:
+                reason = f"the columns of the {part.source} take {size} bytes, at most {ROW_GROUP_BYTES} are allowed"
+                place = rows.schema.get_field_index(part.error)
+                error, record = rows.schema.field(place), rows.schema.field(part.record)
+                rows = rows.set_column(place, error, pa.array([reason]))
+                rows = rows.set_column(place + 1, record, pa.nulls(1, record.type))
+        yield rows
+
+
+def _with_statistics(columns: TopicColumns | None) -> list[str]:
+    """Parquet's paths of the leaves of typed columns that get statistics. JSON has no NaN."""
+    if columns is None:
+        return []
+    with_nan = {part.record for part, each in columns.parts if any(one.format != "json" for one in schemas(each))}
+    return [
+        ".".join(leaf.path)
+        for leaf in leaves(columns.fields)
+        if has_statistics(leaf.kind, may_be_nan=leaf.path[0] in with_nan)
+    ]
+
+
+def _milliseconds(micros: int | None) -> int:
+    return NO_TIMESTAMP_MS if micros is None else micros // MICROSECONDS_PER_MILLISECOND

@@ -1,0 +1,234 @@
+"""Reads slices from log dirs, on executors and in consumers. Does not need the metadata store."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_log import clock
+from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.errors import (
+    CorruptRecordError,
+    LogDirMismatchError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnsafePathError,
+    redact,
+)
+from spark_log.ids import LogDirId
+from spark_log.log.records import inline, segment_file
+from spark_log.log.records.schema import TimestampType
+from spark_log.log.segments.field_filters import group_excluded
+from spark_log.log.segments.segment_repair import repair
+from spark_log.log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
+from spark_log.log.segments.typed_columns import has_present_columns, read_with_columns, wants_columns
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ALL_TIMES = TimestampBounds()
+BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
+"""Errors after which another replica is tried: missing or damaged bytes, a log dir that is unavailable, swapped, or
+replaced by a symbolic link."""
+
+_AWAY_S = 30.0
+"""For this long, a log dir that could not be opened is tried after all others."""
+
+
+class Fetcher:
+    """Reads slices from the log dirs of a plan, each opened once and checked against the id in the metadata.
+
+    If a replica is bad, the slice is read from the next one, and the bad one is repaired afterwards. Not thread-safe.
+    """
+
+    def __init__(self, log_dirs: LogDirs) -> None:
+        self.passed_over = 0
+        """Number of bad replicas found."""
+        self.repaired = 0
+        """Number of bad replicas that were repaired."""
+        self._infos = log_dirs
+        self._open: dict[LogDirId, LogDir] = {}
+        self._away: set[LogDirId] = set()
+        """Could not be opened: tried after all others."""
+        self._unrepairable: set[LogDirId] = set()
+        """A repair failed there: no other repair is tried."""
+        self._away_since_s: float | None = None
+
+    def renewal_due(self, slices: Iterable[Slice]) -> bool:
+        """Whether to call `renew`: a slice is in a log dir that is not known, or an unavailable one may be back."""
+        if self._away_since_s is not None and clock.monotonic_s() - self._away_since_s >= _AWAY_S:
+            return True
+        return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
+
+    def renew(self, log_dirs: LogDirs) -> None:
+        """Use these log dirs from now on, and try again those that failed."""
+        self._infos = log_dirs
+        self._open.clear()
+        self._away.clear()
+        self._unrepairable.clear()
+        self._away_since_s = None
+
+    def read(
+        self,
+        slices: Iterable[Slice],
+        schema: pa.Schema,
+        times: TimestampBounds = _ALL_TIMES,
+        filters: Sequence[FieldFilter] = (),
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of `schema` (a result of `read_schema`), in the order of the slices. Row groups without a record that
+        passes the filters are left out where statistics say so.
+
+        If no replica of a segment is good, CorruptRecordError, or StorageUnavailableError if that may pass.
+        """
+        for piece in slices:
+            read = partial(self._read_stored, times=times, filters=filters if has_present_columns(piece) else ())
+            yield from read_with_columns(read, piece, schema) if wants_columns(schema) else read(piece, schema)
+
+    def _read_stored(
+        self, piece: Slice, schema: pa.Schema, times: TimestampBounds, filters: Sequence[FieldFilter]
+    ) -> Iterator[pa.RecordBatch]:
+        return _read_inline(piece, schema) if piece.data is not None else self._read_file(piece, schema, times, filters)
+
+    def first_offset_at_or_after(self, piece: Slice, timestamp_ms: int) -> int | None:
+        """Offset of the slice's first record with timestamp >= the given one, None if it has none."""
+        if piece.data is not None:
+            wanted = pa.schema([("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
+            for batch in _read_inline(piece, wanted):
+                micros = batch.column("timestamp").cast(pa.int64()).to_numpy()
+                hits = (micros >= timestamp_ms * 1000).nonzero()[0]
+                if len(hits):
+                    return int(batch.column("offset")[int(hits[0])].as_py())
+            return None
+
+        def search(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
+            yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
+
+        (offset,) = self._read_with_failover(piece, search)
+        return offset if offset is not None and offset < piece.end else None
+
+    def _read_file(
+        self, piece: Slice, schema: pa.Schema, times: TimestampBounds, filters: Sequence[FieldFilter]
+    ) -> Iterator[pa.RecordBatch]:
+        skip = partial(group_excluded, filters, piece.columns.fields) if filters and piece.columns else None
+
+        def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
+            return segment_file.read_slice(
+                parquet,
+                topic=piece.topic,
+                partition=piece.partition,
+                base_offset=piece.base_offset,
+                start=piece.start,
+                end=piece.end,
+                timestamp_type=TimestampType(piece.timestamp_type),
+                schema=schema,
+                min_timestamp_ms=times.min_ms,
+                max_timestamp_ms=times.max_ms,
+                path=location,
+                skip=skip,
+            )
+
+        return self._read_with_failover(piece, decode)
+
+    def _read_with_failover(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
+        """The results of `read` on the segment, each once and in order, even if some replicas are bad.
+
+        Replicas have equal bytes, so `read` has equal results on each: the next replica continues after the last good
+        result.
+        """
+        given = 0
+        bad: dict[LogDirId, SparkLogError] = {}
+        for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
+            try:
+                log_dir = self._log_dir(log_dir_id)
+                location = log_dir.location(_path(piece))
+                for found in islice(read(_open_segment(piece, log_dir), location), given, None):
+                    given += 1
+                    held = [found]
+                    del found  # while the caller pauses, only its own reference keeps the batch in memory
+                    yield held.pop()
+            except BAD_REPLICA as error:
+                bad[log_dir_id] = error
+            else:
+                self.passed_over += len(bad)
+                for bad_id, why in bad.items():
+                    self._repair_replica(piece, bad_id, why, log_dir)
+                return
+        raise all_replicas_bad_error(piece, list(bad.values()))
+
+    def _log_dir(self, log_dir_id: LogDirId) -> LogDir:
+        if log_dir_id not in self._open:
+            self._open[log_dir_id] = self._verified(log_dir_id)
+        return self._open[log_dir_id]
+
+    def _verified(self, log_dir_id: LogDirId) -> LogDir:
+        try:
+            if log_dir_id not in self._infos:
+                raise LogDirMismatchError(f"log dir {log_dir_id} was added or removed while the read was planned")
+            return open_log_dir(self._infos[log_dir_id])
+        except BAD_REPLICA as error:
+            self._open.pop(log_dir_id, None)
+            if log_dir_id not in self._away:
+                logger.warning(
+                    "log dir %s is unavailable, no replica in it is read: %s", log_dir_id, redact(str(error))
+                )
+                self._away.add(log_dir_id)
+            self._away_since_s = self._away_since_s or clock.monotonic_s()
+            raise
+
+    def _repair_replica(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
+        """Repair the bad replica from the good one that was read, unless its whole log dir is bad."""
+        if bad_id not in self._open or bad_id in self._unrepairable:
+            return
+        with contextlib.suppress(*BAD_REPLICA):
+            target = self._open[bad_id] = self._verified(bad_id)  # verified again: another disk may be mounted by now
+            path = _path(piece)
+            whole = repair(target, good, path, piece.size, piece.checksum)
+            self.repaired += whole
+            if not whole:
+                self._unrepairable.add(bad_id)
+            logger.warning(
+                "%s-%s: segment %s was bad and %s %s: %s",
+                piece.topic, piece.partition, piece.name, "is repaired from" if whole else "was read from",
+                good.location(path), redact(str(why)),
+            )  # fmt: skip
+
+
+def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:
+    path = _path(piece)
+    expected = segment_file.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
+    return segment_file.open_segment(log_dir.open(path), expected)
+
+
+def _path(piece: Slice) -> str:
+    return segment_path(piece.folder, piece.partition, piece.name)
+
+
+def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    assert piece.data is not None
+    return inline.slice_batches(
+        inline.decode(piece.data, piece.checksum, piece.record_count),
+        topic=piece.topic,
+        partition=piece.partition,
+        base_offset=piece.base_offset,
+        start=piece.start,
+        end=piece.end,
+        timestamp_type=TimestampType(piece.timestamp_type),
+        schema=schema,
+    )
+
+
+def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
+    """The error of a read for which all replicas failed; retriable if one of the failures is."""
+    if len(errors) == 1:
+        return errors[0]
+    kind = StorageUnavailableError if any(error.retriable for error in errors) else CorruptRecordError
+    return kind(
+        f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with offsets from {piece.base_offset}"
+        f" whole: {redact('; '.join(map(str, errors))) or 'its log end offsets are below'}"
+    )

@@ -1,0 +1,91 @@
+"""Filters on the typed columns, and the files and row groups that they rule out. Pure.
+
+A file or row group is skipped only if its statistics prove that no record in it matches. Unknown statistics, a filter
+that is not supported, and a value of another type prove nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_log.log.records.leaf_statistics import Bounds, Leaf, group_bounds, leaves, parse
+from spark_log.log.segments.slices import Condition, FieldFilter
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_DAY = date(1970, 1, 1).toordinal()
+
+
+def file_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, statistics: str, rows: int) -> bool:
+    """Whether no record of a file with these columns and statistics (segment.stats) passes all filters."""
+    known, bounds = _by_path(fields), parse(statistics, fields)
+    return any(
+        found.path in bounds and excludes(found, known[found.path].kind, bounds[found.path], rows) for found in filters
+    )
+
+
+def group_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, group: pq.RowGroupMetaData) -> bool:
+    """Whether no record of a row group of a file with these columns passes all filters."""
+    known = _by_path(fields)
+    return any(
+        found.path in known
+        and excludes(found, known[found.path].kind, group_bounds(group, known[found.path]), group.num_rows)
+        for found in filters
+    )
+
+
+def _by_path(fields: pa.StructType) -> dict[tuple[str, ...], Leaf]:
+    return {leaf.path: leaf for leaf in leaves(fields)}
+
+
+def excludes(found: FieldFilter, kind: pa.DataType, bounds: Bounds, rows: int) -> bool:
+    """Whether no value of a leaf with these bounds, in `rows` rows, passes the filter."""
+    if found.condition is Condition.IS_NULL:
+        return bounds.nulls == 0
+    if bounds.nulls == rows:
+        return True
+    values = [_comparable(value, kind) for value in found.values]
+    if not values or None in values or bounds.low is None or bounds.high is None:
+        return False
+    return not any(_may_pass(found.condition, value, bounds.low, bounds.high) for value in values)
+
+
+def _may_pass(condition: Condition, value: Any, low: Any, high: Any) -> bool:
+    match condition:
+        case Condition.IN:
+            return bool(low <= value <= high)
+        case Condition.BELOW:
+            return bool(low < value)
+        case Condition.AT_MOST:
+            return bool(low <= value)
+        case Condition.ABOVE:
+            return bool(high > value)
+        case Condition.AT_LEAST:
+            return bool(high >= value)
+        case Condition.STARTS_WITH:
+            return isinstance(value, str) and bool(low[: len(value)] <= value <= high[: len(value)])
+        case _:
+            return True
+
+
+def _comparable(value: Any, kind: pa.DataType) -> Any:
+    """The value as bounds of a leaf of this type have it; None if it is of another type, or compares with none."""
+    if pa.types.is_integer(kind):
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if pa.types.is_floating(kind):
+        return value if isinstance(value, float) and not math.isnan(value) else None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else None
+    if pa.types.is_decimal(kind):
+        return value if isinstance(value, Decimal) and value.is_finite() else None
+    if pa.types.is_timestamp(kind):
+        known = isinstance(value, datetime) and value.tzinfo is not None
+        return (value - _EPOCH) // timedelta(microseconds=1) if known else None
+    if pa.types.is_date(kind):
+        known = isinstance(value, date) and not isinstance(value, datetime)
+        return value.toordinal() - _FIRST_DAY if known else None
+    return None

@@ -1,0 +1,38 @@
+"""Skips files whose statistics rule out the filters on typed columns. On the driver."""
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import Topic
+from spark_log.log.segments.field_filters import file_excluded
+from spark_log.log.segments.slices import FieldFilter, Slice
+from spark_log.log.segments.typed_columns import has_present_columns
+from spark_log.metadata.sql_columns import SEGMENT
+
+
+def without_excluded(
+    connection: sa.Connection, topics: Mapping[str, Topic], slices: Sequence[Slice], filters: Sequence[FieldFilter]
+) -> list[Slice]:
+    """The slices, in order, but those of files in which no record passes the filters.
+
+    Slices without the present columns stay: their values have not been decoded. So do those whose segments have been
+    replaced since they were planned.
+    """
+    excluded: set[str] = set()
+    for name in {piece.topic for piece in slices}:
+        known = {piece.name: piece for piece in slices if piece.topic == name and has_present_columns(piece)}
+        if not known:
+            continue
+        offsets = [piece.base_offset for piece in known.values()]
+        query = sa.select(SEGMENT.name, SEGMENT.stats, SEGMENT.record_count).where(
+            SEGMENT.topic_id == topics[name].topic_id,
+            SEGMENT.partition.in_({piece.partition for piece in known.values()}),
+            SEGMENT.base_offset.between(min(offsets), max(offsets)),
+            SEGMENT.stats.is_not(None),
+        )
+        for segment_name, stats, record_count in connection.execute(query):
+            columns = known[segment_name].columns if segment_name in known else None
+            if columns is not None and file_excluded(filters, columns.fields, stats, record_count):
+                excluded.add(segment_name)
+    return [piece for piece in slices if piece.name not in excluded]

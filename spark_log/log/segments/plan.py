@@ -1,0 +1,326 @@
+"""Plans reads: finds the segments that overlap the wanted offsets. One snapshot, on the driver."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
+from spark_log.cluster.topics import Topic
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
+from spark_log.log.segments.replica_selector import Copies, Copy, distance, select_replicas
+from spark_log.log.segments.slices import Positions, Slice, TimestampBounds
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.sql_columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
+
+_ALL_TIMES = TimestampBounds()
+
+
+def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
+    """Log start offset and high watermark of every partition of the topics, in order."""
+    found: dict[TopicPartition, Positions] = {}
+    for topic in topics:
+        query = (
+            sa.select(PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark)
+            .where(PARTITION.topic_id == topic.topic_id)
+            .order_by(PARTITION.partition)
+        )
+        for partition, start, end in connection.execute(query):
+            found[TopicPartition(topic.name, partition)] = Positions(start, end)
+    return found
+
+
+class Found(NamedTuple):
+    """The present positions of a partition, and the id of its topic, which differs after the topic was recreated.
+
+    A reader that keeps records must forget them when `rewrites` has grown.
+    """
+
+    topic_id: TopicId
+    positions: Positions
+    leader_epoch: int
+    rewrites: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Grows with everything that takes records away, or replaces them: elections with truncations, rewritings."""
+        return self.leader_epoch, self.rewrites
+
+
+# Built once: making such a statement takes longer than running it.
+_POSITIONS = (
+    sa.select(
+        TOPIC.name,
+        PARTITION.partition,
+        PARTITION.topic_id,
+        PARTITION.log_start_offset,
+        PARTITION.high_watermark,
+        PARTITION.leader_epoch,
+        PARTITION.rewrites,
+    )
+    .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+    .where(TOPIC.name.in_(sa.bindparam("names", expanding=True)))
+)
+_SOME_POSITIONS = _POSITIONS.where(PARTITION.partition.in_(sa.bindparam("numbers", expanding=True)))
+_REPLICAS = (
+    sa.select(REPLICA.partition, REPLICA.log_dir_id, REPLICA.log_end_offset, REPLICA.in_sync)
+    .where(REPLICA.topic_id == sa.bindparam("topic_id"))
+    .order_by(REPLICA.partition, REPLICA.preference)
+)
+_SOME_REPLICAS = _REPLICAS.where(REPLICA.partition.in_(sa.bindparam("numbers", expanding=True)))
+_ALL_REPLICAS = Prepared(_REPLICAS)
+_LOG_DIRS = Prepared(
+    sa.select(LOG_DIR.log_dir_id, LOG_DIR.online, BROKER.rack).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
+)
+_BLOBS = sa.select(BLOB.name, BLOB.data).where(BLOB.name.in_(sa.bindparam("names", expanding=True)))
+
+
+def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+    """The present positions of the partitions that exist, in one statement, since consumers poll it often.
+
+    Topic names must be legal.
+    """
+    parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
+    query = _POSITIONS
+    if len(partitions) < 1_000:
+        query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
+    wanted = frozenset(partitions)
+    found = {
+        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), *numbers)
+        for name, number, topic_id, start, end, *numbers in connection.execute(query, parameters)
+    }
+    return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
+
+
+def plan(
+    connection: sa.Connection,
+    topics: Mapping[str, Topic],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    times: TimestampBounds = _ALL_TIMES,
+    segments_max: int | None = None,
+    rack: str | None = None,
+) -> list[Slice]:
+    """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
+
+    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
+    `segments_max` limits the plan to the first segments of each range. `rack` is the reader's (see `replica_selector`).
+    """
+    slices: list[Slice] = []
+    by_topic: dict[str, list[tuple[int, int, int]]] = {}
+    for (name, partition), (start, end) in sorted(ranges.items()):
+        if start < end:
+            by_topic.setdefault(name, []).append((partition, start, end))
+    for name, wanted in by_topic.items():
+        topic = topics[name]
+        if name == CONSUMER_OFFSETS_TOPIC:
+            from spark_log.log.segments import offset_commit_records
+
+            slices += offset_commit_records.slices_of(connection, topic, wanted)
+            continue
+        bounds = {partition: (start, end) for partition, start, end in wanted}
+        parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
+        folder, columns = topic.folder, topic.columns
+        query = _OVERLAPPING[connection.dialect.name]
+        if segments_max is not None:
+            query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
+        rows = connection.execute(query, parameters).all()
+        files = {row.partition for row in rows if not row.inline}
+        replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
+        for row in rows:
+            (
+                partition,
+                base,
+                end_offset,
+                count,
+                size,
+                min_ms,
+                max_ms,
+                type_,
+                segment_name,
+                checksum,
+                leader_epoch,
+                inline,
+                columns_version,
+            ) = row
+            if (times.min_ms is not None and max_ms < times.min_ms) or (
+                times.max_ms is not None and min_ms >= times.max_ms
+            ):
+                continue
+            start, end = bounds[partition]
+            slices.append(
+                Slice(
+                    name,
+                    folder,
+                    partition,
+                    base,
+                    max(base, start),
+                    min(end_offset, end),
+                    count,
+                    size,
+                    type_,
+                    segment_name,
+                    checksum,
+                    leader_epoch,
+                    () if inline else select_replicas(replicas[partition], segment_name, end_offset),
+                    b"" if inline else None,
+                    columns,
+                    columns_version,
+                )
+            )
+    return slices
+
+
+def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
+    """Bytes of inline segments per partition."""
+    sizes: dict[TopicPartition, int] = {}
+    for piece in slices:
+        if piece.data is not None:
+            sizes[piece.topic_partition] = sizes.get(piece.topic_partition, 0) + piece.size
+    return sizes
+
+
+def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
+    """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
+    names = [piece.name for piece in slices if piece.data == b""]
+    data: dict[str, bytes] = {}
+    for first in range(0, len(names), 5_000):
+        rows = connection.execute(_BLOBS, {"names": names[first : first + 5_000]})
+        data.update((name, bytes(blob)) for name, blob in rows)
+    return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
+
+
+class TimeLookup(NamedTuple):
+    """Where a partition's first record with timestamp >= `timestamp_ms` may be: in one of the slices, in order.
+
+    It is nearly always in the first. The second is needed if the log start offset is after that record.
+    """
+
+    timestamp_ms: int
+    slices: list[Slice]
+
+
+def plan_time_lookups(
+    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
+) -> dict[TopicPartition, TimeLookup]:
+    """Per partition, the slices to read to find its first readable record with timestamp >= the given one.
+
+    Inline slices come with their bytes, so that the store is not needed again. UnknownTopicOrPartitionError for a
+    partition that does not exist, or a topic that has been deleted since it was found.
+    """
+    found: dict[TopicPartition, TimeLookup] = {}
+    limits = positions(connection, [topic])
+    replicas = _replicas(connection, topic, list(timestamps_ms), rack)
+    for partition, timestamp_ms in timestamps_ms.items():
+        tp = TopicPartition(topic.name, partition)
+        if tp not in limits:
+            raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+        start, end = limits[tp]
+        candidates = (
+            sa.select(*_SEGMENT_COLUMNS)
+            .where(SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition)
+            .where(SEGMENT.max_timestamp_ms >= timestamp_ms, SEGMENT.end_offset > start, SEGMENT.base_offset < end)
+        )
+        base = connection.execute(candidates.with_only_columns(sa.func.min(SEGMENT.base_offset))).scalar()
+        rows = [] if base is None else connection.execute(
+            candidates.where(SEGMENT.base_offset >= base).order_by(SEGMENT.base_offset).limit(2)
+        ).all()  # fmt: skip
+        slices = [
+            Slice(
+                topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
+                name, checksum, leader_epoch, () if inline else select_replicas(replicas[partition], name, end_offset),
+                b"" if inline else None,
+            )
+            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline, _ in rows
+        ]  # fmt: skip
+        found[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
+    return found
+
+
+_SEGMENT_COLUMNS = (
+    SEGMENT.partition,
+    SEGMENT.base_offset,
+    SEGMENT.end_offset,
+    SEGMENT.record_count,
+    SEGMENT.bytes,
+    SEGMENT.min_timestamp_ms,
+    SEGMENT.max_timestamp_ms,
+    SEGMENT.timestamp_type,
+    SEGMENT.name,
+    SEGMENT.checksum,
+    SEGMENT.leader_epoch,
+    SEGMENT.inline,
+    SEGMENT.columns_version,
+)
+
+# The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
+# segment that holds its start with one primary key lookup, and continues from there. CROSS JOIN forces this order on
+# SQLite. On PostgreSQL, which cannot estimate the ranges and would scan the whole table, a LATERAL with OFFSET 0 does.
+_RANGES = {
+    "sqlite": """SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS first_offset,
+                        json_extract(value, '$[2]') AS last_offset FROM json_each(:ranges)""",
+    "postgresql": """SELECT (value->>0)::integer AS number, (value->>1)::bigint AS first_offset,
+                            (value->>2)::bigint AS last_offset FROM jsonb_array_elements(CAST(:ranges AS jsonb))""",
+}
+_SCAN = """SELECT * FROM segment WHERE segment.topic_id = :topic_id AND segment.partition = bounds.number
+           AND segment.base_offset >= bounds.low AND segment.base_offset < bounds.last_offset"""
+_JOIN = {
+    "sqlite": f"segment {_SCAN.partition('segment ')[2]}",
+    "postgresql": f"LATERAL ({_SCAN} OFFSET 0) AS segment",
+}
+_BOUNDS = """
+    SELECT number, last_offset, coalesce(
+        (SELECT max(base_offset) FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset <= first_offset), first_offset
+    ) AS low FROM wanted
+"""
+_FIRST_BOUNDS = f"""
+    SELECT number, low, coalesce(
+        (SELECT base_offset FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset >= low AND base_offset < last_offset
+         ORDER BY base_offset LIMIT 1 OFFSET :segments_max), last_offset
+    ) AS last_offset FROM ({_BOUNDS}) AS whole
+"""
+
+
+def _overlapping(dialect: str, bounds: str) -> sa.TextualSelect:
+    return sa.text(
+        f"""
+        WITH wanted AS ({_RANGES[dialect]}),
+        bounds AS MATERIALIZED ({bounds})
+        SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
+        FROM bounds CROSS JOIN {_JOIN[dialect]}
+        ORDER BY segment.partition, segment.base_offset
+        """
+    ).columns(*_SEGMENT_COLUMNS)
+
+
+_OVERLAPPING = {dialect: _overlapping(dialect, _BOUNDS) for dialect in _RANGES}
+_FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect in _RANGES}
+
+
+def _replicas(
+    connection: sa.Connection, topic: Topic, partitions: Sequence[int], rack: str | None
+) -> dict[int, Copies]:
+    """The replicas of each partition. Log dirs are few: read once, rather than joined to every replica."""
+    log_dirs = {
+        log_dir_id: [
+            Copy(LogDirId(log_dir_id), distance(online=online, same_rack=rack in (None, its_rack), in_sync=in_sync))
+            for in_sync in (False, True)
+        ]
+        for log_dir_id, online, its_rack in _LOG_DIRS.rows(connection, {})
+    }
+    if len(partitions) < 1_000:
+        rows: Sequence[Any] = connection.execute(
+            _SOME_REPLICAS, {"topic_id": topic.topic_id, "numbers": partitions}
+        ).all()
+    else:
+        rows = _ALL_REPLICAS.rows(connection, {"topic_id": topic.topic_id})
+    copies: dict[int, list[Copy]] = {}
+    ends: dict[int, list[int]] = {}
+    for partition, log_dir_id, log_end_offset, in_sync in rows:
+        copies.setdefault(partition, []).append(log_dirs[log_dir_id][in_sync])
+        ends.setdefault(partition, []).append(log_end_offset)
+    return {number: Copies(tuple(copies[number]), tuple(ends[number]), min(ends[number])) for number in copies}

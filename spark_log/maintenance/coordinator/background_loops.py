@@ -1,0 +1,62 @@
+"""Functions that a process calls repeatedly, each in a thread of its own."""
+
+import threading
+from collections.abc import Callable
+
+from spark_log.metadata.store import Store
+from spark_log.replication.replicas.followers import Followers
+
+_POLL_S = 0.5
+"""How often to look for lagging replicas although nothing was committed: a log dir may have come back."""
+
+
+class BackgroundLoops:
+    """Daemon threads, of which each calls one function until they are told to stop.
+
+    A function returns the seconds to wait before its next call, and must not raise. A function that blocks, for
+    example on a disk that hangs, does not delay the others.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.stopping = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self._name = name
+
+    def start(self, name: str, step: Callable[[], float], *, first_after_s: float = 0.0) -> None:
+        """Start to call `step`, for the first time after `first_after_s`."""
+
+        def run() -> None:
+            self.stopping.wait(first_after_s)
+            while not self.stopping.is_set():
+                self.stopping.wait(step())
+
+        thread = threading.Thread(target=run, name=f"{self._name}: {name}", daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Ask the threads to end after the calls that are running; returns the threads."""
+        self.stopping.set()
+        return list(self.threads)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+
+def follower_step(
+    store: Store, followers: Followers, pause_s: float, active: Callable[[], bool] = lambda: True
+) -> Callable[[], float]:
+    """A step that wakes the followers after each commit, and every half second, while `active`.
+
+    `pause_s` is the least time between two steps, even if commits come faster.
+    """
+
+    def step() -> float:
+        seen = store.changes.current()
+        if active():
+            followers.wake()
+        store.changes.wait(seen, _POLL_S)
+        return pause_s
+
+    return step

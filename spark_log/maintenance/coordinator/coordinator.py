@@ -1,0 +1,98 @@
+"""The coordinator: the periodic tasks of a cluster, each run by exactly one process at a time.
+
+    with Coordinator("/data/log"):      on a Spark driver, or in any other process; several may run
+        ...
+
+It competes for two leases. The holder of `controller` decides about replicas: which log dirs and brokers are dead,
+which replica leads, which replicas are in sync. The holder of `coordinator` runs the other tasks: groups and
+maintenance. The other processes wait until a lease is given back or expires (by the store's clock). Every transaction
+of a task checks the epoch of its lease, so a process that was paused changes nothing after its term. Without a
+coordinator clients run these tasks themselves; a coordinator is faster, and works while no client is active.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, LeaseStatus, lease_status
+from spark_log.config import ClusterSettings
+from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, follower_step
+from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
+from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
+from spark_log.process import stop_at_exit
+from spark_log.replication.controller import controller
+from spark_log.replication.replicas.followers import Followers
+
+
+def coordinator_status(cluster: Cluster) -> LeaseStatus:
+    """The holder of the lease `coordinator`."""
+    return lease_status(cluster.store, COORDINATOR)
+
+
+def controller_status(cluster: Cluster) -> LeaseStatus:
+    """The holder of the lease `controller`."""
+    return lease_status(cluster.store, controller.LEASE)
+
+
+class Coordinator:
+    """Competes for the leases `coordinator` and `controller` of the cluster while it is entered.
+
+    `cluster` is an address, as for Producer and Consumer, or an open Cluster, which stays open. `settings` replace the
+    cluster's settings, whose changes are followed otherwise. `tasks` replace those of the lease `coordinator`.
+    """
+
+    def __init__(
+        self,
+        cluster: str | Cluster,
+        *,
+        settings: ClusterSettings | None = None,
+        tasks: Sequence[PeriodicTask] | None = None,
+    ) -> None:
+        self._opened = Cluster.open(cluster) if isinstance(cluster, str) else None
+        cluster = self._opened or cluster
+        assert isinstance(cluster, Cluster)
+        self._cluster = cluster
+        self._followers = Followers(cluster)
+        self._loops = BackgroundLoops("spark-log-embedded-replicas")
+        self.controller = LeaseRunner(cluster, controller.LEASE, settings, controller_tasks())
+        self.coordinator = LeaseRunner(cluster, COORDINATOR, settings, coordinator_tasks() if tasks is None else tasks)
+
+    @property
+    def acting(self) -> bool:
+        """Whether this process held the lease `coordinator` when it last asked."""
+        return self.coordinator.acting
+
+    def health(self) -> str | None:
+        """Why this process does not do its work; None while all of its threads run."""
+        threads = [*self._loops.threads, *self.controller.threads, *self.coordinator.threads]
+        ended = sorted(thread.name for thread in threads if not thread.is_alive())
+        return f"threads have ended: {', '.join(ended)}" if ended else None
+
+    def __enter__(self) -> "Coordinator":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        self.controller.start()
+        self.coordinator.start()
+        # replicas of embedded brokers; of several coordinators, the one that is the controller copies
+        step = follower_step(self._cluster.store, self._followers, 0.02, lambda: self.controller.acting)
+        self._loops.start("followers", step)
+        stop_at_exit(self)
+
+    def close(self) -> None:
+        """Finish the running tasks and give the leases back."""
+        self._loops.request_stop()
+        self._loops.join()
+        self._followers.close()
+        self.coordinator.close()
+        self.controller.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Finish the running tasks and start no others; the leases expire."""
+        return [*self._loops.request_stop(), *self.coordinator.request_stop(), *self.controller.request_stop()]

@@ -1,0 +1,189 @@
+"""The periodic tasks of the two leases: `controller` (replicas, leaders) and `coordinator` (groups, maintenance)."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from spark_log import clock
+from spark_log.cluster import promotion as acceptance
+from spark_log.config import ClusterSettings
+from spark_log.errors import NotCoordinatorError, SparkLogError
+from spark_log.facts.metrics.recorder import Recorder, record_task_runs
+from spark_log.groups.assignment import known_assignors
+from spark_log.groups.target_assignment import groups_with_members, reconcile_group, stale_groups
+from spark_log.log.append.write_ids import Writer
+from spark_log.log.partitions.retired_replicas import delete_retired_replicas
+from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
+from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
+from spark_log.maintenance.task_list import TASKS, Task
+from spark_log.replication.controller import controller
+from spark_log.replication.controller.balance import auto_rebalance
+from spark_log.replication.controller.isr_lag import LagWatch, read_lagging_members
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs, suspected_log_dirs
+from spark_log.replication.replicas.replica_moves import switch_reassignments
+
+logger = logging.getLogger(__name__)
+
+_INSPECT_S = 2.0
+"""How often log dirs are inspected of which no failure was reported."""
+
+
+# The coordinator's ---------------------------------------------------------------------------------------------------
+
+
+def _reconcile(context: PeriodicTaskContext, group_ids: Sequence[str]) -> None:
+    assignors = known_assignors()
+    failed: SparkLogError | None = None
+    for group_id in group_ids:
+        try:
+            reconcile_group(context.cluster.store, group_id, assignors, context.fence)
+        except NotCoordinatorError:
+            raise
+        except SparkLogError as error:  # a group whose assignor fails does not delay the others
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+def _reconcile_groups(context: PeriodicTaskContext) -> None:
+    _reconcile(context, stale_groups(context.cluster.store))
+
+
+def _follow_topic_changes(context: PeriodicTaskContext) -> None:
+    _reconcile(context, groups_with_members(context.cluster.store))
+
+
+GROUP_TASKS: tuple[PeriodicTask, ...] = (
+    PeriodicTask("end sessions and assign partitions of groups", 250, _reconcile_groups),
+    PeriodicTask("assign partitions of topics that were created or changed", 5_000, _follow_topic_changes),
+)
+
+
+def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) -> PeriodicTask:
+    def run(context: PeriodicTaskContext) -> list[str]:
+        notes = []
+        writer = Writer(context.cluster.store, f"coordinator: {task.name}", context.settings.producer_write_id_lease_ms)
+        try:
+            maintenance = MaintenanceContext(
+                context.cluster,
+                context.settings,
+                writer,
+                context.fence,
+                stopping=context.stopping,
+                growth=BACKGROUND_GROWTH,
+            )
+            for report in task.run(maintenance):
+                logger.info("%s", report)
+                notes.append(str(report))
+        finally:
+            writer.close()
+        return notes
+
+    return PeriodicTask(f"maintenance: {task.name}", every_ms, run)
+
+
+_METRICS_OFF_MS = 5_000
+"""How often to look whether metrics.interval.ms is still -1."""
+
+
+def _metrics_interval_ms(settings: ClusterSettings) -> int:
+    return settings.metrics_interval_ms if settings.metrics_interval_ms > 0 else _METRICS_OFF_MS
+
+
+def _recording_task(
+    name: str,
+    record: Callable[[PeriodicTaskContext], None],
+    every_ms: Callable[[ClusterSettings], int] = _metrics_interval_ms,
+) -> PeriodicTask:
+    def run(context: PeriodicTaskContext) -> None:
+        if context.settings.metrics_interval_ms > 0:
+            record(context)
+
+    return PeriodicTask(name, every_ms, run)
+
+
+def _record_task_runs(context: PeriodicTaskContext) -> None:
+    record_task_runs(context.cluster, context.run_buffer, context.fence)
+
+
+def _beat(context: PeriodicTaskContext) -> None:
+    acceptance.beat(context.cluster, context.settings, context.fence)
+
+
+def coordinator_tasks() -> tuple[PeriodicTask, ...]:
+    """The tasks of the holder of lease `coordinator`."""
+    scheduled = [_maintenance_task(task, task.every_ms) for task in TASKS if task.every_ms is not None]
+    recorder = Recorder()
+    return (
+        *GROUP_TASKS,
+        *scheduled,
+        PeriodicTask("beat, and accept a promotion of the store", acceptance.BEAT_MS, _beat),
+        _recording_task(
+            "record metrics",
+            lambda context: recorder.record(context.cluster, context.fence, context.term),
+            lambda settings: recorder.pause_ms(_metrics_interval_ms(settings)),
+        ),
+        _recording_task("record runs of the coordinator's tasks", _record_task_runs),
+    )
+
+
+# The controller's ----------------------------------------------------------------------------------------------------
+
+
+def _elect_leaders(context: PeriodicTaskContext) -> None:
+    controller.elect_leaders(context.cluster.store, context.fence)
+
+
+class _Inspection:
+    """Inspects the log dirs every two seconds, and at once when a failure is reported; one inspection at a time."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, context: PeriodicTaskContext) -> None:
+        now_s = clock.monotonic_s()
+        if now_s >= self._next_s or context.cluster.store.read(suspected_log_dirs):
+            self._next_s = now_s + _INSPECT_S
+            inspect_log_dirs(context.cluster, context.fence)
+
+
+def _shrink_isrs(watch: LagWatch, context: PeriodicTaskContext) -> None:
+    lag_max_s = context.settings.replica_lag_time_max_ms / 1000
+    late = watch.late(clock.monotonic_s(), context.cluster.store.read(read_lagging_members), lag_max_s)
+    controller.shrink_isrs(context.cluster.store, context.fence, late)
+
+
+def _lag_check_interval_ms(settings: ClusterSettings) -> int:
+    return min(1_000, max(10, settings.replica_lag_time_max_ms // 4))
+
+
+def _finish_reassignments(context: PeriodicTaskContext) -> None:
+    switch_reassignments(context.cluster, context.fence)
+
+
+def _delete_retired_replicas(context: PeriodicTaskContext) -> None:
+    delete_retired_replicas(context.cluster, context.fence)
+
+
+def _rebalance_leaders(context: PeriodicTaskContext) -> None:
+    if context.settings.auto_leader_rebalance_enable:
+        threshold_percent = context.settings.leader_imbalance_per_broker_percentage
+        auto_rebalance(context.cluster.store, context.fence, threshold_percent)
+
+
+def controller_tasks() -> tuple[PeriodicTask, ...]:
+    """The tasks of the holder of lease `controller`."""
+    watch = LagWatch()
+    return (
+        PeriodicTask("elect leaders and remove dead replicas from ISRs", 200, _elect_leaders),
+        PeriodicTask("inspect log dirs", 200, _Inspection()),
+        PeriodicTask(
+            "remove lagging replicas from ISRs", _lag_check_interval_ms, lambda context: _shrink_isrs(watch, context)
+        ),
+        PeriodicTask("finish reassignments", 500, _finish_reassignments),
+        PeriodicTask(
+            "elect preferred leaders", lambda settings: settings.leader_imbalance_check_interval_ms, _rebalance_leaders
+        ),
+        PeriodicTask("delete retired replicas", 600_000, _delete_retired_replicas),
+        _recording_task("record runs of the controller's tasks", _record_task_runs),
+    )

@@ -1,0 +1,188 @@
+"""Places that still hold records of erased keys after a purge, as notes for people. A note names the place, and the
+action that deletes the records. Each action ends with running the same erase again.
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import LogDirId
+from spark_log.log.partitions.partition_rows import CHUNK
+from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
+from spark_log.maintenance.erase.workers import Workers
+from spark_log.maintenance.removal.orphans import is_copy, write_id_of
+from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
+from spark_log.tables.publication_state import named_paths
+from spark_log.text import count_of
+
+_NAMED_MAX = 10
+"""Maximum number of files or transactions that one note names."""
+
+
+def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[str]:
+    """Notes for the batches of open transactions, which an erase does not scan; also for topics that were deleted
+    since.
+    """
+    gone = ~sa.exists().where(TOPIC.topic_id == TRANSACTION_SEGMENT.topic_id)
+    in_store = sa.func.sum(sa.case((TRANSACTION_SEGMENT.inline, 1), else_=0))
+    query = (
+        sa.select(PRODUCER.transactional_id, sa.func.count(), in_store)
+        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
+        .where((TRANSACTION_SEGMENT.topic_id == topic.topic_id) | gone)
+        .group_by(PRODUCER.transactional_id)
+        .order_by(PRODUCER.transactional_id)
+    )
+    return [
+        f"transaction {name!r} is open; not checked: its {count_of(count, 'batch', 'batches')} ({inline} in the"
+        f" metadata store at {cluster.store.address}, {count - inline} in log dirs). When it has ended"
+        " (`spark-log transaction abort` ends it), erase again"
+        for name, count, inline in connection.execute(query)
+    ]
+
+
+def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> list[str]:
+    """Notes for every place in the log dirs that may still hold such records."""
+    notes = [
+        f"log dir {redact(log_dirs.infos[log_dir_id].uri)} could not be reached ({reason}), and may still hold such"
+        " records: when it is back, erase again"
+        for log_dir_id, reason in sorted(log_dirs.failures.items())
+        if log_dir_id in log_dirs.infos
+    ]
+    notes += cluster.store.read(lambda connection: _retired_replicas(connection, log_dirs, topic))
+    for log_dir_id, info in log_dirs.infos.items():
+        if log_dirs.open(log_dir_id) is not None:
+            try:
+                notes += _unnamed_files(cluster, log_dirs, info, topic, workers)
+                notes += _bounds_in_delta_log(cluster, log_dirs, info, topic)
+            except (SparkLogError, OSError) as error:
+                notes.append(f"log dir {redact(info.uri)} may still hold such records: {redact(str(error))}")
+    return notes
+
+
+def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
+    """A note if the log of the topic's Delta table has bounds of typed columns of files that no metadata names, which
+    may be values of erased records; or if it cannot be read.
+    """
+    log_dir = log_dirs.open(info.log_dir_id)
+    assert log_dir is not None
+    if topic.typed_columns is None:
+        return []
+    files = [path for path in log_dir.list_files(f"{topic.folder}/_delta_log") if path.endswith((".json", ".parquet"))]
+    named = cluster.store.read(lambda connection: named_paths(connection, topic))
+    try:
+        contents = (b"".join(map(bytes, log_dir.read_blocks(file))) for file in files)
+        if all(path in named for content in contents for path in _files_with_bounds(content)):
+            return []
+    except ValueError:  # torn by a power loss
+        pass
+    return [
+        f"the Delta log of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed columns"
+        " in files that were removed, which may be those of such records. Maintenance deletes them after"
+        " delta.logRetentionDuration, which is 30 days"
+    ]
+
+
+def _files_with_bounds(content: bytes) -> Iterator[str]:
+    """The paths of the files for which a commit or a checkpoint of a Delta log has bounds."""
+    if content.startswith(b"PAR1"):
+        column = pq.ParquetFile(io.BytesIO(content)).read(["add.path", "add.stats"]).column("add")
+        added = [action for action in column.to_pylist() if action is not None]
+    else:
+        actions = [json.loads(line) for line in content.splitlines()]
+        added = [action["add"] for action in actions if "add" in action]
+    return (action["path"] for action in added if "minValues" in (action.get("stats") or ""))
+
+
+def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: Topic) -> list[str]:
+    """The folders in a log dir of deleted topics of the same name."""
+    log_dir = log_dirs.open(log_dir_id)
+    pattern = re.compile(rf"{re.escape(topic.name)}-[0-9a-f]{{8}}")
+    entries = log_dir.entries() if log_dir is not None else []
+    return [each.name for each in entries if each.folder and pattern.fullmatch(each.name) and each.name != topic.folder]
+
+
+def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:
+    query = sa.select(RETIRED_REPLICA.log_dir_id, RETIRED_REPLICA.partition).where(
+        RETIRED_REPLICA.topic_id == topic.topic_id
+    )
+    return [
+        f"log dir {redact(log_dirs.infos[LogDirId(log_dir_id)].uri)} still has the files of {topic.name}-{partition},"
+        " which was moved away from it: when it can be written, erase again"
+        for log_dir_id, partition in connection.execute(
+            query.order_by(RETIRED_REPLICA.log_dir_id, RETIRED_REPLICA.partition)
+        )
+        if log_dir_id in log_dirs.infos
+    ]
+
+
+def _unnamed_files(
+    cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic, workers: Workers
+) -> list[str]:
+    """Files in the topic's folders that no metadata names, and that hold such a record or cannot be read."""
+    log_dir = log_dirs.open(info.log_dir_id)
+    assert log_dir is not None
+    paths: list[str] = []
+    for folder in [topic.folder, *previous_folders(log_dirs, info.log_dir_id, topic)]:
+        paths += [path for path in log_dir.list_files(folder) if not path.startswith(f"{folder}/_delta_log/")]
+    # after the listing: files that were appended meanwhile are named by now
+    named = cluster.store.read(lambda connection: named_paths(connection, topic))
+    unnamed = [path for path in sorted(paths) if path.removeprefix(f"{topic.folder}/") not in named]
+    items = [OldFile(path, (info,)) for path in unnamed]
+    held = [path for path, held in zip(unnamed, workers.run(old_file_holds, items), strict=True) if held]
+    held = [path for path, size in zip(held, log_dir.sizes(held), strict=True) if size is not None]
+    return _notes_on(cluster, redact(info.uri), held)
+
+
+def _notes_on(cluster: Cluster, uri: str, held: Sequence[str]) -> list[str]:
+    copies = [path for path in held if is_copy(_name(path))]
+    ours = [path for path in held if write_id_of(_name(path)) and path not in copies]
+    foreign = [path for path in held if path not in copies and path not in ours]
+    notes: list[str] = []
+    if ours:
+        holders = cluster.store.read(lambda connection: _holders(connection, ours))
+        by = f"of {', '.join(holders)}" if holders else "of writers that have ended"
+        notes.append(
+            f"{_files(ours)} in log dir {uri} that no metadata names, {by}, hold such records or cannot be read: close"
+            " those programs (what a killed one left goes when its write id has run out, after 24 hours at most), and"
+            " erase again"
+        )
+    if copies:
+        notes.append(
+            f"{_files(copies)} in log dir {uri}, unfinished copies, may hold such records: a day after the last byte"
+            " was written to them, erase again"
+        )
+    if foreign:
+        notes.append(
+            f"{_files(foreign)} in log dir {uri}, which other programs put into the Delta table, hold such records or"
+            " cannot be read: delete them, and erase again"
+        )
+    return notes
+
+
+def _files(paths: Sequence[str]) -> str:
+    more = f" and {count_of(len(paths) - _NAMED_MAX, 'more file')}" if len(paths) > _NAMED_MAX else ""
+    return ", ".join(paths[:_NAMED_MAX]) + more
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
+    """The owners of the write ids of these files."""
+    ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
+    found: set[str] = set()
+    for first in range(0, len(ids), CHUNK):
+        query = sa.select(WRITE_ID.holder).where(WRITE_ID.write_id.in_(ids[first : first + CHUNK]))
+        found.update(connection.execute(query).scalars())
+    return sorted(found)[:_NAMED_MAX]

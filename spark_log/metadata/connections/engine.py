@@ -1,0 +1,199 @@
+"""Opens the databases with the settings that make a commit durable."""
+
+import contextlib
+import os
+import socket
+import sqlite3
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from spark_log.errors import SparkLogError, UnsupportedStoreError
+from spark_log.metadata.address import (
+    SQLITE_FILE,
+    Address,
+    check_transport,
+    cluster_not_found,
+    refuse_insecure,
+    refuse_network_file_system,
+)
+from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
+from spark_log.metadata.connections import sqlite_connections
+from spark_log.metadata.connections.server_identity import ask_server
+from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
+from spark_log.metadata.prepared import LastChanges, Prepared
+
+if TYPE_CHECKING:
+    from spark_log.metadata.connections.postgresql_connection import Hosts
+
+BUSY_TIMEOUT_MS = 60_000
+_EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
+_WRITES = "spark_log_writes"
+_BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMEDIATE"))
+
+_APPLICATION = "spark-log"
+_POSTGRESQL_OPTIONS = (
+    "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000 -c client_min_messages=warning"
+)
+"""Warnings put a commit in doubt (`commit_tokens`).
+
+A process that is stopped during a transaction holds its locks for 10 s at most. The server's clock for that does not
+run while it expects more statements of a message: then the first process that has waited for a lock for 15 s ends the
+session (`end_silent_sessions`).
+"""
+_END_SILENT = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
+    " AND state = 'active' AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
+    " AND state_change < clock_timestamp() - :silent_ms * interval '1 millisecond'"
+)
+
+
+def create_engine(address: Address, *, create: bool = False, hosts: "Hosts | None" = None) -> sa.Engine:
+    """An engine for `address`; `create` allows to create the SQLite file. PostgreSQL needs `hosts`."""
+    if address.folder:
+        return _sqlite_engine(address, address.folder, create)
+    assert hosts is not None
+    return _postgresql_engine(address, hosts)
+
+
+def begin_write(connection: sa.Connection) -> sa.Connection:
+    """The same connection, for one write transaction; it takes SQLite's write lock when it begins."""
+    if connection.dialect.name == "sqlite":
+        return connection.execution_options(**{_WRITES: True})
+    return connection.execution_options(**{_WRITES: True, LastChanges.OPTION: LastChanges()})
+
+
+def is_write(connection: sa.Connection) -> bool:
+    """Whether the connection came through `begin_write`."""
+    return bool(connection.get_execution_options().get(_WRITES, False))
+
+
+def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
+    refuse_network_file_system(folder, Path("/proc/mounts").read_text())
+    path = folder / SQLITE_FILE
+    if not create and not path.is_file():
+        raise cluster_not_found(address)
+
+    def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
+        return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
+
+    engine = sa.create_engine(
+        "sqlite://", creator=connect, poolclass=sqlite_connections.Pool, execution_options=_EXECUTION_OPTIONS
+    )
+    sqlite_connections.close_before_fork(engine)
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN comes too late and is not IMMEDIATE
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA temp_store=MEMORY")
+        cursor.execute("PRAGMA cache_size=-16384")
+        cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # truncates a long log when SQLite restarts it
+        cursor.close()
+
+    @event.listens_for(engine, "handle_error", retval=True)
+    def keep_ours(context: sa.ExceptionContext) -> BaseException | None:
+        return context.original_exception if isinstance(context.original_exception, SparkLogError) else None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
+
+    return engine
+
+
+def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
+    import psycopg  # slow to import
+
+    check_transport(address)
+    engine = sa.create_engine(
+        address.url,
+        pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
+        use_native_hstore=False,  # a type of PostgreSQL that no table has: saves a round trip when an engine connects
+        connect_args={
+            "application_name": _APPLICATION,
+            "connect_timeout": address.connect_timeout_s,
+            "options": _POSTGRESQL_OPTIONS,
+        },
+        execution_options=_EXECUTION_OPTIONS,
+    )
+    _postgresql_engines.add(engine)
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
+        return hosts.connect(*arguments, **parameters)
+
+    @event.listens_for(engine, "connect")
+    def check(connection: Any, record: Any) -> None:
+        refuse_insecure(address, connection.info.host, connection.info.get_parameters().get("sslmode", ""))
+        _postgresql_connections.add(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
+                " current_setting('full_page_writes'), pg_is_in_recovery()"
+            )
+            fsync, synchronous_commit, full_page_writes, in_recovery = cursor.fetchone()
+        connection.rollback()
+        if in_recovery:
+            # it may be promoted soon; SQLAlchemy treats this error as a failure to connect
+            raise psycopg.OperationalError("this PostgreSQL server is a standby in recovery; name the primary")
+        if fsync != "on" or full_page_writes != "on":
+            raise UnsupportedStoreError(
+                f"{address}: fsync is {fsync} and full_page_writes is {full_page_writes}; both must be on,"
+                " or an acknowledged record may be lost"
+            )
+        if synchronous_commit not in ("on", "remote_apply"):
+            raise UnsupportedStoreError(
+                f"{address}: synchronous_commit is {synchronous_commit}; it must be on (or remote_apply),"
+                " or an acknowledged record may be lost"
+            )
+        identity = ask_server(connection, record.info, address)
+        if identity is not None:
+            hosts.refuse_old_primary(connection, identity.system_identifier, identity.timeline)
+
+    return engine
+
+
+@contextlib.contextmanager
+def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
+    """Let the connection wait for an answer for any time (`answer_watch`)."""
+    driver: Any = connection.connection.driver_connection
+    driver.unlimited = True
+    try:
+        yield
+    finally:
+        driver.unlimited = False
+
+
+def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:
+    """End sessions of stopped processes: those that have begun to send statements, and sent nothing for so long."""
+    with engine.begin() as connection:
+        connection.execute(_END_SILENT, {"application": _APPLICATION, "silent_ms": silent_ms})
+
+
+_postgresql_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()
+_postgresql_connections: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _leave_sessions_to_parent() -> None:
+    """In a forked child: disconnect inherited sockets, so that nothing that this process sends reaches a session of the
+    parent, not even at the end of a transaction during which the parent forked.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    for connection in list(_postgresql_connections):
+        with contextlib.suppress(Exception):  # a closed connection has no descriptor
+            os.dup2(ours.fileno(), connection.fileno())
+    ours.close()
+    for engine in list(_postgresql_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_leave_sessions_to_parent)

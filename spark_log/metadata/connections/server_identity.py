@@ -1,0 +1,165 @@
+"""Identifies the database server of the metadata, and checks that it is the one on which the cluster was created.
+
+A server that was restored from a backup, or a standby that was promoted without the last transactions, knows less than
+the log dirs hold: clean-up would delete files that it does not refer to, and publication would remove their records
+from the Delta tables. Both check here first. Such servers differ in PostgreSQL's system identifier, which initdb
+creates, or in the timeline, which each promotion and each point-in-time recovery raises. A connection's server does not
+change, so each connection asks once, when it is opened.
+
+SQLite has no such identity, and a PostgreSQL whose data folder was replaced by an older copy keeps both values. These
+cases show in a Delta table that is ahead of the metadata (tables/publication.py).
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.errors import StoreChangedError
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+from spark_log.metadata.sql_columns import CLUSTER
+
+logger = logging.getLogger(__name__)
+
+_INFO, _MATCHES = "spark_log_identity", "spark_log_identity_matches"
+
+_ASK = (
+    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+    " FROM pg_control_system()"
+)
+"""The timeline that is written to; pg_control_checkpoint() shows that of the last checkpoint. Every role may read both,
+unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
+"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A PostgreSQL server: its system identifier and its timeline."""
+
+    system_identifier: str
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"system {self.system_identifier}, timeline {self.timeline}"
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The last beat of the coordinator (`cluster.promotion`)."""
+
+    number: int
+    at_ms: int | None
+    """None: there has been none."""
+    synchronous: bool
+    """Whether synchronous_standby_names was set then."""
+
+
+def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> "Identity | None":
+    """The identity of a new connection's server, which is kept in the connection's `info`; None if the server refuses
+    to show it.
+    """
+    import psycopg
+
+    try:
+        row = driver_connection.execute(_ASK).fetchone()
+        info[_INFO] = Identity(row[0], int(row[1]))
+    except psycopg.DatabaseError as error:
+        if driver_connection.broken:
+            raise
+        info[_INFO] = None
+        _warn(str(address), str(error).partition("\n")[0])
+    finally:
+        if not driver_connection.broken:
+            driver_connection.rollback()
+    identity: Identity | None = info[_INFO]
+    return identity
+
+
+@cache  # once a process
+def _warn(address: str, why: str) -> None:
+    logger.warning(
+        "metadata store at %s does not show its system identifier and timeline (%s): a server restored from a"
+        " backup cannot be detected. GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
+        " pg_walfile_name(pg_lsn)",
+        address,
+        why,
+    )
+
+
+def of_server(connection: sa.Connection) -> Identity | None:
+    """Identity of the connection's server; None on SQLite, and if the server refuses to show it."""
+    found: Identity | None = connection.info.get(_INFO)
+    return found
+
+
+def recorded(connection: sa.Connection) -> Identity | None:
+    """Identity of the server on which the cluster was created, or that was accepted last; None if it was not known."""
+    row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline)).one()
+    return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
+
+
+def values(identity: Identity | None) -> dict[str, Any]:
+    """The columns of table `cluster`."""
+    return {
+        "system_identifier": identity.system_identifier if identity else None,
+        "timeline": identity.timeline if identity else None,
+    }
+
+
+def check_identity(connection: sa.Connection) -> None:
+    """StoreChangedError unless the metadata is on the recorded server.
+
+    To be called before anything is deleted, or removed from a Delta table, because the metadata does not refer to it.
+    """
+    now = of_server(connection)
+    if now is None or connection.info.get(_MATCHES):
+        return
+    before = recorded(connection)
+    if before is not None and before != now:
+        what = "another server" if before.system_identifier != now.system_identifier else "restored or promoted"
+        raise StoreChangedError(
+            f"the metadata store is {what}: it was {before}, and is {now}; it may know less than the log dirs hold, so"
+            " clean-up of files and publication to Delta tables have stopped. See what it lacks with"
+            " `spark-log store status`, then allow both with `spark-log store accept`"
+        )
+    connection.info[_MATCHES] = before is not None
+
+
+def accepted_at_ms(connection: sa.Connection) -> int | None:
+    """When an operator last accepted the store, by its clock; None if never."""
+    at: int | None = connection.execute(sa.select(CLUSTER.accepted_ms)).scalar_one()
+    return at
+
+
+def accept(connection: sa.Connection, now_ms: int) -> Identity | None:
+    """Record the current server and the time; returns what is recorded."""
+    identity = of_server(connection)
+    connection.execute(t.cluster.update().values(**values(identity), accepted_ms=now_ms))
+    return identity
+
+
+def promoted_at_ms(connection: sa.Connection) -> int | None:
+    """When the coordinator last accepted a promotion, by the store's clock; None if never."""
+    at: int | None = connection.execute(sa.select(CLUSTER.promoted_ms)).scalar_one()
+    return at
+
+
+def accept_promotion(connection: sa.Connection, now_ms: int) -> None:
+    """Record the current server, which was accepted without a person."""
+    connection.execute(t.cluster.update().values(**values(of_server(connection)), promoted_ms=now_ms))
+
+
+def last_beat(connection: sa.Connection) -> Beat:
+    row = connection.execute(sa.select(CLUSTER.beat, CLUSTER.beat_ms, CLUSTER.synchronous)).one()
+    return Beat(row.beat, row.beat_ms, bool(row.synchronous))
+
+
+def beat(connection: sa.Connection, now_ms: int) -> int:
+    """Count a beat on PostgreSQL; returns its number."""
+    synchronous = sa.text("current_setting('synchronous_standby_names') <> ''")
+    statement = t.cluster.update().values(beat=CLUSTER.beat + 1, beat_ms=now_ms, synchronous=synchronous)
+    number: int = connection.execute(statement.returning(CLUSTER.beat)).scalar_one()
+    return number

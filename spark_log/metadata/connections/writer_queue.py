@@ -1,0 +1,175 @@
+"""The queue of the writers of a SQLite file."""
+
+import fcntl
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_log import clock
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.process import start_thread
+
+_POLL_S = 0.001
+
+
+class WriterQueue:
+    """A fair lock: the kernel wakes waiting writers in turn, while SQLite's busy handler can let one starve.
+
+    A thread lock in front of the file lock orders the threads of a process, which share one descriptor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._forget()
+        _queues.add(self)
+
+    def _forget(self) -> None:
+        self._thread_lock = threading.Lock()
+        self._waiting: _Waiting | None = None
+
+    def forget_parent(self) -> None:
+        """In a forked child: the waiting threads do not exist here, and the file lock belongs to the parent."""
+        self._forget()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    @contextmanager
+    def turn(self, timeout_s: float) -> Iterator[None]:
+        """Hold the lock. MetadataStoreUnavailableError if others hold it for longer than `timeout_s`."""
+        timeout_s = max(0.0, timeout_s)
+        thread_lock = self._thread_lock
+        if not thread_lock.acquire(timeout=timeout_s):
+            raise MetadataStoreUnavailableError(self._held(timeout_s))
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock(timeout_s)
+            try:
+                yield
+            finally:
+                if self._thread_lock is thread_lock:  # else this is a forked child, and the parent holds the lock
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            thread_lock.release()
+
+    def _lock(self, timeout_s: float) -> None:
+        if self._waiting is None or self._waiting.is_over():
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._waiting = _Waiting(self._descriptor)
+                if not self._waiting.start():
+                    self._waiting = None
+                    self._poll(timeout_s)
+                    return
+        if not self._waiting.is_acquired(timeout_s):
+            raise MetadataStoreUnavailableError(self._held(timeout_s))
+        self._waiting = None
+
+    def _poll(self, timeout_s: float) -> None:
+        """Wait for the lock without a thread, in an interpreter that is exiting. Not fair."""
+        deadline_s = clock.monotonic_s() + timeout_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if clock.monotonic_s() >= deadline_s:
+                    raise MetadataStoreUnavailableError(self._held(timeout_s)) from None
+            clock.sleep_s(_POLL_S)
+
+    def _held(self, timeout_s: float) -> str:
+        """The message that names the process that holds the lock, as far as the kernel shows it."""
+        inode = f":{self._path.stat().st_ino} "
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+        holders = [words[4] for words in locks if words[1] == "FLOCK"]  # "->" is the second word of one that waits
+        by = f"by process {', '.join(holders)}" if holders else "by another process"
+        return (
+            f"{self._path}: the lock that writers of the metadata store take in turn was held {by} for"
+            f" {timeout_s:.1f} s; if that process is stopped (SIGSTOP, a debugger, a frozen container), resume"
+            " or end it: no data is lost by that"
+        )
+
+    def close(self) -> None:
+        """Close the file; a later turn opens it again."""
+        with self._thread_lock:
+            if self._waiting is not None and not self._waiting.is_over():
+                self._waiting.close()
+            elif self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor, self._waiting = -1, None
+
+
+class _Waiting:
+    """Waits for a file lock in a thread, since flock(2) has no timeout, and polling for the lock can starve.
+
+    A caller whose time is up leaves the thread waiting for the next caller, so that a process has one such thread at
+    most while another process holds the lock. A lock that arrives when no caller waits is released.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._changed = threading.Condition()
+        self._wanted = True
+        self._locked = self._over = self._closed = False
+
+    def start(self) -> bool:
+        """Start the thread; False if the interpreter is exiting and starts none."""
+        return start_thread(self._run, "spark-log-writer-queue") is not None
+
+    def _run(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        with self._changed:
+            self._locked = True
+            if self._wanted:
+                self._changed.notify_all()
+            else:
+                self._release()
+
+    def _release(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._over = True
+        if self._closed:
+            os.close(self._descriptor)
+
+    def is_over(self) -> bool:
+        """Whether it no longer waits. Otherwise the caller is about to call `is_acquired`, and the lock is kept."""
+        with self._changed:
+            self._wanted = not self._over
+            return self._over
+
+    def is_acquired(self, timeout_s: float) -> bool:
+        """Whether the lock arrived within `timeout_s`; the caller then holds it, and else waits no longer."""
+        with self._changed:
+            try:
+                return self._changed.wait_for(lambda: self._locked, timeout_s)
+            except BaseException:
+                if self._locked:
+                    self._release()
+                raise
+            finally:
+                self._wanted = False
+
+    def close(self) -> None:
+        """Close the descriptor as soon as the lock arrives."""
+        with self._changed:
+            self._wanted, self._closed = False, True
+            if self._locked:
+                self._release()
+
+
+_queues: "weakref.WeakSet[WriterQueue]" = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for queue in list(_queues):
+        queue.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

@@ -1,0 +1,165 @@
+"""Threads, the exit of the interpreter, and signals.
+
+Threads also work while the interpreter exits: a producer that was not closed appends its records then. Since Python
+3.12 no thread can be started at that time, so each caller of `start_thread` and `in_parallel` can do the work without a
+new one.
+
+Before the interpreter exits, spark-log stops its threads, and closes the producers that are still open. A daemon thread
+that is in native code (Arrow, Delta) while the interpreter and its libraries are torn down crashes the process: SIGABRT
+or SIGSEGV after the program's last line. Other threads may still run and register more: sets are copied in one step
+(`list`), which no thread can interrupt.
+"""
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  its exit hook runs after ours: our threads may use pools until they end
+import logging
+import os
+import queue
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from spark_log import clock
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
+    """Start a daemon thread; None if the interpreter is exiting and starts none."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "interpreter shutdown" not in str(error):
+            raise
+        return None
+    return thread
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
+    """The results of `work` for all items, in their order, from at most `threads` threads; the caller's is one of them.
+
+    After an error no further item is begun. It is raised when all threads have ended.
+    """
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+    numbers = iter(range(len(items)))  # shared: each thread takes the next one
+
+    def run() -> None:
+        try:
+            for number in numbers:
+                results[number] = work(items[number])
+        except BaseException as error:
+            errors.append(error)
+            deque(numbers, maxlen=0)
+
+    helpers = [start_thread(run, name) for _ in range(min(threads, len(items)) - 1)]
+    run()
+    for helper in helpers:
+        if helper is not None:
+            helper.join()
+    if errors:
+        raise errors.pop(0)
+    return [results[number] for number in range(len(items))]
+
+
+logger = logging.getLogger(__name__)
+
+EXIT_S_MAX = 30.0
+"""The longest time for which the exit of the interpreter waits for threads, in total."""
+
+
+class Stoppable(Protocol):
+    def request_stop(self) -> Iterable[threading.Thread]:
+        """Ask the threads to end, without waiting for them; returns them."""
+        ...
+
+
+def stop_at_exit(owner: Stoppable) -> None:
+    """Stop the threads of `owner` when the interpreter exits; in the calling process, not in a forked child."""
+    _owners.add(weakref.ref(owner, _owners.discard))
+
+
+class Finalizer:
+    """Calls a function once: when `owner` is garbage-collected, or when the interpreter exits, after the program's
+    threads have ended.
+
+    `weakref.finalize` promises the same, but calls nothing at exit if another thread makes or drops a finalizer at that
+    moment, as SQLAlchemy does when its modules are imported (CPython iterates over its registry in Python).
+    """
+
+    def __init__(self, owner: object, function: Callable[..., object], *arguments: object) -> None:
+        self._function, self._arguments = function, arguments
+        self._owner = weakref.ref(owner, self)
+        _finalizers[self] = None
+
+    def __call__(self, _owner: object = None) -> None:
+        if self.detach():
+            self._function(*self._arguments)
+
+    def detach(self) -> bool:
+        """Never call the function. Returns False if it has been called, or was detached before."""
+        return _finalizers.pop(self, self) is None
+
+
+_owners: set[weakref.ref[Stoppable]] = set()
+_finalizers: dict[Finalizer, None] = {}
+
+
+def _stop_all() -> None:
+    deadline_s = clock.monotonic_s() + EXIT_S_MAX
+    owners = [owner for reference in list(_owners) if (owner := reference()) is not None]
+    for thread in [thread for owner in owners for thread in owner.request_stop()]:
+        thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+
+
+def _finalize_all() -> None:
+    for finalizer in reversed(list(_finalizers)):
+        try:
+            finalizer()
+        except Exception:
+            logger.exception("an object could not be closed at exit")
+
+
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # atexit comes too late: pools are closed by then
+atexit.register(_finalize_all)
+os.register_at_fork(after_in_child=_owners.clear)
+
+
+class Stop:
+    """Like threading.Event, but `set` may be called by a signal handler at any point.
+
+    `Event.set` takes a lock that is not reentrant: a handler that interrupts a `wait` or another handler's `set` can
+    deadlock. `SimpleQueue.put` is documented to be reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._wake_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._set = True
+        self._wake_ups.put(None)
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is set. Waits for that for at most `timeout_s` seconds."""
+        if not self._set:
+            try:
+                self._wake_ups.get(timeout=timeout_s)
+            except queue.Empty:
+                return self._set
+            self._wake_ups.put(None)  # for other waiting threads
+        return True
+
+    def on_signals(self) -> "Stop":
+        """Let SIGTERM and SIGINT set it. To be called in the main thread; returns itself."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.set())
+        return self

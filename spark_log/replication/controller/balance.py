@@ -1,0 +1,259 @@
+"""How evenly records and leaders are spread over brokers and log dirs, and which partitions cause an imbalance.
+
+Pure, except for the query that reads the facts and the controller's task that elects preferred leaders.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Fence
+from spark_log.cluster.usage import READABLE, READABLE_RECORDS
+from spark_log.ids import TopicPartition
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.store import Store
+from spark_log.replication.controller.controller import elect_preferred_leaders
+
+SKEW_RATIO = 1.5
+"""A partition with at least this many times its topic's mean is reported as skewed, and a broker with at least this
+many times the mean of the brokers as overloaded."""
+
+_ELECTED_PER_TRANSACTION = 2_000
+
+
+class ReplicaFacts(NamedTuple):
+    """A replica with the `bytes` and `records` of the segments that it holds, counted as in `cluster.usage`.
+
+    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: offsets that it lacks
+    below the high watermark.
+    """
+
+    tp: TopicPartition
+    broker_id: int
+    log_dir_id: int
+    preferred: bool
+    leads: bool
+    bytes: int
+    records: int
+    file_bytes: int = 0
+    offset_lag: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load of a broker or a log dir. `preferred`: partitions whose preferred leader it is."""
+
+    bytes: int = 0
+    records: int = 0
+    replicas: int = 0
+    leaders: int = 0
+    preferred: int = 0
+
+    @classmethod
+    def of(cls, replicas: Sequence[ReplicaFacts]) -> "Load":
+        return cls(
+            sum(each.bytes for each in replicas),
+            sum(each.records for each in replicas),
+            len(replicas),
+            sum(each.leads for each in replicas),
+            sum(each.preferred for each in replicas),
+        )
+
+
+@dataclass(frozen=True)
+class BrokerBalance:
+    """A broker's load; the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
+
+    `imbalance_percent` as Kafka computes it: of the partitions preferred here, the share that is led elsewhere, which
+    are `led_elsewhere`. `largest`: its replicas with the most bytes, while it has SKEW_RATIO times the mean.
+    """
+
+    broker_id: int
+    load: Load
+    log_dirs: dict[int, Load]
+    bytes_deviation_percent: float
+    records_deviation_percent: float
+    imbalance_percent: float
+    led_elsewhere: tuple[TopicPartition, ...]
+    largest: tuple[ReplicaFacts, ...]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """A partition that has far more than its topic's mean; `ratio` to it, of bytes or records, whichever is larger."""
+
+    tp: TopicPartition
+    bytes: int
+    records: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Balance:
+    brokers: tuple[BrokerBalance, ...]
+    skewed: tuple[Skew, ...]
+    """The worst first."""
+
+
+def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
+    """The report. `log_dirs`: broker id of each log dir of the cluster, by log dir id."""
+    brokers = sorted(set(log_dirs.values()))
+    of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
+    of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
+    for facts in replicas:
+        of_dir[facts.log_dir_id].append(facts)
+        of_broker[facts.broker_id].append(facts)
+    by_broker = {broker_id: Load.of(mine) for broker_id, mine in of_broker.items()}
+    mean_bytes = _mean(load.bytes for load in by_broker.values())
+    mean_records = _mean(load.records for load in by_broker.values())
+    found = []
+    for broker_id in brokers:
+        load, mine = by_broker[broker_id], of_broker[broker_id]
+        elsewhere = tuple(sorted(facts.tp for facts in mine if facts.preferred and not facts.leads))
+        loaded = mean_bytes > 0 and load.bytes >= SKEW_RATIO * mean_bytes
+        heaviest = sorted(mine, key=lambda facts: (-facts.bytes, facts.tp))[:largest] if loaded else []
+        found.append(
+            BrokerBalance(
+                broker_id,
+                load,
+                {
+                    log_dir_id: Load.of(of_dir[log_dir_id])
+                    for log_dir_id, owner in sorted(log_dirs.items())
+                    if owner == broker_id
+                },
+                _deviation_percent(load.bytes, mean_bytes),
+                _deviation_percent(load.records, mean_records),
+                100.0 * len(elsewhere) / load.preferred if load.preferred else 0.0,
+                elsewhere,
+                tuple(heaviest),
+            )
+        )
+    return Balance(tuple(found), _skewed(replicas))
+
+
+def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:
+    """Partitions, measured by their largest replica, that are far above their topic's mean."""
+    sizes: dict[TopicPartition, tuple[int, int]] = {}
+    for facts in replicas:
+        size, records = sizes.get(facts.tp, (0, 0))
+        sizes[facts.tp] = (max(size, facts.bytes), max(records, facts.records))
+    topics: dict[str, list[TopicPartition]] = {}
+    for tp in sizes:
+        topics.setdefault(tp.topic, []).append(tp)
+    skews = []
+    for partitions in topics.values():
+        means = [_mean(sizes[tp][i] for tp in partitions) for i in (0, 1)]
+        for tp in partitions:
+            ratio = max((sizes[tp][i] / means[i] for i in (0, 1) if means[i]), default=0.0)
+            if ratio >= SKEW_RATIO:
+                skews.append(Skew(tp, *sizes[tp], ratio))
+    return tuple(sorted(skews, key=lambda skew: (-skew.ratio, skew.tp)))
+
+
+def _mean(values: Iterable[int]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def _deviation_percent(value: int, mean: float) -> float:
+    return 100.0 * (value - mean) / mean if mean else 0.0
+
+
+def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
+    """The facts of every replica, as of the snapshot."""
+    here = (
+        (SEGMENT.topic_id == REPLICA.topic_id)
+        & (SEGMENT.partition == REPLICA.partition)
+        & (SEGMENT.end_offset <= REPLICA.log_end_offset)
+    )
+    # grouped by the key of table replica alone, whose rows each store reads in this order; the other columns are equal
+    # within a group
+    query = (
+        sa.select(
+            REPLICA.topic_id,
+            REPLICA.partition,
+            REPLICA.broker_id,
+            *map(sa.func.max, (REPLICA.log_dir_id, REPLICA.preference, REPLICA.log_end_offset)),
+            *map(sa.func.max, (PARTITION.leader, PARTITION.high_watermark)),
+            sa.func.sum(sa.case((READABLE, SEGMENT.bytes), else_=0)),
+            sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)),
+            sa.func.sum(sa.case((SEGMENT.inline, 0), else_=SEGMENT.bytes)),
+        )
+        .select_from(
+            t.replica.join(
+                t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition)
+            ).outerjoin(t.segment, here)
+        )
+        .group_by(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id)
+    )
+    names = dict(tuple(row) for row in connection.execute(sa.select(TOPIC.topic_id, TOPIC.name)))
+    return sorted(
+        ReplicaFacts(
+            TopicPartition(names[topic_id], partition), broker_id, log_dir_id, preference == 0, leader == broker_id,
+            int(size or 0), int(records or 0), int(file_bytes or 0), max(0, high_watermark - end),
+        )
+        for (
+            topic_id, partition, broker_id, log_dir_id, preference, end, leader, high_watermark, size, records,
+            file_bytes,
+        ) in connection.execute(query).all()
+    )  # fmt: skip
+
+
+def load_balance(store: Store) -> Balance:
+    """The present balance of the cluster."""
+
+    def read(connection: sa.Connection) -> Balance:
+        rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id))
+        return balance(load_replicas(connection), {row.log_dir_id: row.broker_id for row in rows})
+
+    return store.read(read)
+
+
+# auto.leader.rebalance.enable ---------------------------------------------------------------------------------------
+
+
+class Preference(NamedTuple):
+    """The preferred and the present leader of a partition."""
+
+    key: Key
+    preferred: int
+    leader: int | None
+
+
+def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
+    """The partitions led elsewhere of the brokers whose imbalance is above the threshold."""
+    total = Counter(preference.preferred for preference in preferences)
+    elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
+    away = Counter(preference.preferred for preference in elsewhere)
+    above = {broker_id for broker_id, count in away.items() if 100 * count > threshold_percent * total[broker_id]}
+    return sorted(preference.key for preference in elsewhere if preference.preferred in above)
+
+
+def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
+    """Preferred election for the brokers above leader.imbalance.per.broker.percentage; the partitions it changed.
+
+    As in Kafka, partitions under reassignment are left out: their AR is about to change.
+    """
+    moving = (
+        sa.select(REASSIGNMENT.topic_id)
+        .where(REASSIGNMENT.topic_id == REPLICA.topic_id, REASSIGNMENT.partition == REPLICA.partition)
+        .exists()
+    )
+    query = (
+        sa.select(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, PARTITION.leader)
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .where(REPLICA.preference == 0, ~moving)
+    )
+    preferences = store.read(
+        lambda connection: [Preference((row[0], row[1]), row[2], row[3]) for row in connection.execute(query)]
+    )
+    keys = partitions_to_elect(preferences, threshold_percent)
+    elected: list[Key] = []
+    for first in range(0, len(keys), _ELECTED_PER_TRANSACTION):
+        elected += elect_preferred_leaders(store, fence, keys[first : first + _ELECTED_PER_TRANSACTION])
+    return elected

@@ -1,0 +1,182 @@
+"""The controller's decisions about leaders and ISRs, written to the store.
+
+One process acts at a time, the holder of the lease `controller`; each of its transactions calls `fence` first, which
+refuses a term that has ended (invariant 5). It keeps no state in memory: each run reads from the store which
+partitions need a change.
+"""
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.lease import Fence, Lease
+from spark_log.cluster.topics import Topic, find_topics, topic_config
+from spark_log.config import ClusterSettings
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import (
+    PartitionState,
+    Truncation,
+    elect_preferred,
+    fail_over,
+    shrink_isr,
+)
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REPLICA, TOPIC
+from spark_log.metadata.store import Attempt, Store
+from spark_log.replication.controller.isr_lag import Member
+from spark_log.replication.controller.log_truncation import truncate_log
+
+logger = logging.getLogger(__name__)
+
+LEASE = "controller"
+
+_PARTITIONS_PER_TRANSACTION = 2_000
+
+
+@dataclass
+class Elections:
+    """The partitions that the controller changed, by kind of change."""
+
+    elected: list[Key] = field(default_factory=list)
+    shrunk: list[Key] = field(default_factory=list)
+    offline: list[Key] = field(default_factory=list)
+    truncations: list[tuple[Key, Truncation]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.elected or self.shrunk or self.offline)
+
+
+def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) -> Elections:
+    """Remove dead replicas from the ISRs and elect leaders for partitions whose leader is dead or missing.
+
+    In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes up to 2,000 partitions.
+    """
+
+    def read(connection: sa.Connection) -> list[Key]:
+        return _partitions_to_change(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
+
+    keys = store.read(read)
+    done = Elections()
+    for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
+        chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
+
+        def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> Elections:
+            return _elect(connection, store, fence, chosen, unclean)
+
+        part = store.transact(body, announce=True)
+        for name in ("elected", "shrunk", "offline", "truncations"):
+            getattr(done, name).extend(getattr(part, name))
+    return done
+
+
+def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
+    """Elect the preferred leaders where that loses nothing. Returns the partitions whose leader changed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+        fence(connection)
+        alive = alive_log_dirs(connection, store.clock(connection))
+        before = lock_partitions(connection, list(keys))
+        after = {key: elect_preferred(state, alive) for key, state in before.items()}
+        save_partitions(connection, before, after)
+        return [key for key, state in after.items() if state is not before[key]]
+
+    return store.transact(body, announce=True)
+
+
+def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
+    """Remove replicas that lag too long from their ISRs. Returns the partitions that changed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+        fence(connection)
+        by_partition: dict[Key, set[int]] = {}
+        for key, broker_id in late:
+            by_partition.setdefault(key, set()).add(broker_id)
+        before = lock_partitions(connection, list(by_partition))
+        after = {key: shrink_isr(state, by_partition[key]) for key, state in before.items()}
+        save_partitions(connection, before, after)
+        return [key for key, state in after.items() if state is not before[key]]
+
+    return store.transact(body, announce=True) if late else []
+
+
+def _partitions_to_change(
+    connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]
+) -> list[Key]:
+    """Partitions with a dead member in the ISR, or without a leader although a replica could lead."""
+    log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
+    dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
+    join = t.partition.join(
+        t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    )
+    found: set[Key] = set(unclean)
+    if dead:
+        led = sa.select(PARTITION.topic_id, PARTITION.partition).select_from(join)
+        led = led.where(REPLICA.log_dir_id.in_(dead), REPLICA.in_sync, PARTITION.leader.is_not(None))
+        found.update((topic_id, partition) for topic_id, partition in connection.execute(led))
+    waiting = (
+        sa.select(PARTITION.topic_id, PARTITION.partition, REPLICA.in_sync, TOPIC.configs)
+        .select_from(join.join(t.topic, TOPIC.topic_id == PARTITION.topic_id))
+        .where(PARTITION.leader.is_(None), REPLICA.log_dir_id.in_(list(alive)))
+    )
+    found.update(
+        (topic_id, partition)
+        for topic_id, partition, in_sync, configs in connection.execute(waiting)
+        if in_sync or topic_config(configs).unclean_leader_election_enable
+    )
+    return sorted(found)
+
+
+def _elect(
+    connection: sa.Connection, store: Store, fence: Fence, keys: list[Key], unclean: Collection[Key]
+) -> Elections:
+    fence(connection)
+    now = store.clock(connection)
+    alive = alive_log_dirs(connection, now)
+    before = lock_partitions(connection, keys)
+    after: dict[Key, PartitionState] = {}
+    done = Elections()
+    topics: dict[int, Topic] = {}
+    for key, state in before.items():
+        new, truncation = fail_over(state, alive, unclean=key in unclean)
+        if truncation is not None:
+            topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
+            new = truncate_log(connection, topics[key[0]], key[1], truncation, state, new, now)
+            done.truncations.append((key, truncation))
+            start = truncation.start_offset
+            report = logger.warning if new.leader in state.isr else logger.error
+            report(
+                "%s-%s: broker %s leads without the offsets [%s, %s), which are lost%s",
+                topics[key[0]].name, key[1], new.leader, start, state.log_end_offset,
+                f"; readers had seen those below {state.high_watermark}" if state.high_watermark > start else "",
+            )  # fmt: skip
+        after[key] = new
+        if new is state:
+            continue
+        if new.leader is None:
+            done.offline.append(key)
+        elif new.leader != state.leader:
+            done.elected.append(key)
+        else:
+            done.shrunk.append(key)
+    save_partitions(connection, before, after)
+    failpoint("controller.elected")
+    return done
+
+
+@contextmanager
+def fallback_term(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
+    """For one task: the fence of a controller term of this process, or None while another process is the controller."""
+    lease = Lease(store, LEASE, settings.controller_lease_ms)
+    if not lease.take_or_renew():
+        yield None
+        return
+    try:
+        yield lease.check
+    finally:
+        lease.give_back()

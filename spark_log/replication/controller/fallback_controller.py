@@ -1,0 +1,58 @@
+"""Failure detection by a client that met a failed log dir, for clusters in which no process is the controller."""
+
+import logging
+import threading
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.errors import NotControllerError, SparkLogError, redact
+from spark_log.metadata.sql_columns import LOG_DIR
+from spark_log.replication.controller.controller import elect_leaders, fallback_term
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.5
+_WAIT_S = 0.1
+
+
+def any_log_dir_offline(connection: sa.Connection) -> bool:
+    """Whether a log dir is marked as failed. It may be back, which an inspection finds out."""
+    return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
+
+
+class FallbackController:
+    """Inspects the log dirs and elects leaders, at most every half second. Thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._lock = threading.Lock()
+        self._next_s = 0.0
+
+    def detect_failures(self) -> None:
+        """Inspect log dirs and elect leaders; if another process is the controller, wait a moment for its changes."""
+        seen = self._cluster.store.changes.current()
+        with self._lock:
+            now_s = clock.monotonic_s()
+            mine = now_s >= self._next_s
+            if mine:
+                self._next_s = now_s + _EVERY_S
+                try:
+                    mine = self._inspect_and_elect()
+                except NotControllerError:
+                    mine = False
+                except SparkLogError as error:
+                    logger.warning("log dirs were not inspected: %s", redact(str(error)))
+        if not mine:
+            self._cluster.store.changes.wait(seen, _WAIT_S)
+
+    def _inspect_and_elect(self) -> bool:
+        with fallback_term(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
+            if fence is None:
+                return False
+            inspect_log_dirs(self._cluster, fence)
+            elect_leaders(self._cluster.store, fence)
+            return True

@@ -1,0 +1,65 @@
+"""Detects in-sync replicas that lag for longer than replica.lag.time.max.ms, as in Kafka."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PARTITION, REPLICA
+
+Member = tuple[Key, int]
+"""A partition and a broker of its ISR."""
+
+
+class Ends(NamedTuple):
+    """Log end offsets of a replica that is behind, and of its leader."""
+
+    replica: int
+    leader: int
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """The leader's log end offset at `since_s`. A replica that reaches it has caught up with that moment."""
+
+    offset: int
+    since_s: float
+
+
+class LagWatch:
+    """A member is late if it has not reached the offset at which the leader was `lag_max_s` ago.
+
+    Measured by a monotonic clock from the first observation: a new LagWatch gives each member the full time.
+    """
+
+    def __init__(self) -> None:
+        self._goals: dict[Member, _Goal] = {}
+
+    def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
+        """The members that are late now. `behind`: all members whose log end offset is below their leader's."""
+        goals: dict[Member, _Goal] = {}
+        for member, ends in behind.items():
+            goal = self._goals.get(member)
+            if goal is None or ends.replica >= goal.offset:
+                goal = _Goal(ends.leader, now_s)
+            goals[member] = goal
+        self._goals = goals
+        return {member for member, goal in goals.items() if now_s - goal.since_s > lag_max_s}
+
+
+def read_lagging_members(connection: sa.Connection) -> dict[Member, Ends]:
+    """Members of an ISR whose LEO is below the leader's."""
+    query = (
+        sa.select(
+            REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, PARTITION.log_end_offset
+        )
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .where(REPLICA.in_sync, REPLICA.log_end_offset < PARTITION.log_end_offset)
+    )
+    return {
+        ((topic_id, partition), broker_id): Ends(replica, leader)
+        for topic_id, partition, broker_id, replica, leader in connection.execute(query)
+    }

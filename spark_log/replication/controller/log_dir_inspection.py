@@ -1,0 +1,278 @@
+"""Inspection of log dirs: the controller marks failed ones offline, and online again when they answer.
+
+The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and its
+replicas' LEO falls to the first missing file. One that is empty then (a new disk) gets a new id. A mount point
+whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
+
+A log dir is declared failed only while another one answers: a host that lost all its mounts causes no election.
+"""
+
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import change_log_dirs
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence
+from spark_log.cluster.log_dir import LogDir, Marker, segment_path
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import LogDirMismatchError, SparkLogError, redact
+from spark_log.ids import BrokerId, LogDirId
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
+from spark_log.metadata.store import Attempt, Store
+from spark_log.tables.publication_resets import compare_whole_tables
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S_MAX = 5.0
+"""A log dir that takes longer (a hanging mount) does not answer. Shorter than the controller's lease, which a client
+that does this duty does not renew.
+"""
+
+
+@dataclass(frozen=True)
+class LogDirAnswer:
+    """Result of inspecting a log dir. `failure`: None if it answers. `empty`: it has neither marker nor files."""
+
+    failure: str | None
+    empty: bool = False
+    counter: int = -1
+
+
+@dataclass(frozen=True)
+class RegisteredLogDir:
+    """A log dir as recorded in the metadata."""
+
+    log_dir_id: LogDirId
+    broker_id: BrokerId
+    uri: str
+    uuid: str
+    counter: int
+    online: bool
+    suspect_bytes: int | None
+
+
+@dataclass(frozen=True)
+class InspectionResult:
+    """`out`: log dirs to mark offline, with the reason. `back`: those that may be marked online."""
+
+    out: Mapping[LogDirId, str]
+    back: Sequence[LogDirId]
+
+
+def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
+    """Pure: decides from the answers. Changes nothing if no log dir answered."""
+    out: dict[LogDirId, str] = {}
+    back: list[LogDirId] = []
+    for log_dir in known:
+        answer = answers[log_dir.log_dir_id]
+        if answer.failure is not None:
+            reason: str | None = answer.failure
+        elif answer.empty:
+            reason = "it came back empty"
+        elif answer.counter != log_dir.counter:
+            reason = f"it came back in another state: counter {answer.counter}, where {log_dir.counter} was expected"
+        else:
+            reason = None
+        if reason is not None and log_dir.online:
+            out[log_dir.log_dir_id] = reason
+        if answer.failure is None and (reason is not None or not log_dir.online):
+            back.append(log_dir.log_dir_id)
+    if all(answers[log_dir.log_dir_id].failure is not None for log_dir in known):
+        return InspectionResult({}, [])
+    return InspectionResult(out, back)
+
+
+def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
+    """Ask the controller to inspect a log dir where a file of `size` bytes could not be written."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
+
+    store.transact(body, announce=True)
+
+
+def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
+    """Online log dirs with a reported failure (`report_failure`)."""
+    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
+    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+
+def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
+    """Inspect every log dir. Failed ones are marked offline; ones that answer again are marked online.
+
+    Does not elect leaders or copy files: other tasks do.
+    """
+    known = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
+    answers = _ask_all(known, cluster.cluster_id)
+    verdict = inspection_result(known, answers)
+    if not verdict.out and not verdict.back and any(answer.failure is not None for answer in answers.values()):
+        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if answers[k.log_dir_id].failure])
+    for log_dir_id, reason in verdict.out.items():
+        _mark_failed(cluster.store, fence, log_dir_id, reason)
+    cleared = [
+        log_dir.log_dir_id
+        for log_dir in known
+        if log_dir.suspect_bytes is not None and answers[log_dir.log_dir_id].failure is None
+    ]
+    if cleared:
+        _clear_suspicion(cluster.store, fence, cleared)
+    by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
+    for log_dir_id in verdict.back:
+        try:
+            _mark_online(cluster, fence, by_id[log_dir_id], answers[log_dir_id])
+        except (SparkLogError, OSError) as error:  # it failed again: the next inspection decides
+            logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
+    return verdict
+
+
+def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[RegisteredLogDir]:
+    rows = connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)).all()
+    return [
+        RegisteredLogDir(
+            LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid, row.counter,
+            bool(row.online), row.suspect_bytes,
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
+    """Ask all log dirs in parallel, each with its own timeout: a mount that hangs blocks only its own thread."""
+    ours = frozenset(one.uuid for one in known)
+    pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-inspection")
+    try:
+        asked: dict[LogDirId, Future[LogDirAnswer]] = {
+            one.log_dir_id: pool.submit(_ask, one, cluster_id, ours) for one in known
+        }
+        answers: dict[LogDirId, LogDirAnswer] = {}
+        for log_dir_id, answer in asked.items():
+            try:
+                answers[log_dir_id] = answer.result(ANSWER_S_MAX)
+            except FutureTimeoutError:
+                answers[log_dir_id] = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
+        return answers
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
+    try:
+        directory = LogDir(known.uri)
+        marker = directory.read_marker()
+        if marker is None and directory.exists() and directory.empty():
+            return LogDirAnswer(None, empty=True)
+        # An id that no log dir has now is a former id of this one: an old disk was mounted again, or a marker was
+        # written too late. The files are listed, as for every log dir that answers again.
+        formerly = (
+            marker is not None
+            and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
+            and marker.uuid not in uuids
+        )
+        if not formerly:
+            directory.verify(known.uuid)
+        if known.suspect_bytes is not None:
+            directory.try_writing(known.suspect_bytes)
+    except (SparkLogError, OSError) as error:
+        return LogDirAnswer(redact(str(error)))
+    return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
+
+
+def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        fence(connection)
+        change_log_dirs(connection, [log_dir_id], online=False, failure=reason)
+
+    store.transact(body, announce=True)
+    logger.error("log dir %s is out: %s", log_dir_id, reason)
+
+
+def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        fence(connection)
+        change_log_dirs(connection, log_dir_ids, suspect_bytes=None)
+
+    store.transact(body)
+
+
+def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer: LogDirAnswer) -> None:
+    """Marks the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
+    store = cluster.store
+    marker_uuid = known.uuid
+    if answer.empty:  # store before marker: a marker whose id the store lacks counts as foreign
+        marker_uuid = str(uuid.uuid4())
+        store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
+    directory = LogDir(known.uri)
+    topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
+    fallen = sum(_check_files(store, fence, known.log_dir_id, directory, topic) for topic in topics)
+    counter = max(known.counter, answer.counter) + 1
+    directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
+    back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
+    store.transact(lambda connection, _: _set(connection, fence, known, **back), announce=True)
+    logger.warning(
+        "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * answer.empty, fallen
+    )
+
+
+def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
+    fence(connection)
+    if change_log_dirs(connection, [known.log_dir_id], ~LOG_DIR.online, **values) != 1:
+        raise LogDirMismatchError(f"log dir {redact(known.uri)}: another process has changed it")
+
+
+def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
+    query = sa.select(REPLICA.topic_id).distinct().where(REPLICA.log_dir_id == log_dir_id)
+    here = set(connection.execute(query).scalars())
+    return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
+
+
+def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
+    """Lower the LEO of the topic's replicas here to the first segment that is missing or of another size."""
+    sizes = directory.list_files(topic.folder)
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> int:
+        fence(connection)
+        here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
+        rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()
+        before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])
+        missing = _first_missing(connection, topic, sizes, [row.partition for row in rows])
+        after: dict[Key, PartitionState] = {}
+        fallen = 0
+        for row in rows:
+            state = before[topic.topic_id, row.partition]
+            lowered = lose_files(state, row.broker_id, missing.get(row.partition, state.log_end_offset))
+            fallen += lowered is not state
+            after[topic.topic_id, row.partition] = fence_writers(lowered)
+        save_partitions(connection, before, after)
+        if fallen:  # its Delta table lists files that are missing
+            compare_whole_tables(connection, topic.topic_id, PUBLICATION.log_dir_id == log_dir_id)
+        return fallen
+
+    return store.transact(body)
+
+
+def _first_missing(
+    connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
+) -> dict[int, int]:
+    """Base offset of the first file that is missing or has another size than in the metadata, by partition."""
+    query = (
+        sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
+        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
+        .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, SEGMENT.end_offset > PARTITION.log_start_offset)
+        .order_by(SEGMENT.partition, SEGMENT.base_offset)
+    )
+    found: dict[int, int] = {}
+    wanted = frozenset(partitions)
+    for partition, base_offset, name, size in connection.execute(query):
+        here = partition in wanted and partition not in found
+        if here and sizes.get(segment_path(topic.folder, partition, name)) != size:
+            found[partition] = base_offset
+    return found

@@ -1,0 +1,40 @@
+"""Truncation of a partition's log after an election: every table that describes removed records is changed."""
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import Topic
+from spark_log.log.append.producer_rows import delete_batches_above
+from spark_log.log.partitions.compaction_rows import delete_compactions_above
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.replication_rules import PartitionState, Truncation
+from spark_log.log.partitions.retired_files import retire_files
+from spark_log.log.partitions.truncations import record_truncation
+from spark_log.log.segments.segment_rows import delete_segments_above
+from spark_log.metadata.store import StoreClock
+from spark_log.tables.publication_resets import lower_seen_offsets
+
+
+def truncate_log(
+    connection: sa.Connection,
+    topic: Topic,
+    partition: int,
+    truncation: Truncation,
+    before: PartitionState,
+    after: PartitionState,
+    now: StoreClock,
+) -> PartitionState:
+    """Remove the segments at or above the truncation, and what is known of their records. Returns the state to save.
+
+    `before` and `after` are the partition before and after the election, which truncated at a segment boundary. The
+    segment files are retired, so that readers can finish; the truncation is recorded.
+    """
+    key: Key = (topic.topic_id, partition)
+    removed = delete_segments_above(connection, key, truncation.start_offset)
+    retire_files(connection, topic, partition, removed.files, after.change, now)
+    delete_batches_above(connection, key, truncation.start_offset)
+    lower_seen_offsets(connection, key, truncation.start_offset)  # other records will have the offsets above
+    delete_compactions_above(connection, key, truncation.start_offset)  # they included removed records
+    record_truncation(connection, key, truncation, before, after, removed.record_count, now)
+    return replace(after, tail_bytes=after.tail_bytes - removed.inline_bytes)

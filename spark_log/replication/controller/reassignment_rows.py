@@ -1,0 +1,127 @@
+"""Rows of table `reassignment`: the running reassignments, their progress, and those that may be finished.
+
+A partition's row is written only under that partition's row lock.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.ids import TopicPartition
+from spark_log.log.partitions.partition_rows import Key, by_topic
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.store import Store
+from spark_log.replication.controller.reassignment_rules import Reassignment
+
+_SAME = (REPLICA.topic_id == REASSIGNMENT.topic_id) & (REPLICA.partition == REASSIGNMENT.partition)
+
+
+@dataclass(frozen=True)
+class ReassignmentStatus:
+    """A running reassignment. `replicas` is the present AR; `bytes_left`: bytes that new replicas have yet to copy."""
+
+    reassignment: Reassignment
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    throttle_bytes_per_s: int | None
+    began_ms: int
+    bytes_left: int
+
+    @property
+    def adding(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.reassignment.target if broker not in self.reassignment.original)
+
+    @property
+    def removing(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.replicas if broker not in self.reassignment.target)
+
+
+def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]:
+    """Reassignments in progress, by topic and partition."""
+    missing = (
+        (SEGMENT.topic_id == REPLICA.topic_id)
+        & (SEGMENT.partition == REPLICA.partition)
+        & (SEGMENT.end_offset > REPLICA.log_end_offset)
+    )
+    per_replica = (
+        sa.select(
+            REASSIGNMENT.topic_id,
+            REASSIGNMENT.partition,
+            REPLICA.broker_id,
+            REPLICA.in_sync,
+            sa.func.sum(SEGMENT.bytes).label("bytes_left"),
+        )
+        .select_from(t.reassignment.join(t.replica, _SAME).outerjoin(t.segment, missing & ~SEGMENT.inline))
+        .group_by(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REPLICA.broker_id, REPLICA.in_sync, REPLICA.preference)
+        .order_by(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REPLICA.preference)
+    )
+
+    def read(connection: sa.Connection) -> dict[TopicPartition, ReassignmentStatus]:
+        rows = connection.execute(sa.select(t.reassignment)).all()
+        if not rows:
+            return {}
+        names = dict(tuple(row) for row in connection.execute(sa.select(TOPIC.topic_id, TOPIC.name)))
+        replicas: dict[Key, list[Any]] = {}
+        for row in connection.execute(per_replica):
+            replicas.setdefault((row.topic_id, row.partition), []).append(row)
+        found: dict[TopicPartition, ReassignmentStatus] = {}
+        for row in rows:
+            mine = replicas.get((row.topic_id, row.partition), [])
+            reassignment = _reassignment_of(row)
+            found[TopicPartition(names[row.topic_id], row.partition)] = ReassignmentStatus(
+                reassignment,
+                tuple(replica.broker_id for replica in mine),
+                tuple(replica.broker_id for replica in mine if replica.in_sync),
+                row.throttle_bytes_per_s,
+                row.began_ms,
+                sum(int(replica.bytes_left or 0) for replica in mine if replica.broker_id in reassignment.target),
+            )
+        return dict(sorted(found.items()))
+
+    return store.read(read)
+
+
+def read_ready_partitions(connection: sa.Connection) -> list[Key]:
+    """Partitions whose target is in sync in this snapshot; the switch checks it again under the lock."""
+    targets: dict[Key, list[int]] = {}
+    in_sync: dict[Key, set[int]] = {}
+    query = sa.select(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REASSIGNMENT.target, REPLICA.broker_id)
+    for row in connection.execute(query.join(t.replica, _SAME).where(REPLICA.in_sync)):
+        targets[row.topic_id, row.partition] = json.loads(row.target)
+        in_sync.setdefault((row.topic_id, row.partition), set()).add(row.broker_id)
+    return sorted(key for key, target in targets.items() if in_sync[key].issuperset(target))
+
+
+def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reassignment]:
+    found: dict[Key, Reassignment] = {}
+    for topic_id, numbers in by_topic(keys):
+        here = (REASSIGNMENT.topic_id == topic_id) & REASSIGNMENT.partition.in_(numbers)
+        for row in connection.execute(sa.select(t.reassignment).where(here)):
+            found[row.topic_id, row.partition] = _reassignment_of(row)
+    return found
+
+
+def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
+    for topic_id, numbers in by_topic(keys):
+        connection.execute(
+            t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, REASSIGNMENT.partition.in_(numbers))
+        )
+
+
+def row_of(key: Key, reassignment: Reassignment, throttle_bytes_per_s: int | None, began_ms: int) -> dict[str, Any]:
+    return {
+        "topic_id": key[0],
+        "partition": key[1],
+        "target": json.dumps(reassignment.target),
+        "original": json.dumps(reassignment.original),
+        "throttle_bytes_per_s": throttle_bytes_per_s,
+        "began_ms": began_ms,
+    }
+
+
+def _reassignment_of(row: Any) -> Reassignment:
+    return Reassignment(tuple(json.loads(row.target)), tuple(json.loads(row.original)))

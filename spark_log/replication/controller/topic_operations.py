@@ -1,0 +1,260 @@
+"""Creation, alteration and deletion of topics, with Kafka's rules and terms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import collision_key, validate_user_topic
+from spark_log.cluster.topics import (
+    Topic,
+    delete_topic_rows,
+    find_topic,
+    insert_topic_row,
+    set_overrides,
+    set_partition_count,
+)
+from spark_log.config import TopicConfig, canonical, validate_overrides
+from spark_log.errors import (
+    InvalidConfigurationError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    MetadataConflictError,
+    TopicAlreadyExistsError,
+)
+from spark_log.log.partitions.partition_rows import insert_partitions
+from spark_log.log.partitions.retired_files import retire_folder
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPIC
+from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.registry.rows import lock_registry
+from spark_log.registry.topic_schemas import (
+    asks_registry,
+    external_subjects,
+    lock_subjects,
+    parts_changed_by,
+    typed_columns,
+)
+from spark_log.replication.controller.placement import BrokerLoad, place_replicas
+
+PARTITIONS_MAX = 100_000
+"""More in one topic are refused: every describe and plan would be slow."""
+
+
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] | None = None,
+    *,
+    validate_only: bool = False,
+) -> Topic | None:
+    """Make a topic; returns it, or None with `validate_only`.
+
+    Raises InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ), InvalidPartitionsError,
+    InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
+    """
+    validate_user_topic(name, "create")
+    return _create_topic(cluster, name, partitions, replication_factor, configs, validate_only=validate_only)
+
+
+def create_internal_topic(
+    cluster: Cluster, name: str, partitions: int, replication_factor_max: int, configs: Mapping[str, str]
+) -> Topic:
+    """Make a topic that the cluster itself writes, with as many replicas as there are brokers that are alive, at most
+    `replication_factor_max`. TopicAlreadyExistsError.
+    """
+    topic = _create_topic(cluster, name, partitions, replication_factor_max, configs, fewer_replicas=True)
+    assert topic is not None
+    return topic
+
+
+def _create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int,
+    replication_factor: int,
+    configs: Mapping[str, str] | None,
+    *,
+    validate_only: bool = False,
+    fewer_replicas: bool = False,
+) -> Topic | None:
+    _check_partition_count(partitions, minimum=1)
+    overrides = canonical(configs or {})
+    validate_overrides(overrides)
+    config = TopicConfig.from_overrides(overrides)
+    _check_replication_factor(replication_factor)
+    _check_min_isr(config, replication_factor)
+    external = external_subjects(config)
+
+    def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
+        lock_subjects(connection, config)
+        taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
+        if taken is not None:
+            collision = f"Topic {name!r} collides with existing topic {taken!r}: '.' and '_' count as the same."
+            raise TopicAlreadyExistsError(_exists_already(name) if taken == name else collision)
+        loads = _broker_loads(connection, cluster.store.clock(connection))
+        factor = min(replication_factor, max(1, len(loads))) if fewer_replicas else replication_factor
+        placement = place_replicas(loads, partitions, factor)
+        columns = typed_columns(connection, config, None, external)
+        if validate_only:
+            return None
+        now = cluster.store.clock(connection)
+        return insert_topic(connection, name, placement, factor, overrides, now, columns)
+
+    try:
+        return cluster.store.transact(create, announce=True)
+    except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
+        raise TopicAlreadyExistsError(_exists_already(name)) from error
+
+
+def _exists_already(name: str) -> str:
+    return f"Topic {name!r} already exists."  # as Kafka says it
+
+
+def alter_configs(
+    cluster: Cluster,
+    name: str,
+    changes: Mapping[str, str | None],
+    *,
+    validate_only: bool = False,
+    ask_registry: bool = True,
+    reset: bool = False,
+) -> Topic:
+    """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
+    maintenance.
+
+    With `validate_only` they stay as they are, and the result is the topic as it would be; without `ask_registry`,
+    typed columns that depend on an external schema registry are left as they are. With `reset`, a field of a new
+    key.schema or value.schema that does not fit its typed column gets another one (`log/columns/resets.py`).
+    """
+    changes = canonical(changes)
+    validate_overrides({key: value for key, value in changes.items() if value is not None})
+    # a name to be put back is checked too
+    unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
+    if unknown:
+        raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
+
+    sources = parts_changed_by(changes)
+    external = None
+    if sources:
+        topic = cluster.store.read(lambda connection: find_topic(connection, name))
+        config = _merged(topic, changes)[1]
+        if validate_only and not ask_registry and asks_registry(config, sources):
+            sources = ()
+        external = external_subjects(config, sources)
+
+    def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        if sources:
+            lock_registry(connection)
+        topic = find_topic(connection, name, lock=True)
+        overrides, config = _merged(topic, changes)
+        _check_min_isr(config, topic.replication_factor)
+        columns = typed_columns(connection, config, topic.typed_columns, external, sources, reset=reset)
+        if validate_only:
+            return replace(topic, overrides=overrides, typed_columns=columns)
+        set_overrides(connection, topic.topic_id, overrides, columns)
+        return find_topic(connection, name)
+
+    return cluster.store.transact(alter)
+
+
+def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bool = False) -> Topic:
+    """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka.
+
+    With `validate_only` the topic stays as it is; what would be refused is refused.
+    """
+    validate_user_topic(name, "add partitions to")
+    _check_partition_count(total, minimum=1)
+
+    def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        topic = find_topic(connection, name, lock=True)
+        if total <= topic.partition_count:
+            raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
+        loads = _broker_loads(connection, cluster.store.clock(connection))
+        placement = place_replicas(loads, total - topic.partition_count, topic.replication_factor)
+        if validate_only:
+            return topic
+        insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
+        set_partition_count(connection, topic.topic_id, total)
+        return find_topic(connection, name)
+
+    return cluster.store.transact(add, announce=True)
+
+
+def delete_topic(cluster: Cluster, name: str) -> None:
+    """Delete a topic. Its metadata goes now, its files after file.delete.delay.ms; a new one never meets them."""
+    validate_user_topic(name, "delete")
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+        topic = find_topic(connection, name, lock=True)
+        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == topic.topic_id).order_by(PARTITION.partition)
+        connection.execute(rows.with_for_update()).all()
+        # pending batches stay: their transaction can no longer be committed, and drops them when it ends
+        delete_topic_rows(connection, topic.topic_id)
+        retire_folder(connection, topic, cluster.store.clock(connection))
+
+    cluster.store.transact(delete, announce=True, unlimited=True)  # a million rows may take a minute
+
+
+def insert_topic(
+    connection: sa.Connection,
+    name: str,
+    placement: Sequence[Sequence[tuple[int, int]]],
+    replication_factor: int,
+    overrides: Mapping[str, str],
+    now: StoreClock,
+    typed_columns: str | None = None,
+) -> Topic:
+    """The rows of a new topic; `placement` has AR of each partition as (broker id, log dir id), none for an internal
+    topic that the store itself keeps.
+    """
+    topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, typed_columns)
+    insert_partitions(connection, topic.topic_id, 0, placement)
+    return topic
+
+
+def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, str], TopicConfig]:
+    """The configs of the topic after the changes."""
+    merged = {**topic.overrides, **changes}
+    overrides = {key: value for key, value in merged.items() if value is not None}
+    return overrides, TopicConfig.from_overrides(overrides)
+
+
+def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
+    """The brokers that are alive, and what their log dirs have."""
+    alive = alive_log_dirs(connection, now)
+    counts = sa.select(REPLICA.log_dir_id, sa.func.count().label("replicas")).group_by(REPLICA.log_dir_id).subquery()
+    query = (
+        sa.select(LOG_DIR.broker_id, BROKER.rack, LOG_DIR.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
+        .join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
+        .outerjoin(counts, counts.c.log_dir_id == LOG_DIR.log_dir_id)
+        .order_by(LOG_DIR.broker_id, LOG_DIR.log_dir_id)
+    )
+    brokers: dict[int, tuple[str | None, dict[int, int]]] = {}
+    for broker_id, rack, log_dir_id, replicas in connection.execute(query):
+        if log_dir_id in alive:
+            brokers.setdefault(broker_id, (rack, {}))[1][log_dir_id] = replicas
+    return [BrokerLoad(broker_id, rack, load) for broker_id, (rack, load) in brokers.items()]
+
+
+def _check_partition_count(count: object, minimum: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not minimum <= count <= PARTITIONS_MAX:
+        raise InvalidPartitionsError(f"partitions: expected a number from {minimum} to {PARTITIONS_MAX}, got {count!r}")
+
+
+def _check_replication_factor(factor: object) -> None:
+    if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
+        raise InvalidReplicationFactorError(f"replication_factor: expected a number of at least 1, got {factor!r}")
+
+
+def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
+    if config.min_insync_replicas > replication_factor:
+        raise InvalidConfigurationError(
+            f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}:"
+            " no append with acks=all could ever succeed"
+        )

@@ -1,0 +1,291 @@
+"""Catching up: a follower's replica gets the segments that it lacks, whole and in order (invariant 10).
+
+A run of files is copied into the replica's log dir. Then one transaction moves its LEO over them and over the blobs
+that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a second
+process that copies the same replica, an election, a seal or a kill costs one wasted copy at most. Such a copy leaves a
+file that the metadata names, or an orphan; nothing is deleted here.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    NotLeaderForPartitionError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
+from spark_log.log.partitions.replication_rules import CopiedRange, PartitionState, Replica, advance_follower
+from spark_log.log.segments.segment_copy import SegmentFile, copy_segment, is_whole
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
+from spark_log.replication.controller.log_dir_inspection import report_failure
+from spark_log.replication.replicas.throttle import Throttle
+from spark_log.tables.publication import try_publish
+
+RUN_FILES_MAX = 64
+RUN_BYTES_MAX = 64 * 1024 * 1024
+"""A run ends with the file that reaches this size, so that the LEO, and with it the high watermark, moves often."""
+
+_OVERTAKEN_MAX = 10
+"""How many runs in a row may fail because an election or a seal came first."""
+
+
+@dataclass(frozen=True)
+class CatchUpResult:
+    """The result of catching up. `segments_verified` were in the log dir already, written by acks=all writers."""
+
+    log_end_offset: int
+    in_sync: bool
+    bytes_copied: int = 0
+    segments_copied: int = 0
+    segments_verified: int = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A segment file, the offsets that it covers, and the log dirs to copy it from, the best first."""
+
+    base_offset: int
+    end_offset: int
+    name: str
+    file: SegmentFile
+    sources: tuple[LogDirId, ...]
+
+
+@dataclass
+class _Copied:
+    """The part of a run that was copied; `error` ended the run early."""
+
+    pieces: int = 0
+    bytes: int = 0
+    verified: int = 0
+    error: BaseException | None = None
+
+
+def catch_up(
+    cluster: Cluster,
+    topic: Topic,
+    partition: int,
+    broker_id: int,
+    *,
+    throttle: Throttle | None = None,
+    progress: Callable[[int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> CatchUpResult:
+    """Copy to a replica all records up to the log end offset at the time of the call, and publish them.
+
+    `progress` gets the size of each block that was copied. When `stop` is set, it returns early. Files that were
+    copied before an error stay. Raises UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if
+    no other replica has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the
+    controller), NotLeaderForPartitionError if the partition keeps changing.
+    """
+    copying = ReplicaCopy(cluster, topic, partition, broker_id, throttle, progress, stop)
+    try:
+        return copying.run()
+    finally:
+        if copying.moved:
+            try_publish(cluster, [topic])
+
+
+class _StoppedError(Exception):
+    pass
+
+
+@dataclass
+class ReplicaCopy:
+    """The copy of one replica, without publication. `moved`: its LEO or the ISR has changed."""
+
+    cluster: Cluster
+    topic: Topic
+    partition: int
+    broker_id: int
+    throttle: Throttle | None = None
+    progress: Callable[[int], None] | None = None
+    stop: threading.Event | None = None
+    moved: bool = False
+    _stop: threading.Event = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stop = self.stop or threading.Event()
+
+    def run(self) -> CatchUpResult:
+        """As `catch_up`."""
+        goal: int | None = None
+        overtaken = 0
+        done = CatchUpResult(0, False)
+        while True:
+            state, replica, pieces = self.plan()
+            done = replace(done, log_end_offset=replica.log_end_offset, in_sync=replica.in_sync)
+            goal = state.log_end_offset if goal is None else min(goal, state.log_end_offset)
+            finished = replica.log_end_offset == state.log_end_offset and replica.in_sync
+            if finished or self._stop.is_set():
+                return done
+            copied = self.copy(replica, pieces)
+            done = replace(
+                done,
+                bytes_copied=done.bytes_copied + copied.bytes,
+                segments_copied=done.segments_copied + copied.pieces - copied.verified,
+                segments_verified=done.segments_verified + copied.verified,
+            )
+            try:
+                after = self.commit(state, replica, pieces[: copied.pieces])
+            except NotLeaderForPartitionError:
+                overtaken += 1
+                if overtaken >= _OVERTAKEN_MAX:
+                    raise
+                continue  # the segment that could not be copied may have been truncated: plan again
+            now = after.replica(self.broker_id)
+            assert now is not None
+            overtaken = overtaken + 1 if now == replica else 0
+            done = replace(done, log_end_offset=now.log_end_offset, in_sync=now.in_sync)
+            if isinstance(copied.error, _StoppedError):
+                return done
+            if copied.error is not None:
+                raise copied.error
+            if now.log_end_offset >= goal:
+                return done
+            if overtaken >= _OVERTAKEN_MAX:
+                raise NotLeaderForPartitionError(
+                    f"{self.topic.name}-{self.partition}: broker {self.broker_id} finds nothing to copy from"
+                    f" {now.log_end_offset} on"
+                )
+
+    def plan(self) -> tuple[PartitionState, Replica, list[_Piece]]:
+        """Read the partition, the replica and the next run of files that it lacks, in one snapshot."""
+        key = (self.topic.topic_id, self.partition)
+
+        def read(connection: sa.Connection) -> tuple[PartitionState, Replica, list[_Piece]]:
+            state = read_partition(connection, key)
+            replica = state.replica(self.broker_id) if state else None
+            if state is None or replica is None:
+                raise UnknownTopicOrPartitionError(
+                    f"partition {self.topic.name}-{self.partition}: broker {self.broker_id} has no replica of it"
+                )
+            here = (SEGMENT.topic_id == key[0]) & (SEGMENT.partition == key[1]) & ~SEGMENT.inline
+            query = (
+                sa.select(SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.name, SEGMENT.bytes, SEGMENT.checksum)
+                .where(here, SEGMENT.base_offset >= replica.log_end_offset)
+                .order_by(SEGMENT.base_offset)
+                .limit(RUN_FILES_MAX)
+            )
+            alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
+            # in-sync ones first, the dead last: their mounts may hang
+            others = sorted(
+                (other for other in state.replicas if other.broker_id != self.broker_id),
+                key=lambda other: (other.log_dir_id not in alive, not other.in_sync),
+            )
+            pieces: list[_Piece] = []
+            size = 0
+            for row in connection.execute(query):
+                file = SegmentFile(segment_path(self.topic.folder, self.partition, row.name), row.bytes, row.checksum)
+                sources = tuple(LogDirId(o.log_dir_id) for o in others if o.log_end_offset >= row.end_offset)
+                pieces.append(_Piece(row.base_offset, row.end_offset, row.name, file, sources))
+                size += row.bytes
+                if size >= RUN_BYTES_MAX:
+                    break
+            return state, replica, pieces
+
+        return self.cluster.store.read(read)
+
+    def copy(self, replica: Replica, pieces: Sequence[_Piece]) -> _Copied:
+        """Put the files into the replica's log dir, in order, up to the first that fails."""
+        copied = _Copied()
+        if not pieces:
+            return copied
+        try:
+            infos = self.cluster.log_dirs()
+            target = self.cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
+            for piece in pieces:
+                if self._stop.is_set():
+                    raise _StoppedError
+                if _has_file(target, piece.file):
+                    # by a writer that may have been killed before it forced the folders to disk
+                    target.sync(piece.file.path, ancestors=True)
+                    copied.verified += 1
+                else:
+                    sources = (self._open(infos[log_dir_id]) for log_dir_id in piece.sources if log_dir_id in infos)
+                    copy_segment((found for found in sources if found is not None), target, piece.file, self._pace)
+                    copied.bytes += piece.file.bytes
+                    failpoint("copy.file-written")
+                copied.pieces += 1
+        except LOG_DIR_FAILURES as error:  # the target's: sources that fail are passed over
+            copied.error = error
+            size = pieces[copied.pieces].file.bytes
+            report_failure(self.cluster.store, LogDirId(replica.log_dir_id), size)
+        except (_StoppedError, SparkLogError, OSError) as error:
+            copied.error = error
+        return copied
+
+    def commit(self, state: PartitionState, replica: Replica, pieces: Sequence[_Piece]) -> PartitionState:
+        """Move the replica's LEO over the pieces, which are in its log dir, and over the blobs that follow.
+
+        Raises NotLeaderForPartitionError if the partition has changed since the run was planned.
+        """
+        start = replica.log_end_offset
+        end = pieces[-1].end_offset if pieces else start
+        names = tuple(piece.name for piece in pieces)
+        made = CopiedRange(self.broker_id, state.leader_epoch, start, end, names, replica.log_dir_id)
+        key = (self.topic.topic_id, self.partition)
+        files = sa.select(SEGMENT.name).where(SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline)
+        bases = sa.select(SEGMENT.base_offset).where(
+            SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline
+        )
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> tuple[PartitionState, PartitionState]:
+            before = lock_partitions(connection, [key])
+            if key not in before:
+                raise UnknownTopicOrPartitionError(f"partition {self.topic.name}-{self.partition}: deleted meanwhile")
+            inside = files.where(SEGMENT.base_offset >= start, SEGMENT.base_offset < end).order_by(SEGMENT.base_offset)
+            names_now = list(connection.execute(inside).scalars())
+            next_file = connection.execute(
+                bases.where(SEGMENT.base_offset >= end).order_by(SEGMENT.base_offset).limit(1)
+            ).scalar()
+            alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
+            after = advance_follower(
+                before[key],
+                made,
+                names_now,
+                # in between are blobs, or offsets that retention has deleted
+                before[key].log_end_offset if next_file is None else next_file,
+                alive=replica.log_dir_id in alive,
+            )
+            save_partitions(connection, before, {key: after})
+            return before[key], after
+
+        before, after = self.cluster.store.transact(body, timeout_ms=READ_TIMEOUT_MS, announce=True)
+        if after is not before:
+            self.moved = True
+            failpoint("copy.committed")
+        return after
+
+    def _open(self, info: LogDirInfo) -> LogDir | None:
+        with contextlib.suppress(SparkLogError, OSError):
+            return self.cluster.log_dir(info)
+        return None
+
+    def _pace(self, size: int) -> None:
+        if self.throttle is not None and self._stop.wait(self.throttle.take(size)):
+            raise _StoppedError
+        if self._stop.is_set():
+            raise _StoppedError
+        if self.progress is not None:
+            self.progress(size)
+
+
+def _has_file(target: LogDir, file: SegmentFile) -> bool:
+    """Whether the log dir has the file whole. One that cannot be read (a bad sector) is replaced like any damage."""
+    with contextlib.suppress(SparkLogError):
+        return is_whole(target, file)
+    return False

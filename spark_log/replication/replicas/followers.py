@@ -1,0 +1,252 @@
+"""Background threads of this process that bring lagging replicas up to date."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.process import start_thread, stop_at_exit
+from spark_log.replication.replicas.catch_up import ReplicaCopy
+from spark_log.replication.replicas.replicas_to_copy import LaggingReplica, find_lagging_replicas
+from spark_log.replication.replicas.throttle import Throttle
+from spark_log.tables.publication import try_publish
+
+logger = logging.getLogger(__name__)
+
+COPIES_MAX = 4
+OUT_OF_SYNC_COPIES_MAX = 2
+"""Copies of replicas outside the ISR: the others stay free for the ISR, which writers wait for. (The throttled copy of
+a reassignment may take hours.)"""
+
+_BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
+
+ReplicaKey = tuple[int, int, int]
+"""Topic id, partition, broker id."""
+
+
+def back_off_s(failures: int) -> float:
+    """Pause before the next try of a replica whose copy has failed `failures` times in a row."""
+    return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
+
+
+def choose(
+    behind: list[LaggingReplica],
+    under_way: dict[ReplicaKey, bool],
+    waiting: set[ReplicaKey],
+    turns: dict[ReplicaKey, int],
+) -> list[LaggingReplica]:
+    """The replicas to copy next: members of the ISR first, then in order of their last turn, the oldest first.
+
+    `under_way`: replicas that are being copied, True if in sync. `waiting`: replicas in the pause after a failure.
+    """
+    free = COPIES_MAX - len(under_way)
+    free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
+    ready = [one for one in behind if one.key not in under_way and one.key not in waiting]
+    chosen: list[LaggingReplica] = []
+    for one in sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))):
+        if len(chosen) == free:
+            break
+        if not one.in_sync:
+            if free_out_of_sync <= 0:
+                break
+            free_out_of_sync -= 1
+        chosen.append(one)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Failure:
+    count: int
+    until_s: float
+    text: str
+
+
+class Followers:
+    """Brings up to date the replicas of the served broker `broker_id`; for None, those of all embedded brokers.
+
+    Thread-safe. The first `wake` starts a daemon thread, and each copy has a daemon thread of its own: a copy may be
+    abandoned at any point.
+    """
+
+    def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
+        self._cluster = cluster
+        self._broker_id = broker_id
+        self._name = "spark-log-followers" if broker_id is None else f"spark-log-followers-{broker_id}"
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._woken = 0
+        self._seen = 0
+        """Value of `_woken` before the last completed poll."""
+        self._idle = True
+        """Whether that poll found no lagging replica."""
+        self._under_way: dict[ReplicaKey, bool] = {}
+        self._copies: set[threading.Thread] = set()
+        self._failures: dict[ReplicaKey, _Failure] = {}
+        self._turns: dict[ReplicaKey, int] = {}
+        self._turn = 0
+        self._unpublished: dict[int, Topic] = {}
+        self._publishing: set[int] = set()
+        self._throttles: dict[int, Throttle] = {}
+        self._poll_failure: str | None = None
+
+    def wake(self) -> None:
+        """Poll for lagging replicas soon."""
+        with self._changed:
+            if self._stop.is_set():
+                return
+            self._woken += 1
+            if self._thread is None:
+                self._thread = start_thread(self._run, self._name)
+                stop_at_exit(self)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no replica lags and the copies are published; False after the timeout, or if it was stopped."""
+        self.wake()
+        with self._changed:
+            if self._thread is None:
+                return False
+            wanted = self._woken
+            return (
+                self._changed.wait_for(lambda: self._seen >= wanted and self._idle and not self._busy, timeout_s)
+                and not self._stop.is_set()
+            )
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Abandon the running copies after their present block; wait at most `timeout_s` for that."""
+        deadline_s = clock.monotonic_s() + timeout_s
+        for thread in self.request_stop():
+            thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+
+    def request_stop(self) -> list[threading.Thread]:
+        """As close, without waiting."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+            return [thread for thread in (self._thread, *self._copies) if thread is not None]
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._under_way or self._unpublished or self._publishing)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._changed:
+                before = self._woken
+            began_s = clock.monotonic_s()
+            behind, topics = self._poll()
+            took_s = clock.monotonic_s() - began_s
+            with self._changed:
+                next_poll_s = self._begin(behind, topics)
+                self._seen, self._idle = before, not behind and self._poll_failure is None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
+            self._stop.wait(took_s)  # every append wakes it: it spends at most half of its time polling
+
+    def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
+        store = self._cluster.store
+        try:
+            with store.snapshot() as connection:
+                behind = find_lagging_replicas(connection, store.clock(connection), self._broker_id)
+                topics = find_topics(connection, {one.topic for one in behind}) if behind else {}
+            self._poll_failure = None
+        except Exception as error:
+            text = redact(f"{type(error).__name__}: {error}")
+            if text != self._poll_failure:
+                logger.warning("lagging replicas could not be read, tried again: %s", text)
+            self._poll_failure = text
+            return [], {}
+        return behind, topics
+
+    def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
+        """Start the copies that are due. Returns the seconds to the next poll; None: poll at the next wake."""
+        now_s = clock.monotonic_s()
+        keys = {one.key for one in behind}
+        if self._poll_failure is None:
+            self._turns = {key: turn for key, turn in self._turns.items() if key in keys}
+            self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
+        waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
+        for one in choose(behind, self._under_way, waiting, self._turns):
+            if one.topic in topics and topics[one.topic].topic_id == one.topic_id:
+                self._turn += 1
+                self._turns[one.key] = self._turn
+                self._under_way[one.key] = one.in_sync
+                self._start(self._catch_up, one, topics[one.topic])
+        if self._poll_failure is not None:
+            return _BACK_OFF_S_MAX
+        return min((self._failures[key].until_s - now_s for key in waiting), default=None)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            try:
+                work(*arguments)
+            finally:
+                with self._changed:
+                    self._copies.discard(threading.current_thread())
+
+        thread = start_thread(run, self._name)  # not in an interpreter that exits, which stops this object anyhow
+        if thread is not None:
+            self._copies.add(thread)
+
+    def _catch_up(self, one: LaggingReplica, topic: Topic) -> None:
+        copying = ReplicaCopy(
+            self._cluster,
+            topic,
+            one.partition,
+            one.broker_id,
+            self._throttle(one.throttle_bytes_per_s),
+            stop=self._stop,
+        )
+        failed: Exception | None = None
+        try:
+            copying.run()
+        except UnknownTopicOrPartitionError:
+            pass  # deleted, or reassigned, since the poll
+        except Exception as error:  # any error: the replica is tried again
+            failed = error
+        with self._changed:
+            if failed is None:
+                self._failures.pop(one.key, None)
+            else:
+                self._note(one, failed)
+            del self._under_way[one.key]
+            if copying.moved:
+                self._unpublished[topic.topic_id] = topic
+                if topic.topic_id not in self._publishing:
+                    self._publishing.add(topic.topic_id)
+                    self._start(self._publish, topic.topic_id)
+        self.wake()
+
+    def _publish(self, topic_id: int) -> None:
+        """Publish a topic, once at a time; copies that end meanwhile are published by the next turn."""
+        while True:
+            with self._changed:
+                topic = self._unpublished.pop(topic_id, None)
+                if topic is None or self._stop.is_set():
+                    self._publishing.discard(topic_id)
+                    self._changed.notify_all()
+                    return
+            try:
+                try_publish(self._cluster, [topic])
+            except Exception as error:
+                logger.warning("topic %s: Delta tables not updated: %s", topic.name, redact(str(error)))
+
+    def _note(self, one: LaggingReplica, error: Exception) -> None:
+        before = self._failures.get(one.key)
+        text = redact(f"{type(error).__name__}: {error}")
+        if before is None or before.text != text:  # logged once, not at every try
+            report = logger.warning if isinstance(error, SparkLogError) else logger.error
+            report("%s-%s on broker %s does not catch up: %s", one.topic, one.partition, one.broker_id, text)
+        count = before.count + 1 if before else 1
+        self._failures[one.key] = _Failure(count, clock.monotonic_s() + back_off_s(count), text)
+
+    def _throttle(self, bytes_per_s: int | None) -> Throttle | None:
+        if bytes_per_s is None:
+            return None
+        with self._changed:
+            return self._throttles.setdefault(bytes_per_s, Throttle(bytes_per_s))

@@ -1,0 +1,79 @@
+"""Running reassignments: the new replicas are copied, and a partition whose target is in sync is switched.
+
+A controller and served brokers do this in the background. Without them, the process that requested it does it here.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, lease_status
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.errors import NotControllerError
+from spark_log.ids import TopicPartition
+from spark_log.log.partitions.retired_replicas import delete_retired_replicas
+from spark_log.replication.controller.controller import LEASE, fallback_term
+from spark_log.replication.controller.reassignment_rows import (
+    ReassignmentStatus,
+    list_reassignments,
+    read_ready_partitions,
+)
+from spark_log.replication.controller.reassignments import finish_reassignments
+from spark_log.replication.replicas.followers import Followers
+from spark_log.tables.publication import try_publish
+
+_POLL_S = 0.5
+
+UnderWay = Mapping[TopicPartition, ReassignmentStatus]
+
+
+def switch_reassignments(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
+    """Finish the reassignments whose target is in sync, and remove the replicas that left from the Delta tables."""
+    done = finish_reassignments(cluster.store, fence)
+    if not done:
+        return []
+    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    switched = [(topics[topic_id], partition) for topic_id, partition in done if topic_id in topics]
+    try_publish(cluster, {topic.topic_id: topic for topic, _ in switched}.values())
+    return [TopicPartition(topic.name, partition) for topic, partition in switched]
+
+
+def run_reassignments(
+    cluster: Cluster,
+    settings: ClusterSettings,
+    partitions: Collection[TopicPartition],
+    progress: Callable[[UnderWay], None] = lambda _: None,
+) -> None:
+    """Wait until no reassignment of these partitions is running. `progress` gets the running ones at each poll.
+
+    If no process is the controller, this one takes its place and copies to embedded brokers. The call may be
+    interrupted at any time, and repeated by any process.
+    """
+    wanted = frozenset(partitions)
+    followers = Followers(cluster)
+    try:
+        while True:
+            _switch_as_fallback(cluster, settings)
+            seen = cluster.store.changes.current()
+            left = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in wanted}
+            progress(left)
+            if not left:
+                return
+            # A process that holds the lease copies, under the same throttle. Without one, this process copies.
+            if not lease_status(cluster.store, LEASE).left_ms:
+                followers.wake()
+            cluster.store.changes.wait(seen, _POLL_S)
+    finally:
+        followers.close()
+
+
+def _switch_as_fallback(cluster: Cluster, settings: ClusterSettings) -> None:
+    if not cluster.store.read(read_ready_partitions):
+        return
+    try:
+        with fallback_term(cluster.store, settings) as fence:
+            if fence is not None:
+                switch_reassignments(cluster, fence)
+                delete_retired_replicas(cluster, fence)
+    except NotControllerError:  # the store was unavailable for longer than the lease: the next poll continues
+        pass

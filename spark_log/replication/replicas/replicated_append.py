@@ -1,0 +1,197 @@
+"""The replicated append: an append transaction that is repeated until the leader and the ISR have the records.
+
+A writer puts its file in the log dirs of the ISR and then appends. In between, the leader may have changed, a replica
+may have joined the ISR, or a log dir may have failed. A member of the ISR may also lack records that acks=1 appended.
+The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that
+lack it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which
+removes its replica from the ISR. Then it appends again, until the timeout.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    CorruptRecordError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
+from spark_log.ids import LogDirId
+from spark_log.log.append.append_transaction import AppendRequest, AppendResult, run_append_transaction
+from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+    Batch,
+    Rejected,
+    check_enough_in_sync,
+)
+from spark_log.log.partitions.partition_rows import read_partition
+from spark_log.log.partitions.replication_rules import PartitionState, Replica
+from spark_log.log.segments.segment_copy import SegmentFile, copy_segment
+from spark_log.replication.controller.fallback_controller import FallbackController
+from spark_log.replication.controller.log_dir_inspection import report_failure
+from spark_log.replication.replicas.catch_up import catch_up
+
+logger = logging.getLogger(__name__)
+
+_BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.0005, 0.2
+
+_RETRIABLE = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
+
+
+def replicated_append(
+    cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
+) -> AppendResult:
+    """Run the append transaction, and repeat it for batches that were refused because replicas lack records."""
+    deadline_s = clock.monotonic_s() + timeout_ms / 1000
+    result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
+    if result.committed_before:
+        return result
+    outcomes, partitions = list(result.outcomes), dict(result.partitions)
+    batches = list(request.batches)
+    back_off_s = _BACK_OFF_S_MIN
+    while True:
+        refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
+        left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
+        if left_ms <= 0 or not any(_is_retriable(outcomes[number]) for number in refused):
+            return AppendResult(outcomes, partitions)
+        prepared = False
+        for number in refused:
+            try:
+                batches[number] = _prepare_retry(cluster, fallback, topics, batches[number], request.acks)
+                prepared = True
+            except SparkLogError as error:  # the reason as of now
+                outcomes[number] = Rejected(error)
+        if not prepared:
+            return AppendResult(outcomes, partitions)
+        clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
+        # an atomic request appended nothing, not even the batches that were not refused
+        again = list(range(len(batches))) if request.atomic else refused
+        rest = replace(request, batches=[batches[n] for n in again])
+        result = run_append_transaction(cluster.store, rest, timeout_ms=left_ms)
+        if result.committed_before:
+            return result
+        partitions.update(result.partitions)
+        for number, outcome in zip(again, result.outcomes, strict=True):
+            outcomes[number] = outcome
+
+
+def _is_retriable(outcome: Appended | Rejected) -> bool:
+    return isinstance(outcome, Rejected) and isinstance(outcome.error, _RETRIABLE)
+
+
+def _prepare_retry(
+    cluster: Cluster, fallback: FallbackController, topics: Mapping[int, Topic], batch: Batch, acks: Acks
+) -> Batch:
+    """Bring the replicas up to date, and return the batch to append again. Raises the error if that cannot help."""
+    state = _read_writable_partition(cluster, fallback, batch, acks)
+    wanted = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
+    topic = topics[batch.topic_id]
+    failed = False
+    written_to = batch.written_to
+    if not batch.inline:
+        written_to, failed = _copy_to_replicas(cluster, topic, batch, state, wanted)
+    for replica in wanted:
+        if acks == "all" and replica.log_end_offset < state.log_end_offset:
+            try:
+                catch_up(cluster, topic, batch.partition, replica.broker_id)
+            except LOG_DIR_FAILURES as error:
+                _log_failure(topic, batch, replica, error)
+                failed = True
+            except (
+                SparkLogError
+            ) as error:  # the partition has changed, or no log dir has a good copy: the next try shows which
+                _log_failure(topic, batch, replica, error)
+    if failed:
+        fallback.detect_failures()
+    leader_epoch = None if batch.inline else state.leader_epoch
+    return replace(batch, written_to=written_to, leader_epoch=leader_epoch)
+
+
+def _read_writable_partition(
+    cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks
+) -> PartitionState:
+    """The partition, after failure detection if it lacks replicas; raises if it still lacks them."""
+    for attempt in range(2):
+        state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
+        if state is None:
+            raise UnknownTopicOrPartitionError(
+                f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
+            )
+        try:
+            if state.leader is None:
+                raise NotLeaderForPartitionError(
+                    f"partition {batch.partition} has no leader: no in-sync replica is alive"
+                )
+            if acks == "all":
+                check_enough_in_sync(state, batch.partition)
+            return state
+        except _RETRIABLE:
+            if attempt:
+                raise
+        fallback.detect_failures()
+    raise AssertionError("unreachable")
+
+
+def _copy_to_replicas(
+    cluster: Cluster,
+    topic: Topic,
+    batch: Batch,
+    state: PartitionState,
+    wanted: list[Replica],
+) -> tuple[frozenset[int], bool]:
+    """Copy the batch's file to the replicas of `wanted` that lack it. Returns the brokers that have it, and whether a
+    log dir failed, which was reported to the controller.
+    """
+    infos = cluster.log_dirs()
+    path = segment_path(topic.folder, batch.partition, batch.name)
+    have: dict[int, LogDir] = {}
+    failed = False
+    for replica in state.replicas:
+        try:
+            log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
+            if log_dir.sizes([path]) == [batch.bytes]:
+                have[replica.broker_id] = log_dir
+        except (KeyError, *LOG_DIR_FAILURES) as error:
+            _log_failure(topic, batch, replica, error)
+    elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
+    for info in [] if have else elsewhere:  # a reassignment has removed the brokers that have it
+        with suppress(*LOG_DIR_FAILURES):
+            if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
+                have[info.broker_id] = cluster.log_dir(info)
+    if not have:
+        raise StorageUnavailableError(f"{path}: no log dir has it any more: write it again")
+    file = SegmentFile(path, batch.bytes, batch.checksum)
+    for replica in wanted:
+        if replica.broker_id not in have:
+            try:
+                target = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
+                copy_segment(list(have.values()), target, file, _unthrottled)
+                have[replica.broker_id] = target
+            except CorruptRecordError as error:  # the sources' fault
+                _log_failure(topic, batch, replica, error)
+            except (KeyError, *LOG_DIR_FAILURES) as error:
+                _log_failure(topic, batch, replica, error)
+                report_failure(cluster.store, LogDirId(replica.log_dir_id), batch.bytes)
+                failed = True
+    return frozenset(have), failed
+
+
+def _unthrottled(_size: int) -> None:
+    """An append is not throttled."""
+
+
+def _log_failure(topic: Topic, batch: Batch, replica: Replica, error: Exception) -> None:
+    where = f"{topic.name}-{batch.partition} at broker {replica.broker_id}"
+    logger.info("%s: %s", where, redact(str(error)))

@@ -1,0 +1,68 @@
+"""The offsets that a group has read after a micro-batch: the ends of the batch, from Spark's offset log. Driver."""
+
+import json
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyarrow import fs
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import InvalidOptionError, redact
+from spark_log.groups.committed_offsets import Commit
+from spark_log.ids import TopicPartition
+from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch
+from spark_log.spark.datasource.options.source_options import SinkGroup
+
+
+@dataclass(frozen=True)
+class BatchEnds:
+    """The group, and the batch's entry in the offset log."""
+
+    group_id: str
+    entry: str
+
+    def commits(self, cluster: Cluster) -> dict[TopicPartition, Commit]:
+        """The commits of the group, for the topics that exist. InvalidOptionError if the query does not read from this
+        cluster.
+        """
+        topics = cluster.store.read(find_topics)
+        topic_ids = {name: topic.topic_id for name, topic in topics.items()}
+        ends = ends_of_batch(self.entry, cluster.cluster_id, topic_ids, self.group_id)
+        return {
+            partition: Commit(end.offset, "", end.leader_epoch, topic_ids[partition.topic])
+            for partition, end in ends.items()
+        }
+
+
+def read_ends(group: SinkGroup, query_id: str | None, batch_id: int) -> BatchEnds:
+    """Read the entry without Spark: the processes that commit for a sink have no JVM.
+
+    InvalidOptionError if the checkpoint cannot be read, or belongs to another query: Spark resolves a path without a
+    scheme in its default file system, this function in the local one.
+    """
+    checkpoint = group.checkpoint
+    try:
+        uri = checkpoint if ":" in checkpoint.split("/")[0] else Path(checkpoint).absolute().as_uri()
+        files, root = fs.FileSystem.from_uri(uri)
+        entry = _text(files, posixpath.join(root, "offsets", str(batch_id)))
+        its_query = json.loads(_text(files, posixpath.join(root, "metadata")))["id"]
+    except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise _unreadable(group, str(error)) from error
+    if its_query != query_id:
+        raise _unreadable(group, f"it is that of query {its_query}, and this is {query_id}")
+    return BatchEnds(group.group_id, entry)
+
+
+def _text(files: fs.FileSystem, path: str) -> str:
+    with files.open_input_stream(path) as stream:
+        return bytes(stream.read()).decode()
+
+
+def _unreadable(group: SinkGroup, why: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"group.id {group.group_id!r}: the checkpoint cannot be read at {redact(group.checkpoint)!r}: {redact(why)}."
+        " Give checkpointLocation as a URI that pyarrow opens, or use spark_log.spark.streams.batch_transaction in"
+        " foreachBatch"
+    )

@@ -1,0 +1,154 @@
+"""Push-down: the partitions, offsets, timestamps and fields of typed columns that Spark's filters rule out. Pure.
+
+Only whole partitions, segments and row groups are skipped; Spark applies every filter again to the rows that are read.
+So a filter that is not supported here costs time, but loses no rows.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.columns.key_and_value import TYPED
+from spark_log.log.segments.slices import Condition, FieldFilter, TimestampBounds
+
+_COMPARISONS: Mapping[type[Filter], Condition] = {
+    EqualTo: Condition.IN,
+    EqualNullSafe: Condition.IN,
+    LessThan: Condition.BELOW,
+    LessThanOrEqual: Condition.AT_MOST,
+    GreaterThan: Condition.ABOVE,
+    GreaterThanOrEqual: Condition.AT_LEAST,
+    StringStartsWith: Condition.STARTS_WITH,
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """low <= x < high over whole numbers; None: unbounded."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: "Interval") -> "Interval":
+        lows = [bound for bound in (self.low, other.low) if bound is not None]
+        highs = [bound for bound in (self.high, other.high) if bound is not None]
+        return Interval(max(lows, default=None), min(highs, default=None))
+
+    def __contains__(self, x: int) -> bool:
+        return (self.low is None or x >= self.low) and (self.high is None or x < self.high)
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The partitions, offsets and timestamps (milliseconds) that the filters may accept; they reject all others. And
+    the filters on typed columns.
+    """
+
+    partition: Interval = Interval()
+    offset: Interval = Interval()
+    timestamp_ms: Interval = Interval()
+    topics: frozenset[str] | None = None
+    fields: tuple[FieldFilter, ...] = ()
+
+    @property
+    def times(self) -> TimestampBounds:
+        return TimestampBounds(self.timestamp_ms.low, self.timestamp_ms.high)
+
+
+def prune(filters: Iterable[Filter]) -> Pruning:
+    """The conjunction of the filters on partition, offset, timestamp, topic and typed columns; others are ignored."""
+    partition, offset, timestamp_ms = Interval(), Interval(), Interval()
+    topics: frozenset[str] | None = None
+    fields: list[FieldFilter] = []
+    for found in filters:
+        match getattr(found, "attribute", None):
+            case ("partition",):
+                partition &= _interval(found, _number)
+            case ("offset",):
+                offset &= _interval(found, _number)
+            case ("timestamp",):
+                timestamp_ms &= _interval(found, _micros, scale=1000)
+            case ("topic",) if isinstance(found, EqualTo | In):
+                values = found.value if isinstance(found, In) else (found.value,)
+                named = frozenset(value for value in values if isinstance(value, str))
+                topics = named if topics is None else topics & named
+            case (column, *_) if column in TYPED:
+                fields += _field_filters(found)
+    return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
+
+
+def _field_filters(found: Any) -> Iterator[FieldFilter]:
+    """The filter on a typed column, if it is supported."""
+    if isinstance(found, IsNull | IsNotNull):
+        yield FieldFilter(found.attribute, Condition.IS_NULL if isinstance(found, IsNull) else Condition.IS_NOT_NULL)
+    elif isinstance(found, In):
+        yield FieldFilter(found.attribute, Condition.IN, tuple(value for value in found.value if value is not None))
+    elif type(found) in _COMPARISONS and found.value is not None:
+        yield FieldFilter(found.attribute, _COMPARISONS[type(found)], (found.value,))
+
+
+def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
+    """The ranges without offsets that cannot match."""
+    kept: dict[TopicPartition, OffsetRange] = {}
+    low, high = pruning.offset.low, pruning.offset.high
+    for topic_partition, (start, end) in ranges.items():
+        if topic_partition.partition not in pruning.partition:
+            continue
+        if pruning.topics is not None and topic_partition.topic not in pruning.topics:
+            continue
+        start = start if low is None else max(start, low)
+        end = end if high is None else min(end, high)
+        if start < end:
+            kept[topic_partition] = OffsetRange(start, end)
+    return kept
+
+
+def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
+    """The interval of a comparison with a constant; values are whole numbers, `scale` times as fine as the interval."""
+    if isinstance(found, In):
+        values = [to_int(value) for value in found.value if value is not None]
+        if not values or None in values:
+            return Interval()
+        return Interval(min(values) // scale, max(values) // scale + 1)
+    value = to_int(getattr(found, "value", None))
+    if value is None:
+        return Interval()
+    match found:
+        case EqualTo():
+            return Interval(value // scale, value // scale + 1)
+        case GreaterThan() | GreaterThanOrEqual():
+            return Interval(low=value // scale)
+        case LessThan():
+            return Interval(high=-(-value // scale))  # rounded up in whole numbers: a float has not enough digits
+        case LessThanOrEqual():
+            return Interval(high=value // scale + 1)
+        case _:
+            return Interval()
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _micros(value: object) -> int | None:
+    """Microseconds since the epoch; None for a time without a time zone, which prunes nothing."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    since = value.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

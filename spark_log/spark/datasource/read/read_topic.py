@@ -1,0 +1,128 @@
+"""`read_topic`: a topic on Spark's own Parquet scan (`log.segments.segment_scan`), with its tail. Batch only."""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_log.errors import InvalidConfigurationError
+from spark_log.log.records.read_shape import STORED
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.segment_scan import scan_segments
+from spark_log.log.segments.slices import LogDirs, Slice
+from spark_log.log.segments.typed_columns import add_columns, without_columns
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.log.columns.topic_columns import TopicColumns
+    from spark_log.log.reader import ReadPlan
+
+
+def read_topic(
+    spark: SparkSession,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    include_headers: bool = False,
+    record: bool = False,
+    client_rack: str | None = None,
+) -> DataFrame:
+    """The records of a topic from the log start offsets to the high watermarks, in one snapshot of this moment.
+
+    The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
+    timestamp timestamp, timestampType int, and with `include_headers` headers. With `record`, for a topic that has
+    typed columns, also those: key_record_error string and key_record, a struct of the fields of key.schema, if its
+    keys are typed; record_error string and record, with the fields of value.schema, if its values are. Spark reads only
+    those fields of the files that the query needs. Records in the inline tail and in files without the current columns
+    are decoded by Python workers.
+
+    Page checksums are verified. The inline tail of the same snapshot is part of the plan. `cluster` is an address or an
+    open Cluster. Segments are read from a replica in `client_rack`, if there is one.
+
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, and InvalidConfigurationError if Spark's class path lacks
+    the file system of an object store (hadoop-aws for S3), or with `record` for a topic without typed columns.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.log.reader import LogReader
+
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    log = LogReader(opened, holder="read_topic")
+    try:
+        columns = log.find_topic(topic).columns if record else None
+        plan = log.plan_topic(topic, client_rack or None)
+        if record and plan.slices:
+            columns = plan.slices[0].columns  # of the snapshot
+    finally:
+        log.close()
+        if opened is not cluster:
+            opened.close()
+    if record and columns is None:
+        raise InvalidConfigurationError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
+    return read_plan(spark, topic, plan, include_headers=include_headers, columns=columns)
+
+
+def read_plan(
+    spark: SparkSession,
+    topic: str,
+    plan: "ReadPlan",
+    *,
+    include_headers: bool = False,
+    columns: "TopicColumns | None" = None,
+) -> DataFrame:
+    """The records of a plan's slices, all of one topic, with the columns of `read_topic`, with typed columns if
+    `columns` is given.
+
+    Slices of files must end where their segments do: a file is read to its end.
+    """
+    schema = read_schema(include_headers, typed=None if columns is None else columns.fields)
+    sealed = [piece for piece in plan.slices if piece.data is None]
+    tail = [piece for piece in plan.slices if piece.data is not None]
+    stored = [piece for piece in sealed if columns is None or piece.columns_version == columns.version]
+    to_decode = [piece for piece in sealed if piece not in stored]
+    parts = []
+    if stored:
+        parts.append(_sealed(spark, topic, stored, plan.log_dirs, schema))
+    if to_decode:
+        assert columns is not None
+        frame = _sealed(spark, topic, to_decode, plan.log_dirs, without_columns(schema))
+        parts.append(_decoded(frame, schema, columns))
+    if tail or not sealed:
+        # typed columns may be much larger than the bytes from which they are decoded, so Python workers decode them
+        bare = schema if columns is None else without_columns(schema)
+        batches = list(Fetcher(plan.log_dirs).read(tail, bare))
+        table = pa.Table.from_batches(batches, bare) if batches else bare.empty_table()
+        frame = spark.createDataFrame(table)
+        parts.append(frame if columns is None else _decoded(frame, schema, columns))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _sealed(
+    spark: SparkSession, topic: str, sealed: Sequence[Slice], log_dirs: LogDirs, schema: pa.Schema
+) -> DataFrame:
+    facts = {
+        "partition": pa.array([piece.partition for piece in sealed], pa.int32()),
+        "base_offset": pa.array([piece.base_offset for piece in sealed], pa.int64()),
+        "start": pa.array([piece.start for piece in sealed], pa.int64()),
+        "timestampType": pa.array([piece.timestamp_type for piece in sealed], pa.int32()),
+    }
+    of_files = pa.schema([pa.field("offset_delta", pa.int32()), *(each for each in schema if each.name in STORED)])
+    frame = scan_segments(spark, sealed, log_dirs, from_arrow_schema(of_files), facts)
+    offset = F.col("base_offset") + F.col("offset_delta")
+    if any(piece.start > piece.base_offset for piece in sealed):
+        frame = frame.where(offset >= F.col("start"))
+    computed = {"topic": F.lit(topic).alias("topic"), "offset": offset.alias("offset")}
+    return frame.select(*(computed.get(name, F.col(name)) for name in schema.names))
+
+
+def _decoded(frame: DataFrame, schema: pa.Schema, columns: "TopicColumns") -> DataFrame:
+    """`frame`, read with `without_columns(schema)`, with the typed columns."""
+
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return add_columns(batches, columns, schema)
+
+    return frame.mapInArrow(decode, from_arrow_schema(schema))

@@ -1,0 +1,223 @@
+"""The streaming reader, with admission control and Trigger.AvailableNow."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_log import clock
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_task import ReadColumns, read_task
+from spark_log.spark.datasource.worker_errors import message_only
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_log.spark.datasource.read.read_planner import Available, ReadPlanner
+
+
+@message_only
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Driver: all methods but `read`, in one long-lived process. Executor: `read`. Only the names and types of the
+    columns are pickled for executors.
+
+    Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
+    """
+
+    def __init__(self, options: Callable[[], ReadOptions], columns: ReadColumns) -> None:
+        self._options: Callable[[], ReadOptions] | None = options
+        self._columns = columns
+        self._planner: ReadPlanner | None = None
+        self._target: Positions | None = None
+        self._last_trigger_ms: int | None = None
+        self._committed: Positions | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start of a new query (startingOffsets and related options). Spark asks again when it replays batch 0."""
+        planner = self._driver()
+        available = planner.available()
+        start, epochs = planner.starting(available)
+        positions = Positions(start, available.topic_ids, epochs)
+        return StreamOffset(positions, initial=True, cluster_id=planner.cluster.cluster_id).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._driver().options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch: the high watermarks, or less by the rate limit; `start` if the batch has to
+        wait.
+        """
+        planner = self._driver()
+        begin = StreamOffset.from_json(start)
+        available = planner.available(must_exist=False)
+        # Spark has completed all before `start`, but calls `commit` only when there is a next batch
+        if not begin.initial:
+            self._commit_to_group(begin.positions, available)
+        latest = {tp: self._target_end(tp, offsets) for tp, offsets in available.ranges.items()}
+        ends = self._admitted(begin.positions, available, latest, limit)
+        if ends is None or (not begin.initial and _is_still(begin.positions, ends, available)):
+            return start
+        return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
+
+    def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
+        """The end of a query with Trigger.AvailableNow: the high watermarks at its first batch."""
+        if self._target is None:
+            return now.end
+        return min(now.end, self._target.offsets.get(partition, now.start))
+
+    def _admitted(
+        self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
+    ) -> dict[Any, int] | None:
+        from spark_log.spark.datasource.read.data_loss import admission_starts
+        from spark_log.spark.datasource.read.rate_limit import rate_limit, should_delay
+
+        if isinstance(limit, ReadAllAvailable):  # Trigger.Once, and triggers without limits: all available records
+            return latest
+        options = self._driver().options
+        starts = admission_starts(
+            begin.offsets,
+            available.ranges,
+            start_topic_ids=begin.topic_ids,
+            current_topic_ids=available.topic_ids,
+            start_epochs=begin.epochs,
+            truncations=available.truncations,
+        )
+        if options.min_offsets_per_trigger is not None and self._target is None:
+            now_ms = int(clock.monotonic_s() * 1000)
+            if should_delay(
+                starts,
+                latest,
+                min_offsets=options.min_offsets_per_trigger,
+                max_trigger_delay_ms=options.max_trigger_delay_ms,
+                now_ms=now_ms,
+                last_trigger_ms=self._last_trigger_ms,
+            ):
+                return None
+            self._last_trigger_ms = now_ms
+        return rate_limit(limit.max_rows, starts, latest) if isinstance(limit, ReadMaxRows) else latest
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fixes the end of the query at the current high watermarks."""
+        available = self._driver().available(must_exist=False)
+        self._target = Positions(available.ends, available.topic_ids)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        available = self._driver().available(must_exist=False)
+        return StreamOffset(Positions(available.ends, {})).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the batch [start, end). DataLossError under failOnDataLoss if some of its records are lost."""
+        planner = self._driver()
+        last = StreamOffset.from_json(end)
+        # batch 0: its start was decided together with its end; a later result of initialOffset does not count
+        first = StreamOffset.from_json(start).positions if last.start is None else last.start
+        available = planner.available(must_exist=False)
+        while True:
+            tasks = planner.tasks(available, self._resolved(first, last.positions, available))
+            planned, available = available, planner.available(must_exist=False)
+            if available.truncations == planned.truncations:
+                return tasks
+            # otherwise the plan may have been made from another lineage than `end`
+
+    def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
+        from spark_log.spark.datasource.read.data_loss import resolve_ranges
+        from spark_log.spark.datasource.read.read_planner import logger
+
+        options = self._driver().options
+        resolved = resolve_ranges(
+            first.offsets,
+            last.offsets,
+            available.ranges,
+            fail_on_data_loss=options.fail_on_data_loss,
+            start_topic_ids=first.topic_ids,
+            end_topic_ids=last.topic_ids,
+            current_topic_ids=available.topic_ids,
+            start_epochs=first.epochs,
+            end_epochs=last.epochs,
+            truncations=available.truncations,
+            group_id=options.group_id,
+        )
+        for loss in resolved.losses:
+            logger.warning("%s", loss)
+        return resolved.ranges
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done: with `group.id`, its end offsets become the group's committed offsets."""
+        planner = self._driver()
+        if planner.options.group_id is not None:
+            self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
+
+    def _commit_to_group(self, positions: Positions, available: "Available") -> None:
+        """Commit the positions that are still in the log: a loss is detected when the next batch is planned."""
+        planner = self._driver()
+        if planner.options.group_id is not None and positions != self._committed:
+            from spark_log.groups.committed_offsets import Commit, commit_offsets
+            from spark_log.spark.datasource.read.data_loss import in_the_log
+
+            commits = {
+                tp: Commit(positions.offsets[tp], "", positions.epochs.get(tp, -1), available.topics[tp.topic].topic_id)
+                for tp in in_the_log(
+                    positions.offsets,
+                    topic_ids=positions.topic_ids,
+                    current_topic_ids=available.topic_ids,
+                    epochs=positions.epochs,
+                    truncations=available.truncations,
+                )
+            }
+            commit_offsets(planner.cluster.store, planner.options.group_id, commits)
+            self._committed = positions
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        yield from read_task(partition, self._columns)
+
+    def _driver(self) -> "ReadPlanner":
+        if self._planner is None:
+            from spark_log.spark.datasource.read.read_planner import ReadPlanner
+
+            assert self._options is not None, "planned on the driver"
+            self._planner = ReadPlanner(self._options())
+        return self._planner
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The pickled state for executors: without the address of the metadata store."""
+        return {
+            "_columns": self._columns,
+            "_options": None,
+            "_planner": None,
+            "_target": None,
+            "_last_trigger_ms": None,
+            "_committed": None,
+        }
+
+
+def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
+    """Whether a batch from `begin` to `ends` has nothing to read, and nothing to report."""
+    from spark_log.spark.datasource.read.data_loss import in_the_log
+
+    same = in_the_log(
+        begin.offsets,
+        topic_ids=begin.topic_ids,
+        current_topic_ids=available.topic_ids,
+        epochs=begin.epochs,
+        truncations=available.truncations,
+    )
+    return ends == begin.offsets and available.topic_ids == begin.topic_ids and len(same) == len(begin.offsets)

@@ -1,0 +1,88 @@
+"""The streaming sink: exactly once."""
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from spark_log.errors import SparkLogError
+from spark_log.log.records.fingerprint import EMPTY, combine
+from spark_log.spark.datasource.options.option_names import warn_of_misspelt_options
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.worker_errors import hide_traceback, message_only
+from spark_log.spark.datasource.write.batch_writer import write_task
+from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
+
+
+@message_only
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Driver only: plans a micro-batch, and commits or aborts it. Pickled for the executors, it becomes a
+    `StreamTaskWriter`.
+
+    Spark creates a new writer for each commit; the tasks' messages identify the query.
+    """
+
+    def __init__(self, options: WriteOptions, option_names: tuple[str, ...] = ()) -> None:
+        """`option_names` are all names that the user wrote."""
+        self._options, self._option_names = options, option_names
+        self._plan: WritePlan | None = None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        raise AssertionError("executors get a StreamTaskWriter")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Append the micro-batch, unless it was appended before: then a replay changes nothing, and a different batch
+        raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
+        """
+        from spark_log.log.append.spark_batch_rules import SparkBatch
+        from spark_log.spark.datasource.checkpoint.batch_ends import read_ends
+        from spark_log.spark.datasource.write.write_commit import commit_write
+
+        if batchId == 0:  # only once: Spark creates a source and a writer for each batch
+            warn_of_misspelt_options(self._option_names)
+        outputs = [message for message in messages if isinstance(message, TaskOutput)]
+        if not outputs:
+            return
+        fingerprint = EMPTY
+        for output in outputs:
+            fingerprint = combine(fingerprint, output.fingerprint)
+        count = sum(output.record_count for output in outputs)
+        application = f"stream:{outputs[0].query_id}"
+        target = self._options.topic or ""
+        batch = SparkBatch(application, target, batchId, count, f"{fingerprint:016x}", strict=True)
+        ends = None
+        if self._options.group is not None:
+            ends = read_ends(self._options.group, outputs[0].query_id, batchId)
+        commit_write(self._options.cluster, outputs, outputs[0].write_id, batch, ends)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        from spark_log.spark.datasource.write.write_commit import abort_write
+
+        outputs = [message for message in messages if isinstance(message, TaskOutput)]
+        if outputs:
+            abort_write(self._options.cluster, outputs, outputs[0].write_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from spark_log.spark.datasource.write.write_commit import plan_write
+
+        if self._plan is None:  # Spark pickles the writer twice, and both copies must have the same write id
+            try:
+                self._plan = plan_write(self._options, fingerprint=True)
+            # for an error of another class, Spark prints a traceback and shows only the class
+            except SparkLogError as error:
+                hide_traceback()
+                raise pickle.PicklingError(f"{type(error).__module__}.{type(error).__name__}: {error}") from error
+        return StreamTaskWriter, (self._plan,)
+
+
+@message_only
+class StreamTaskWriter(DataSourceStreamArrowWriter):
+    """Executor only: writes the tasks of a micro-batch."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_task(self._plan, iterator)

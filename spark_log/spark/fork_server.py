@@ -1,0 +1,227 @@
+"""Forks the Python processes that plan Spark's queries from one that has imported their modules already.
+
+Spark starts a process on the driver for each kind of planning (create a source, plan a read or a write, commit) and for
+each start of a streaming query. Each imports pyspark, pyarrow, SQLAlchemy and spark-log: about a second of CPU time.
+Under `spark-log-python`, the first of them, which looks up the data sources, forks a server that imports these modules
+in the background. The later ones leave their work to a fork of it: they pass their arguments, environment, folder and
+standard streams, and then only wait for the fork and forward SIGTERM.
+
+A server belongs to one JVM, user and environment, ends with that JVM, and accepts requests of that user alone. Where
+there is no server (it is still importing; another operating system than Linux), a process imports for itself. Executors
+do not use it: they import no driver modules, and their processes are forked by Spark's own daemon.
+"""
+
+import atexit
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import FrameType
+from typing import NoReturn
+
+_LOOKUP = "pyspark.sql.worker.lookup_data_sources"
+_SERVED = ("pyspark.sql.worker.", "pyspark.sql.streaming.")
+_IMPORTED = (
+    "pyspark.sql.streaming.datasource",
+    "pyspark.sql.worker.commit_data_source_write",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.data_source_pushdown_filters",
+    "pyspark.sql.worker.plan_data_source_read",
+    "pyspark.sql.worker.python_streaming_sink_runner",
+    "pyspark.sql.worker.write_into_data_source",
+    "spark_log.spark.datasource.read.read_planner",
+    "spark_log.spark.datasource.source",
+    "spark_log.spark.datasource.write.batch_writer",
+    "spark_log.spark.datasource.write.stream_writer",
+    "spark_log.spark.datasource.write.write_commit",
+    "sqlalchemy.dialects.sqlite",
+)
+_PER_PROCESS = ("PYSPARK_", "PYTHON_", "SPARK_")
+"""Prefixes of the variables that Spark sets for one process; they may differ between a server and its forks."""
+_OURS = "SPARK_LOG_"
+_CHUNK = 1 << 16
+_STATUS = struct.Struct("i")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+_status: int | None = None
+"""Exit code of the program that has ended in this process."""
+
+
+def take_over(arguments: Sequence[str]) -> list[str] | None:
+    """Let a fork of the server run the module `arguments[0]`, if there is a server, and end with the fork's status.
+
+    Returns in processes that have to run a module: None means their own one. In a fork of the server it returns the
+    arguments of the request, with the environment, folder and streams of the process that asked.
+    """
+    if not any(name.startswith(_SERVED) for name in arguments[:2]) or sys.platform != "linux":
+        return None
+    jvm = os.getppid()
+    try:
+        jvm_ended = os.pidfd_open(jvm)
+    except OSError:
+        return None  # a kernel that has no pidfd, or the JVM has ended
+    try:
+        if os.getppid() != jvm:
+            return None
+        address = _address(jvm)
+        with socket.socket(socket.AF_UNIX) as connection:
+            if _connect(connection, address):
+                _wait_for_fork(connection, arguments)
+        if _LOOKUP in arguments and os.fork() == 0:
+            return _serve(address, jvm_ended)
+        return None
+    finally:
+        os.close(jvm_ended)
+
+
+def _address(jvm: int) -> bytes:
+    """The name of the server's socket, in Linux's abstract namespace: it disappears together with the server."""
+    with open(f"/proc/{jvm}/stat") as file:
+        started = file.read().rpartition(")")[2].split()[19]
+    fixed = {
+        name: value for name, value in os.environ.items() if name.startswith(_OURS) or not name.startswith(_PER_PROCESS)
+    }
+    facts = [os.getuid(), jvm, started, sys.executable, os.getcwd(), sorted(fixed.items())]
+    return b"\0spark-log-python/" + hashlib.sha256(json.dumps(facts).encode()).hexdigest().encode()
+
+
+def _connect(connection: socket.socket, address: bytes) -> bool:
+    try:
+        connection.connect(address)
+    except OSError:
+        return False
+    return _is_same_user(connection)
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
+
+
+def _wait_for_fork(connection: socket.socket, arguments: Sequence[str]) -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it can be forwarded
+    request = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
+    sent = socket.send_fds(connection, [request], [0, 1, 2])
+    connection.sendall(request[sent:])
+    connection.shutdown(socket.SHUT_WR)
+    _close_streams()  # Spark waits for their end: only the fork keeps them open
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pid = _receive(connection)
+    if pid is not None:
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            os.kill(pid, number)
+
+        signal.signal(signal.SIGTERM, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    status = None if pid is None else _receive(connection)
+    os._exit(1 if status is None else status)
+
+
+def _close_streams() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
+def _receive(connection: socket.socket) -> int | None:
+    """A number from the server or its fork; None if it has ended."""
+    data = connection.recv(_STATUS.size, socket.MSG_WAITALL)
+    return int(_STATUS.unpack(data)[0]) if len(data) == _STATUS.size else None
+
+
+def _serve(address: bytes, jvm_ended: int) -> list[str]:
+    """Import, then fork for each request; returns in a fork, with its arguments. The server itself ends here."""
+    atexit.register(end_without_teardown)  # before the handlers of imported modules, so that it runs after them
+    try:
+        os.setsid()
+        _close_streams()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # else numpy starts threads, which a fork would not have
+        for module in _IMPORTED:
+            import_module(module)
+        gc.freeze()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen(64)
+        connections: dict[int, tuple[int, socket.socket]] = {}
+        while True:
+            ready = select.select([jvm_ended, listener.fileno(), *connections], [], [])[0]
+            if jvm_ended in ready:
+                break
+            for ended in connections.keys() & set(ready):
+                pid, connection = connections.pop(ended)
+                os.close(ended)
+                _report_end(pid, connection)
+            if listener.fileno() in ready:
+                connection = listener.accept()[0]
+                if not _is_same_user(connection):
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    listener.close()
+                    for descriptor, (_, other) in connections.items():
+                        os.close(descriptor)
+                        other.close()
+                    return _become(connection)
+                connections[os.pidfd_open(pid)] = pid, connection
+    except BaseException:  # it has no stream to report to; processes that find no server import for themselves
+        os._exit(1)
+    os._exit(0)
+
+
+def _report_end(pid: int, connection: socket.socket) -> None:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with connection, contextlib.suppress(OSError):  # OSError: the process that asked has been killed
+        connection.sendall(_STATUS.pack(status if status >= 0 else 128 - status))
+
+
+def _become(connection: socket.socket) -> list[str]:
+    """Take over the streams, environment and folder of the process that asks; returns its arguments."""
+    message, descriptors, _, _ = socket.recv_fds(connection, _CHUNK, 3)
+    while more := connection.recv(_CHUNK):
+        message += more
+    arguments, environment, folder = json.loads(message)
+    for descriptor, received in enumerate(descriptors):
+        os.dup2(received, descriptor)
+        os.close(received)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    connection.sendall(_STATUS.pack(os.getpid()))
+    connection.close()
+    return list(arguments)
+
+
+def run_program(program: Callable[[], object]) -> None:
+    """Run the program of this process. `end_without_teardown` ends the process with its status."""
+    global _status
+    try:
+        program()
+        _status = 0
+    except SystemExit as end:
+        _status = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
+        raise
+    except Exception:
+        _status = 1
+        raise
+
+
+def end_without_teardown() -> None:
+    """To be registered with atexit before all other handlers, so that it runs last, after the ends of all threads.
+
+    The interpreter would take 0.1 s of CPU time to tear down the modules that a fork has inherited.
+    """
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)

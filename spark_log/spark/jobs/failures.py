@@ -1,0 +1,52 @@
+"""Errors in one line: of spark-log, also inside an error of Spark."""
+
+import re
+import sys
+from collections.abc import Callable
+
+from spark_log.errors import SparkLogError, redact
+from spark_log.spark.delta_jars import NOT_INSTALLED
+
+_OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
+_RAISED_IN_A_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE|$)", re.MULTILINE)
+_DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
+_NO_JAVA = "JAVA_GATEWAY_EXITED"
+_ABOUT_JAVA = (
+    "Java did not start (Spark's message is above): Spark needs Java 17 on PATH or in JAVA_HOME"
+    " (Debian: apt-get install openjdk-17-jre-headless)"
+)
+
+_STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=WARN)"
+
+
+def _ours(error: BaseException) -> list[str]:
+    """Messages of spark-log, and of Spark SQL's raise_error, inside an error of Spark."""
+    return _OURS_INSIDE_SPARKS.findall(str(error)) or _RAISED_IN_A_QUERY.findall(str(error))
+
+
+def one_line(error: BaseException) -> str:
+    """The message for the user, without a traceback and without passwords."""
+    text = str(error)
+    if inside := _ours(error):
+        text = inside[-1]
+    elif _DELTA_MISSING.search(text):
+        text = NOT_INSTALLED
+    elif _NO_JAVA in text:
+        text = _ABOUT_JAVA
+    elif not isinstance(error, SparkLogError):
+        text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return redact(" ".join(text.split()))
+
+
+def guarded(job: str, body: Callable[[], int]) -> int:
+    """Exit code of `body`; 1 for an error of spark-log, Spark or the machine, reported in one line on stderr."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return body()
+    except (SparkLogError, OSError, PySparkException, Py4JError) as error:
+        print(f"{job}: {one_line(error)}", file=sys.stderr, flush=True)
+        if isinstance(error, PySparkException | Py4JError) and not _ours(error) and _NO_JAVA not in str(error):
+            print(_STACK_TRACE, file=sys.stderr, flush=True)
+        return 1

@@ -1,0 +1,177 @@
+"""What the command lines of the jobs give to their queries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every, Shared
+from spark_log.spark.jobs.options.stream_options import Input, StreamArguments
+
+if TYPE_CHECKING:
+    from spark_log.spark.mirror.mirror import MirrorSettings
+    from spark_log.spark.streams.joins import Bounds
+
+
+Format = Literal["csv", "json", "parquet", "orc", "text", "delta", "rate"]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """SQL expressions over the input's columns, one for each record field. None: the default of a topic write."""
+
+    key: str | None
+    """None: null keys, distributed round-robin."""
+    value: str | None
+    """None: all columns as one JSON object."""
+    timestamp: str | None
+    """A timestamp, or a text that casts to one. None: the time of the write."""
+    partition: str | None
+    headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class NewTopic:
+    """The topic that --create-topic makes if it is missing."""
+
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ProduceArguments:
+    shared: Shared
+    topic: str
+    paths: tuple[str, ...]
+    """Empty for --format rate."""
+    format: Format
+    schema: str | None
+    """DDL; None: inferred (files) or the format's own."""
+    options: Mapping[str, str]
+    """Options for Spark's reader."""
+    columns: Columns
+    new_topic: NewTopic | None
+
+
+Mode = Literal["append", "overwrite", "errorifexists", "ignore"]
+
+
+@dataclass(frozen=True)
+class Console:
+    limit: int
+    """Rows shown: of the result, or of each batch of a stream."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """A folder of Parquet files or a Delta table."""
+
+    format: Literal["parquet", "delta"]
+    path: str
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class OtherTopic:
+    """Records are copied to another topic with key, value, headers and timestamp; with `keep_partitions` they also keep
+    their partition.
+    """
+
+    topic: str
+    cluster: str
+    keep_partitions: bool
+
+
+Sink = Console | Files | OtherTopic
+
+
+@dataclass(frozen=True)
+class ConsumeArguments:
+    shared: Shared
+    options: Mapping[str, str]
+    """Options of format("spark_log"), without the cluster."""
+    value_schema: str | None
+    """DDL; the values are JSON objects and become these columns. None: key and value stay bytes."""
+    sink: Sink
+
+
+Kind = Literal["inner", "left", "right", "full"]
+
+
+OneSided = Literal["inner", "left"]
+
+
+@dataclass(frozen=True)
+class OtherStream:
+    """The right side of a stream-stream join."""
+
+    input: Input
+    on: Mapping[str, str]
+    """Left column -> right column."""
+    within: "Bounds | None"
+    how: Kind
+
+
+@dataclass(frozen=True)
+class WithTable:
+    """A compacted topic of the same cluster."""
+
+    topic: str
+    value_schema: str
+    on: str
+    how: OneSided
+
+
+@dataclass(frozen=True)
+class WithStatic:
+    """Files or a Delta table, read once."""
+
+    path: str
+    format: str
+    schema: str | None
+    on: Mapping[str, str]
+    """Left column -> the static side's."""
+    how: OneSided
+
+
+@dataclass(frozen=True)
+class JoinArguments:
+    """At least one of `right`, `static` and `table`; they are joined in this order."""
+
+    stream: StreamArguments
+    left: Input
+    right: OtherStream | None
+    static: WithStatic | None
+    table: WithTable | None
+
+
+@dataclass(frozen=True)
+class MirrorArguments:
+    cluster: str = field(repr=False)
+    to_cluster: str = field(repr=False)
+    """Addresses; they may hold passwords."""
+    settings: "MirrorSettings"
+    run: AvailableNow | Every
+    groups: bool
+    json: bool
+
+
+@dataclass(frozen=True)
+class TransformArguments:
+    cluster: str = field(repr=False)
+    """May hold a password."""
+    topics: SubscribeTopics | SubscribePattern
+    function: str | None
+    """`module:function`; None: copy to `to_topic`."""
+    arrow: bool
+    to_topic: str | None
+    group_id: str
+    transactional_id: str | None
+    """None: one of this run alone."""
+    consumer: Mapping[str, int | str]
+    """Settings of the consumer, by their names."""
+    producer: Mapping[str, int]
+    """Settings of the producer, by their names."""
+    retries: int | None
+    json: bool

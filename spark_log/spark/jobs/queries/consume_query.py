@@ -1,0 +1,140 @@
+"""The Spark query of `jobs/consume.py`: records of topics into a sink."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.spark.datasource.options.offset_json import offsets_to_dict
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
+from spark_log.spark.datasource.write.topic_write import write_topic
+from spark_log.spark.jobs.checks import check_new_folder, find_or_create
+from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, OtherTopic
+from spark_log.spark.jobs.options.run_options import Batch
+from spark_log.spark.jobs.queries.consume_columns import shaped, show_first
+from spark_log.spark.jobs.queries.measurement import Measured
+from spark_log.spark.jobs.queries.query_runner import Totals, offsets_around, run_to_end, triggered
+from spark_log.spark.jobs.queries.stopwatch import Stopwatch
+from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
+from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+
+Offsets = Mapping[TopicPartition, int]
+Ranges = Mapping[TopicPartition, OffsetRange]
+
+
+def run(arguments: ConsumeArguments) -> int:
+    """Exit code. Raises errors of spark-log and of Spark."""
+    ranges = check(arguments)
+    delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
+    spark = start_session("consume", delta=delta)
+    stopwatch = Stopwatch(spark, jvm_start_ms(spark))
+    if isinstance(arguments.shared.run, Batch):
+        counted, before, after = _batch(spark, arguments, ranges, stopwatch)
+        stages = stopwatch.stages()
+    else:
+        totals = _stream(spark, arguments)
+        before, after = offsets_around(totals)
+        counted, stages = totals.counted, stopwatch.stages_of(totals)
+    seconds = stopwatch.seconds
+    summary = Summary(
+        "consume", counted.records, counted.bytes, seconds, before, after, counted.malformed, stages=stages
+    )
+    print_lines(*summary_lines(summary, arguments.shared.json))
+    end_session(spark)
+    return 0
+
+
+def check(arguments: ConsumeArguments) -> Ranges:
+    """Check arguments without Spark. The ranges of a batch that are not empty; none for a stream."""
+    match arguments.sink:
+        case OtherTopic(topic, address):
+            with Cluster.open(address) as cluster:
+                find_or_create(cluster, topic, None)
+        case Files(_, path, "errorifexists"):
+            check_new_folder(path, os.environ)
+        case _:
+            pass
+    streaming = not isinstance(arguments.shared.run, Batch)
+    planner = ReadPlanner(ReadOptions.parse(_options(arguments), streaming=streaming, environ={}))
+    try:
+        if not streaming:
+            return {tp: found for tp, found in planner.batch_ranges()[1].items() if found.size}
+        planner.available()
+        return {}
+    finally:
+        planner.close()
+
+
+def _options(arguments: ConsumeArguments) -> dict[str, str]:
+    return {**arguments.options, "cluster": arguments.shared.cluster}
+
+
+def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
+    """The options for exactly these ranges: the summary then reports what was read."""
+    replaced = ("subscribe", "subscribepattern", "assign")
+    kept = {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in replaced and not name.lower().startswith(("starting", "ending"))
+    }
+    assigned: dict[str, list[int]] = {}
+    for topic, partition in sorted(ranges):
+        assigned.setdefault(topic, []).append(partition)
+    return {
+        **kept,
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(offsets_to_dict({tp: found.start for tp, found in ranges.items()})),
+        "endingOffsets": json.dumps(offsets_to_dict({tp: found.end for tp, found in ranges.items()})),
+    }
+
+
+def _batch(
+    spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
+) -> tuple[Measured, Offsets, Offsets]:
+    options = _options(arguments)
+    if ranges:
+        options = _pinned(options, ranges)
+    frame = spark.read.format("spark_log").options(**options).load()
+    observation = Observation()
+    match arguments.sink:
+        case Console(limit):
+            counted = show_first(frame, arguments, limit)
+            if counted.records == limit:
+                return counted, {}, {}  # Spark chooses the records that it shows
+        case Files(format_, path, mode):
+            with stopwatch.query():
+                shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
+            counted = Measured.of(observation.get)
+        case OtherTopic(topic, address):
+            with stopwatch.query():
+                write_topic(shaped(frame, arguments, observation), address, topic)
+            counted = Measured.of(observation.get)
+    before = {tp: found.start for tp, found in ranges.items()}
+    return counted, before, {tp: found.end for tp, found in ranges.items()}
+
+
+def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
+    source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
+    writer = triggered(_to_sink(shaped(source, arguments, None), arguments), arguments.shared)
+    sink = arguments.sink
+    written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
+    shared = arguments.shared
+    return run_to_end(
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
+    )
+
+
+def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:
+    writer = frame.writeStream.outputMode("append")
+    match arguments.sink:
+        case Console(limit):
+            return writer.format("console").option("numRows", limit).option("truncate", "false")
+        case Files(format_, path, _):
+            return writer.format(format_).option("path", path)
+        case OtherTopic(topic, address):
+            return writer.format("spark_log").options(cluster=address, topic=topic)

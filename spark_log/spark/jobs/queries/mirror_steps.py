@@ -1,0 +1,109 @@
+"""The steps of `jobs/mirror.py`, with Spark's tasks."""
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import SparkSession
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.ids import TopicPartition
+from spark_log.log.append.transfer import Transfer, Transferred, transfer
+from spark_log.spark.jobs.options.job_arguments import MirrorArguments
+from spark_log.spark.jobs.options.run_options import AvailableNow, Every
+from spark_log.spark.jobs.queries.query_runner import stop_on_signals
+from spark_log.spark.jobs.session import end_session, start_session
+from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.mirror.mirror import Mirror, Step
+from spark_log.spark.mirror.mirror_groups import copy_groups
+
+_TASKS_PER_CORE = 4
+_PAUSE_S_MIN = 0.1
+"""Shortest pause between two steps: each reads the positions of all partitions."""
+
+
+def run(arguments: MirrorArguments) -> int:
+    """Raises errors of spark-log and of Spark."""
+    with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
+        mirror = Mirror(source, target, arguments.settings)
+        try:
+            steps = _mirror(mirror, arguments)
+        finally:
+            mirror.close()
+    summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
+    print_lines(*summary_lines(summary, arguments.json))
+    return 0
+
+
+def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
+    # checks without Spark; the ranges are the end of a run with available-now
+    lacking = mirror.ranges(mirror.pairs())
+    steps = _Steps(arguments.json)
+    if isinstance(arguments.run, AvailableNow) and not any(found.size for found in lacking.values()):
+        _copy_groups(mirror, arguments)
+        return steps
+    spark = start_session("mirror", delta=False)
+    stop = stop_on_signals(spark)
+    started = clock.monotonic_s()
+    match arguments.run:
+        case AvailableNow():
+            until = {tp: found.end for tp, found in lacking.items()}
+            while not stop.is_set() and _step(spark, mirror, arguments, steps, until):
+                pass
+        case Every(interval_ms):
+            while not stop.is_set():  # a step in progress is finished first
+                begun = clock.monotonic_s()
+                _step(spark, mirror, arguments, steps)
+                stop.wait(max(_PAUSE_S_MIN, interval_ms / 1000 - (clock.monotonic_s() - begun)))
+    steps.seconds = clock.monotonic_s() - started
+    end_session(spark)
+    return steps
+
+
+class _Steps:
+    """Totals of the steps so far; reports each step."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self._number = 0
+        self.seconds = 0.0
+        self.records = 0
+        self.record_bytes = 0
+        self.before: dict[TopicPartition, int] = {}
+        self.after: dict[TopicPartition, int] = {}
+
+    def add(self, step: Step, seconds: float) -> None:
+        rate = step.records / seconds if seconds else 0.0
+        progress = BatchProgress(self._number, step.records, step.record_bytes, rate, step.behind)
+        print_lines(progress_line(progress, self._json))
+        self._number += 1
+        self.records += step.records
+        self.record_bytes += step.record_bytes
+        self.before = {**step.before, **self.before}
+        self.after.update(step.after)
+
+
+def _step(
+    spark: SparkSession,
+    mirror: Mirror,
+    arguments: MirrorArguments,
+    steps: _Steps,
+    until: Mapping[TopicPartition, int] | None = None,
+) -> bool:
+    """Copy one step, and the groups. False if there was nothing to copy."""
+    begun = clock.monotonic_s()
+    step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
+    if step is not None:
+        steps.add(step, clock.monotonic_s() - begun)
+    _copy_groups(mirror, arguments)
+    return step is not None
+
+
+def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
+    if arguments.groups:
+        copy_groups(mirror.source, mirror.target, mirror.pairs())
+
+
+def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:
+    context = spark.sparkContext
+    tasks = min(len(transfers), _TASKS_PER_CORE * context.defaultParallelism)
+    return context.parallelize(list(transfers), tasks).map(transfer).collect()

@@ -1,0 +1,162 @@
+"""The Spark query of `jobs/produce.py`: the input's rows become records of a topic."""
+
+import os
+from contextlib import suppress
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.ids import OffsetRange
+from spark_log.maintenance.removal.expired_records import find_expired
+from spark_log.spark.datasource.write.topic_write import write_topic
+from spark_log.spark.jobs.checks import check_paths, end_offsets, find_or_create
+from spark_log.spark.jobs.options.job_arguments import Columns, ProduceArguments
+from spark_log.spark.jobs.options.run_options import Batch
+from spark_log.spark.jobs.queries.measurement import Measured, bytes_of, measured
+from spark_log.spark.jobs.queries.query_runner import Totals, run_to_end, triggered
+from spark_log.spark.jobs.queries.stopwatch import Stopwatch
+from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
+from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.streams.formats.typed_records import typed_records
+
+
+def run(arguments: ProduceArguments) -> int:
+    """Exit code. Raises errors of spark-log and of Spark."""
+    shared = arguments.shared
+    with Cluster.open(shared.cluster) as cluster:
+        check_paths(arguments.paths, os.environ)
+        topic = find_or_create(cluster, arguments.topic, arguments.new_topic, "--create-topic")
+        before = end_offsets(cluster, [topic.name])
+        spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
+        stopwatch = Stopwatch(spark, jvm_start_ms(spark))
+        records = shape(read(spark, arguments), arguments.columns, topic)
+        if isinstance(shared.run, Batch):
+            counted = _write_batch(records, arguments, stopwatch)
+            stages = stopwatch.stages()
+        else:
+            totals = _stream(spark, records, arguments)
+            counted, stages = totals.counted, stopwatch.stages_of(totals)
+        seconds = stopwatch.seconds
+        after = end_offsets(cluster, [topic.name])
+        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
+        expired = find_expired(cluster.store, topic, written)
+    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired, stages=stages)
+    print_lines(*summary_lines(summary, shared.json))
+    end_session(spark)
+    return 0
+
+
+def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
+    """The input; its schema is given, inferred (csv with its header line) or that of the format."""
+    streaming = not isinstance(arguments.shared.run, Batch)
+    options = dict(arguments.options)
+    if arguments.format == "csv":
+        options = {"header": "true", "inferSchema": "true", **options}
+    schema = arguments.schema
+    if streaming and schema is None and arguments.format in ("csv", "json", "parquet", "orc"):
+        # a file stream does not infer a schema: use that of the existing files
+        schema_now = spark.read.format(arguments.format).options(**options).load(arguments.paths[0]).schema
+        return spark.readStream.format(arguments.format).options(**options).schema(schema_now).load(arguments.paths[0])
+    if streaming:
+        reader = spark.readStream.format(arguments.format).options(**options)
+        reader = reader.schema(schema) if schema else reader
+        return reader.load(*arguments.paths)
+    batch = spark.read.format(arguments.format).options(**options)
+    batch = batch.schema(schema) if schema else batch
+    return batch.load(list(arguments.paths))
+
+
+def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> DataFrame:
+    """Rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers. For a
+    typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
+    """
+    others = _others(frame, columns)
+    values = None if topic is None or topic.columns is None else topic.columns.value
+    if columns.value is None and topic is not None and values is not None and values.format == "json":
+        with suppress(InvalidOptionError, InvalidConfigurationError):
+            return typed_records(frame, topic, None, others)
+    value = _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
+    return frame.select(value.alias("value"), *(column.alias(name) for name, column in others.items()))
+
+
+def _others(frame: DataFrame, columns: Columns) -> dict[str, Column]:
+    chosen: dict[str, Column] = {}
+    if columns.key is not None:
+        chosen["key"] = _text(frame, "--key", columns.key)
+    if columns.timestamp is not None:
+        chosen["timestamp"] = _timestamp(frame, columns.timestamp)
+    if columns.partition is not None:
+        chosen["partition"] = sf.expr(columns.partition).cast(IntegerType())
+    if columns.headers:
+        chosen["headers"] = sf.array(
+            *(
+                sf.struct(sf.lit(name).alias("key"), _text(frame, "--header", text).cast(BinaryType()).alias("value"))
+                for name, text in columns.headers
+            )
+        )
+    return chosen
+
+
+def _type_of(frame: DataFrame, expression: str) -> DataType:
+    return frame.select(sf.expr(expression).alias("it")).schema["it"].dataType
+
+
+def _text(frame: DataFrame, option: str, expression: str) -> Column:
+    """The expression as string or binary: structs, arrays and maps as JSON, other types as text."""
+    column, kind = sf.expr(expression), _type_of(frame, expression)
+    if isinstance(kind, StringType | BinaryType):
+        return column
+    if isinstance(kind, StructType | ArrayType | MapType | VariantType):
+        return sf.to_json(column)
+    return column.cast(StringType())
+
+
+def _timestamp(frame: DataFrame, expression: str) -> Column:
+    """InvalidOptionError for numbers: they could be seconds, milliseconds or microseconds."""
+    kind = _type_of(frame, expression)
+    if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
+        raise InvalidOptionError(
+            f"--timestamp {expression!r} is {kind.simpleString()}, expected a timestamp or a text of one:"
+            f" use timestamp_millis({expression}) or timestamp_seconds({expression})"
+        )
+    return sf.expr(expression).cast(TimestampType())
+
+
+def _sizes(records: DataFrame) -> Column:
+    return bytes_of(*(name for name in ("key", "value") if name in records.columns))
+
+
+def _write_batch(records: DataFrame, arguments: ProduceArguments, stopwatch: Stopwatch) -> Measured:
+    observation = Observation()
+    observed = measured(records, _sizes(records), None, observation)
+    with stopwatch.query():
+        write_topic(observed, arguments.shared.cluster, arguments.topic)
+    return Measured.of(observation.get)
+
+
+def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Totals:
+    observed = measured(records, _sizes(records), None, None)
+    options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
+    writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
+    writer = triggered(writer, arguments.shared)
+    written = [(arguments.shared.cluster, arguments.topic)]
+    shared = arguments.shared
+    return run_to_end(
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
+    )

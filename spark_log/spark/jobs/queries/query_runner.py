@@ -1,0 +1,207 @@
+"""Runs a streaming query to its end, or until SIGTERM or SIGINT, and reports the progress of each batch."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log
+from spark_log.process import Stop
+from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every, Shared
+from spark_log.spark.jobs.queries.measurement import NAME, Measured
+from spark_log.spark.jobs.summary import BatchProgress, Stages
+from spark_log.spark.streams.query_listener import observing_queries
+from spark_log.spark.streams.windows import late_in
+
+_PLANNING = ("latestOffset", "getBatch", "queryPlanning")
+_WRITING = "addBatch"
+_COMMIT = ("walCommit", "commitOffsets", "commitBatch")
+"""Stages of a micro-batch, as `durationMs` of Spark's progress names them."""
+
+_POLL_S = 1
+STOP_WAIT_S = 60.0
+"""Time that the current batch has to finish after a signal. A batch that is stopped later is repeated at a restart."""
+
+
+def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
+    """`writer` with the job's checkpoint and trigger."""
+    assert shared.checkpoint is not None
+    writer = writer.option("checkpointLocation", shared.checkpoint)
+    match shared.run:
+        case AvailableNow():
+            return writer.trigger(availableNow=True)
+        case Every() as interval:
+            return writer.trigger(processingTime=str(interval))
+        case Batch():
+            raise AssertionError("a batch has no trigger")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals of a query in this run, over all batches with records."""
+
+    counted: Measured = field(default_factory=Measured)
+    late: int = 0
+    """Late rows that were dropped."""
+    first: Any = None
+    """Progress of the first such batch."""
+    last: Any = None
+    stages: Stages = field(default_factory=Stages)
+
+    def plus(self, progress: Any) -> "Totals":
+        first = progress if self.first is None else self.first
+        counted, late = self.counted.plus(measured_in(progress)), self.late + late_in(progress)
+        return Totals(counted, late, first, progress, self.stages.plus(_stages_of(progress)))
+
+
+def run_to_end(
+    spark: SparkSession,
+    start: Callable[[], StreamingQuery],
+    on_progress: Callable[[BatchProgress], None],
+    topics: Iterable[tuple[str, str]],
+    reports_to: str | None,
+) -> Totals:
+    """Start a query and wait for its end; after a signal, its current batch is the last one. StreamingQueryException.
+
+    `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
+    `reports_to`: the cluster in whose `__metrics` the query is reported.
+    """
+    stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
+    totals = Totals()
+    deadline: float | None = None
+    with nullcontext() if reports_to is None else observing_queries(spark, reports_to):
+        query = start()
+        while not query.awaitTermination(_POLL_S):
+            totals = _take_new(query, totals, on_progress)
+            if stop.is_set():
+                deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
+                if _is_after_last_batch(query) or clock.monotonic_s() >= deadline:
+                    query.stop()
+    for address, topic in topics:
+        with Cluster.open(address) as cluster:
+            log = Log(cluster, holder=f"job {query.name or query.id}")
+            log.seal_at_close([log.find_topic(topic)])
+            log.close()
+    return _take_new(query, totals, on_progress)
+
+
+def _is_after_last_batch(query: StreamingQuery) -> bool:
+    """Let the query start no more batches. True if none is running, so that `query.stop()` interrupts only a wait.
+
+    `query.stop()` alone interrupts a batch that starts just before it: its records would be written, but not counted.
+    Spark checks the state before each batch and then marks the trigger as active. So a thread that was waiting after
+    the state was set, with no active trigger after that, runs no batch any more.
+    """
+    if not hasattr(query, "_jsq"):  # Spark Connect: the batch that starts at this moment is repeated at a restart
+        return not query.status["isTriggerActive"]
+    execution: Any = query._jsq.streamingQuery()
+    jvm: Any = SparkContext._jvm
+    terminated = getattr(jvm.org.apache.spark.sql.execution.streaming.runtime, "TERMINATED$")
+    execution.state().set(getattr(terminated, "MODULE$"))
+    waiting = execution.queryExecutionThread().getState().toString() == "TIMED_WAITING"
+    return waiting and not query.status["isTriggerActive"]
+
+
+def measured_in(progress: Any) -> Measured:
+    """The counts of `measurement.measured` in a batch, over all inputs."""
+    total = Measured()
+    for name, row in (progress.observedMetrics or {}).items():
+        if name.startswith(NAME):
+            total = total.plus(Measured.of(row.asDict()))
+    return total
+
+
+def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[BatchProgress], None]) -> Totals:
+    """`totals` and the batches since. Spark keeps the last 100 progresses, oldest first."""
+    for progress in query.recentProgress:
+        counted = measured_in(progress)
+        if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
+            continue
+        totals = totals.plus(progress)
+        seconds = (progress.durationMs.get("triggerExecution") or 0) / 1000
+        rate = counted.records / seconds if seconds else 0.0
+        behind, late = _behind(progress), late_in(progress)
+        on_progress(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
+    return totals
+
+
+def _stages_of(progress: Any) -> Stages:
+    def seconds(*names: str) -> float:
+        return sum(progress.durationMs.get(name) or 0 for name in names) / 1000
+
+    return Stages(planning=seconds(*_PLANNING), writing=seconds(_WRITING), commit=seconds(*_COMMIT))
+
+
+def _behind(progress: Any) -> int | None:
+    """None if no source reports it."""
+    behind = None
+    for source in progress.sources:
+        latest, end = _offsets_in(source.latestOffset), _offsets_in(source.endOffset)
+        if latest:
+            behind = (behind or 0) + sum(max(0, offset - end.get(tp, 0)) for tp, offset in latest.items())
+    return behind
+
+
+def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Next offset of each partition of the spark_log sources, before the first and after the last batch."""
+    before: dict[TopicPartition, int] = {}
+    after: dict[TopicPartition, int] = {}
+    if totals.first is not None:
+        for source in totals.first.sources:
+            before.update(_offsets_in(source.startOffset) or _offsets_in(source.endOffset, "@start"))
+        for source in totals.last.sources:
+            after.update(_offsets_in(source.endOffset))
+    return before, after
+
+
+def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartition, int]:
+    """Offsets from the JSON of a progress; empty for a source of another kind (files, rate)."""
+    try:
+        shown = json.loads(text or "null")
+        shown = shown.get(field) if field else shown
+        named = {topic: partitions for topic, partitions in shown.items() if not topic.startswith("@")}
+        return {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in named.items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def stop_on_signals(spark: SparkSession) -> Stop:
+    """A stop flag that SIGTERM or SIGINT to this process, or to the JVM of spark-submit, sets."""
+    stop = Stop().on_signals()
+    with contextlib.suppress(Exception):  # Spark Connect has no local JVM; the Python handlers remain
+        _listen_in_jvm(spark, stop)
+    return stop
+
+
+def _listen_in_jvm(spark: SparkSession, stop: Stop) -> None:
+    """A signal to spark-submit reaches its JVM, which would end the query at once; now it sets the flag instead."""
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    class Handler:
+        def handle(self, _signal: Any) -> None:
+            stop.set()
+
+        class Java:
+            implements = ("sun.misc.SignalHandler",)
+
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    jvm: Any = gateway.jvm
+    handler = Handler()
+    for name in ("TERM", "INT"):
+        jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)

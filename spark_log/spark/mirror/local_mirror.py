@@ -1,0 +1,30 @@
+"""Mirroring in this process, without Spark, for topics of moderate size. (`jobs/mirror.py` copies in Spark tasks.)"""
+
+from collections.abc import Sequence
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.append.transfer import Transfer, Transferred, transfer
+from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
+from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+
+
+def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:
+    """Copy the records that the target lacks, each at its offset in the source. Returns the number of records copied.
+
+    `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are created
+    with the configs of the source. After an interruption call it again: it continues where the target ends, and no
+    record is copied twice. Raises UnknownTopicOrPartitionError, InvalidOptionError if both are the same cluster, and
+    DataLossError and OffsetOutOfRangeError if the target has other records than the source (`Mirror.ranges`).
+    """
+    mirror = Mirror(source, target, MirrorSettings(SubscribeTopics(topics), prefix, create=True))
+    copied = 0
+    try:
+        while (step := mirror.step(_in_this_process)) is not None:
+            copied += step.records
+    finally:
+        mirror.close()
+    return copied
+
+
+def _in_this_process(transfers: Sequence[Transfer]) -> list[Transferred]:
+    return [transfer(each) for each in transfers]

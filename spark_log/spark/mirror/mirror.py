@@ -1,0 +1,400 @@
+"""Mirroring: copies topics from one cluster to another. A record keeps its offset, timestamp, key, value and headers.
+
+The progress is the target's log end offset. A step copies from there on, and its append is refused unless it begins
+exactly there. So a mirror that was killed continues where the target ends, two mirrors of the same topic cannot
+duplicate a record, and a record that another writer has appended to the target is an error, not a hole in the copy. The
+target also keeps the identity of the source's log (`mirror_positions`): records that an unclean leader election
+truncates in the source after they were copied raise DataLossError. Gaps that compaction left in the source stay gaps;
+deletions are not copied. Driver.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import (
+    DataLossError,
+    InvalidOptionError,
+    InvalidPartitionsError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append import write_ids
+from spark_log.log.append.append_transaction import AppendRequest
+from spark_log.log.append.encoding import Encoding
+from spark_log.log.append.rules import Rejected
+from spark_log.log.append.transfer import Transfer, Transferred, cut_pieces
+from spark_log.log.log import Log
+from spark_log.log.partitions.lineage import diverging_offset
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.slices import Positions, Slice
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic
+from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.datasource.read.rate_limit import rate_limit
+from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
+from spark_log.spark.mirror.mirror_positions import (
+    IDENTICAL,
+    MirrorPosition,
+    SourcePartition,
+    TargetPartition,
+    compare,
+    next_range,
+    read_target,
+    save_positions_hook,
+    write_positions,
+)
+
+logger = logging.getLogger(__name__)
+
+_COMPARED_OFFSETS = 100
+"""Offsets at the end of the target whose records are compared with the source's."""
+_COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """The topics to mirror, and options."""
+
+    topics: SubscribeTopics | SubscribePattern
+    prefix: str = ""
+    """Put in front of each topic's name in the target."""
+    create: bool = False
+    """Create topics and partitions that the target lacks, with the source's configs."""
+    replication_factor: int | None = None
+    """Of the topics that are created; None: the source's."""
+    offsets_per_step_max: int = 5_000_000
+    allow_data_loss: bool = False
+    """Continue after records that the source deleted before they were copied: the target has a gap there."""
+
+
+class Pair(NamedTuple):
+    source: Topic
+    target: Topic
+
+
+class Step(NamedTuple):
+    """The result of a step. `before` and `after`: log end offsets of the target, by its topics."""
+
+    records: int
+    record_bytes: int
+    before: Mapping[TopicPartition, int]
+    after: Mapping[TopicPartition, int]
+    behind: int
+    """Offsets of the source that are not copied yet."""
+
+
+class _TruncatedMeanwhile(SparkLogError):
+    """The source was truncated during the step: the step has to be repeated."""
+
+
+Run = Callable[[Sequence[Transfer]], list[Transferred]]
+"""Calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
+
+
+class _Lacking(NamedTuple):
+    """The records that a partition of the target lacks, and the mirror's position after copying them."""
+
+    range: OffsetRange
+    position: MirrorPosition
+
+    def at(self, end: int) -> MirrorPosition:
+        return replace(self.position, end_offset=end)
+
+
+@dataclass
+class Mirror:
+    """A mirror between two open clusters. Not thread-safe. New topics that match are included from the next step on."""
+
+    source: Cluster
+    target: Cluster
+    settings: MirrorSettings
+    _source_log: Log = field(init=False)
+    _target_log: Log = field(init=False)
+    _seen: dict[str, Pair] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.source.cluster_id == self.target.cluster_id:
+            raise InvalidOptionError("the source and the target are the same cluster")
+        self._source_log = Log(self.source, holder="mirror")
+        self._target_log = Log(self.target, holder="mirror")
+
+    def close(self) -> None:
+        self._source_log.close()
+        self._target_log.close()
+
+    def pairs(self) -> dict[str, Pair]:
+        """The mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
+
+        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
+        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
+        """
+        wanted = self.settings.topics
+        everything = self.source.store.read(find_topics)
+        names = wanted.select(everything) if isinstance(wanted, SubscribePattern) else list(wanted.topics)
+        for name in names:
+            validate_user_topic(name, "mirror")
+            if name not in everything:
+                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
+        there = self.target.store.read(lambda connection: find_topics(connection, map(self._named, names)))
+        found: dict[str, Pair] = {}
+        for name in names:
+            pair = Pair(everything[name], self._in_target(everything[name], there.get(self._named(name))))
+            known = self._seen.setdefault(name, pair)
+            if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
+                raise _recreated(name)
+            found[name] = pair
+        return found
+
+    def _named(self, name: str) -> str:
+        return self.settings.prefix + name
+
+    def _in_target(self, source: Topic, target: Topic | None) -> Topic:
+        name, settings = self._named(source.name), self.settings
+        if target is None:
+            if not settings.create:
+                raise UnknownTopicOrPartitionError(
+                    f"topic {name!r}: unknown topic or partition, in the target (--create-topics makes it)"
+                )
+            factor = settings.replication_factor or source.replication_factor
+            with contextlib.suppress(TopicAlreadyExistsError):  # find_topic raises if the name only collides
+                create_topic(self.target, name, source.partition_count, factor, configs_for_target(source))
+            target = self._target_log.find_topic(name)
+        target = copy_columns(self.target, source, target, missing=settings.create)
+        if target.partition_count < source.partition_count and settings.create:
+            target = add_partitions(self.target, name, source.partition_count)
+        if target.partition_count != source.partition_count:
+            counts = f"{target.partition_count} in the target and {source.partition_count} in the source"
+            raise InvalidPartitionsError(f"partitions: topic {name!r} has {counts}")
+        return target
+
+    def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
+        """The records that each partition of the target lacks, by the source's topics.
+
+        Raises the errors of `mirror_positions.compare` and `next_range`, and DataLossError if an unclean election has
+        truncated records in the source that the target has.
+        """
+        return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
+
+    def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
+        source = self.source.store.read(lambda connection: self._source_partitions(connection, pairs))
+        found: dict[TopicPartition, _Lacking] = {}
+        verified: dict[Key, MirrorPosition] = {}
+        for name, pair in pairs.items():
+            for number, target in self._target_partitions(pair.target).items():
+                tp = TopicPartition(name, number)
+                where, here = f"{pair.target.name}-{number}", source.get(tp)
+                if here is None:
+                    raise _recreated(name)
+                comparison = compare(where, here, target)
+                if comparison.diverged_from is not None:
+                    self._report_divergence(where, comparison.diverged_from, target.log.end)
+                elif comparison.unverified_from is not None:
+                    self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
+                lacking = next_range(
+                    where,
+                    here.positions,
+                    target.log,
+                    begun=target.log.end > 0 or bool(target.truncations),
+                    ahead=target.known is not None,
+                    allow_data_loss=self.settings.allow_data_loss,
+                )
+                position = MirrorPosition(
+                    self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
+                )
+                if comparison != IDENTICAL:
+                    verified[pair.target.topic_id, number] = position
+                found[tp] = _Lacking(lacking, position)
+        if verified:
+            self.target.store.transact(lambda connection, _attempt: write_positions(connection, verified))
+        return found
+
+    def _source_partitions(
+        self, connection: sa.Connection, pairs: Mapping[str, Pair]
+    ) -> dict[TopicPartition, SourcePartition]:
+        everything = {
+            TopicPartition(name, n): pair.source
+            for name, pair in pairs.items()
+            for n in range(pair.source.partition_count)
+        }
+        positions = planner.find_positions(connection, everything.keys())
+        truncations = read_truncations(connection, [(topic.topic_id, tp.partition) for tp, topic in everything.items()])
+        # topics that were deleted or created again since they were looked up are left out
+        return {
+            tp: SourcePartition(
+                self.source.cluster_id,
+                topic.uuid,
+                positions[tp].positions,
+                positions[tp].leader_epoch,
+                truncations.get((topic.topic_id, tp.partition), ()),
+            )
+            for tp, topic in everything.items()
+            if tp in positions and positions[tp].topic_id == topic.topic_id
+        }
+
+    def _target_partitions(self, topic: Topic) -> dict[int, TargetPartition]:
+        return self.target.store.read(lambda connection: read_target(connection, topic.topic_id))
+
+    def _report_divergence(self, where: str, start: int, end: int) -> None:
+        loss = (
+            f"{where}: the records with the offsets [{start}, {end}) were truncated in the source by an unclean leader"
+            " election after they were copied"
+        )
+        if not self.settings.allow_data_loss:
+            raise DataLossError(f"{loss} (--allow-data-loss keeps them and continues after them)")
+        logger.warning("%s: the target keeps them, and the mirror continues after them", loss)
+
+    def _compare_last_records(
+        self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
+    ) -> None:
+        """OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's records at
+        the same offsets.
+
+        Records that compaction or retention has removed on either side are not compared.
+        """
+        end = min(target.high_watermark, source.high_watermark)
+        start = max(target.log.start, source.log_start_offset, end - _COMPARED_OFFSETS, first)
+        if start >= end:
+            return
+        compared = OffsetRange(start, end)
+        ours = self._records(self._target_log, TopicPartition(pair.target.name, tp.partition), compared)
+        theirs = self._records(self._source_log, tp, compared)
+        for offset in sorted(ours.keys() & theirs.keys()):
+            if ours[offset] != theirs[offset]:
+                raise OffsetOutOfRangeError(
+                    f"{pair.target.name}-{tp.partition}: the record at offset {offset} of the target is not the"
+                    " source's: something else has written to it, or the source was deleted and created again"
+                )
+
+    def _records(self, log: Log, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
+        rows = (row for batch in log.read({tp: where}, _COMPARED_SCHEMA) for row in batch.to_pylist())
+        return {row["offset"]: row for row in rows}
+
+    def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
+        """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
+        of `until` on. None if there is no new record.
+        """
+        while True:
+            with contextlib.suppress(_TruncatedMeanwhile):
+                return self._step(run, until)
+
+    def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
+        pairs = self.pairs()
+        found = self._lacking(pairs)
+        lacking = {tp: each.range for tp, each in found.items()}
+        if until is not None:
+            lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
+        lacking = {tp: found for tp, found in lacking.items() if found.size > 0}
+        if not lacking:
+            return None
+        starts = {tp: found.start for tp, found in lacking.items()}
+        ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in lacking.items()})
+        taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
+        settings = self.target.store.settings
+        write_id = write_ids.register(self.target.store, "mirror", settings.spark_write_id_lease_ms)
+        try:
+            positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}
+            try:
+                done = run(self._transfers(pairs, taken, write_id))
+            except OffsetOutOfRangeError:
+                self._check_not_truncated(pairs, positions)
+                raise
+            self._check_not_truncated(pairs, positions)
+            failpoint("mirror.files-written")
+            self._append(pairs, done, write_id, positions)
+        except BaseException:
+            with contextlib.suppress(SparkLogError):  # else its lease expires; clean-up deletes the files
+                write_ids.release(self.target.store, write_id)
+            raise
+        before: dict[TopicPartition, int] = {}
+        after: dict[TopicPartition, int] = {}
+        for (name, number), (_, end) in taken.items():
+            target = pairs[name].target
+            before[TopicPartition(target.name, number)] = found[TopicPartition(name, number)].position.end_offset
+            after[TopicPartition(target.name, number)] = end
+        return Step(
+            sum(each.batch.record_count for each in done),
+            sum(each.record_bytes for each in done),
+            before,
+            after,
+            sum(found.end - ends[tp] for tp, found in lacking.items()),
+        )
+
+    def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
+        """_TruncatedMeanwhile if records below the positions were truncated in the source since they were looked up:
+        the records that were read may come from before and from after the truncation.
+        """
+        keys: dict[Key, MirrorPosition] = {
+            (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()
+        }
+        truncations = self.source.store.read(lambda connection: read_truncations(connection, keys.keys()))
+        for key, later in truncations.items():
+            if diverging_offset(keys[key].end_offset, keys[key].leader_epoch, later) is not None:
+                raise _TruncatedMeanwhile
+
+    def _transfers(
+        self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
+    ) -> list[Transfer]:
+        topics = [pairs[name].source for name in {name for name, _ in taken}]
+        limits = self.source.store.read(lambda connection: planner.positions(connection, topics))
+        gone = [tp.topic for tp in taken if tp not in limits]
+        if gone:
+            raise _recreated(gone[0])
+        readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
+        plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
+        slices: dict[TopicPartition, list[Slice]] = {}
+        for each in plan.slices:
+            slices.setdefault(each.topic_partition, []).append(each)
+        target_log_dirs = self.target.log_dirs()
+        transfers: list[Transfer] = []
+        for name in sorted({name for name, _ in taken}):
+            topic = pairs[name].target
+            numbers = sorted(number for topic_name, number in taken if topic_name == name)
+            targets, encoding = self._target_log.targets(topic, numbers), Encoding.of(topic)
+            for number in numbers:
+                tp = TopicPartition(name, number)
+                transfers += [
+                    Transfer(write_id, targets[number], encoding, each, plan.log_dirs, target_log_dirs)
+                    for each in cut_pieces(slices.get(tp, []), taken[tp], topic.config.segment_bytes)
+                ]
+        return transfers
+
+    def _append(
+        self,
+        pairs: Mapping[str, Pair],
+        done: Sequence[Transferred],
+        write_id: str,
+        positions: Mapping[TopicPartition, MirrorPosition],
+    ) -> None:
+        batches = sorted(
+            (each.batch for each in done), key=lambda b: (b.topic_id, b.partition, b.offsets.start if b.offsets else 0)
+        )
+        blobs = {each.batch.name: each.blob for each in done if each.blob is not None}
+        hooks = [
+            save_positions_hook(
+                {(pairs[name].target.topic_id, number): each for (name, number), each in positions.items()}
+            )
+        ]
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
+        topics: dict[int, Topic] = {pair.target.topic_id: pair.target for pair in pairs.values()}
+        result = self._target_log.append_batches(request, topics)
+        for batch, outcome in zip(batches, result.outcomes, strict=True):
+            if isinstance(outcome, Rejected):
+                raise type(outcome.error)(f"topic {topics[batch.topic_id].name!r}: {outcome.error}") from outcome.error
+
+
+def _recreated(name: str) -> DataLossError:
+    return DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")

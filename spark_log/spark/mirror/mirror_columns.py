@@ -1,0 +1,63 @@
+"""Typed columns of mirrored topics that follow a subject of the source's schema registry.
+
+The target's registry does not have the subject, and its ids are of other schemas. So the target's topic gets the
+definitions of its source, with the texts of the schemas as key.schema and value.schema.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topic, set_overrides
+from spark_log.config import SOURCES
+from spark_log.log.columns.topic_columns import to_text
+from spark_log.registry.topic_schemas import subject_name
+
+_COLUMN_CONFIGS = tuple(f"{source}.{name}" for source in SOURCES for name in ("columns", "format", "framing", "schema"))
+
+
+def configs_for_target(source: Topic) -> Mapping[str, str]:
+    """The configs with which the target's topic is created; `copy_columns` adds the others."""
+    if not _following(source):
+        return source.overrides
+    return {name: value for name, value in source.overrides.items() if name not in _COLUMN_CONFIGS}
+
+
+def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: bool) -> Topic:
+    """Give the target's topic the present definitions of its source, if it has earlier ones; with `missing` also if it
+    has no columns. A topic with columns of its own keeps them.
+    """
+    wanted, copied = source.columns, (missing and target.columns is None) or _is_copied(target)
+    following = _following(source)
+    if wanted is None or not following or not copied:
+        return target
+    if target.columns is not None:
+        if replace(target.columns, version=wanted.version) == wanted:
+            return target
+        wanted = replace(wanted, version=max(wanted.version, target.columns.version + 1))
+    configs = {name: source.overrides[name] for name in _COLUMN_CONFIGS if name in source.overrides}
+    configs |= {f"{part.source}.schema": each.schema for part, each in wanted.parts if part.source in following}
+
+    def copy(connection: sa.Connection, _attempt: object) -> Topic:
+        present = find_topic(connection, target.name, lock=True)
+        if present.topic_id == target.topic_id:
+            set_overrides(connection, present.topic_id, {**present.overrides, **configs}, to_text(wanted))
+        return find_topic(connection, target.name)
+
+    return cluster.store.transact(copy)
+
+
+def _is_copied(target: Topic) -> bool:
+    """Whether the topic has schemas by id, and no subject that they are from."""
+    columns = target.columns
+    own = {part.source for part in target.config.parts if subject_name(part) is None}
+    return columns is not None and any(each.schemas_by_id and part.source in own for part, each in columns.parts)
+
+
+def _following(topic: Topic) -> set[str]:
+    """Of key and value those whose schema is a subject of the cluster's own registry."""
+    if topic.config.schema_registry_url:
+        return set()
+    return {part.source for part in topic.config.parts if subject_name(part) is not None}

@@ -1,0 +1,78 @@
+"""Copies the committed offsets of groups from a mirror's source to its target, where records have the same offsets.
+Driver.
+"""
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import UnknownMemberIdError
+from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits
+from spark_log.ids import TopicPartition
+from spark_log.log.segments import plan as planner
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
+
+Commits = Mapping[TopicPartition, Commit]
+
+
+def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
+    """The commits that move a group forward in the target, limited to the ends of its partitions. Keys: its topics.
+
+    A group that has read further in the target is not moved back. A group that has read records that are not copied yet
+    reads them again (at least once).
+    """
+    moved: dict[TopicPartition, Commit] = {}
+    for partition, commit in source.items():
+        known, end = target.get(partition), ends.get(partition)
+        if end is None:
+            continue  # the topic has been deleted
+        offset = min(commit.offset, end)
+        if known is None or known.offset < offset:
+            moved[partition] = commit._replace(offset=offset)
+    return moved
+
+
+def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topic, Topic]]) -> dict[str, int]:
+    """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
+
+    Returns the number of offsets committed for each group that was moved. A group with live members in the target is
+    left unchanged.
+    """
+    topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
+    query = (
+        sa.select(
+            GROUP_OFFSET.group_id,
+            TOPIC.name,
+            GROUP_OFFSET.partition,
+            GROUP_OFFSET.committed_offset,
+            GROUP_OFFSET.commit_metadata,
+        )
+        .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+        .where(GROUP_OFFSET.topic_id.in_([mirrored.topic_id for mirrored, _ in pairs.values()]))
+        .order_by(GROUP_OFFSET.group_id)
+    )
+    groups: dict[str, dict[TopicPartition, Commit]] = {}
+    for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
+        # without the source's leader epoch: the target has its own
+        commit = Commit(offset, metadata.decode(), topic_id=topics[topic].topic_id)
+        groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
+    known, limits = target.store.read(
+        lambda connection: (
+            {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()},
+            planner.positions(connection, topics.values()),
+        )
+    )
+    ends = {partition: found.high_watermark for partition, found in limits.items()}
+    copied: dict[str, int] = {}
+    for group_id, commits in groups.items():
+        moved = advanced(commits, known[group_id], ends)
+        if moved:
+            try:
+                commit_offsets(target.store, group_id, moved)
+            except UnknownMemberIdError:
+                continue
+            copied[group_id] = len(moved)
+    return copied

@@ -1,0 +1,172 @@
+"""The position of a mirror in each partition. It is kept in the target and updated in the transaction of each append.
+
+The offset is the target's log end offset. The id of the source's topic, and its leader epoch when the records were
+looked up, identify the log to which the offset belongs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.errors import DataLossError, OffsetOutOfRangeError
+from spark_log.ids import OffsetRange
+from spark_log.log.append.append_transaction import CommitHook
+from spark_log.log.partitions.lineage import diverging_offset
+from spark_log.log.partitions.partition_rows import Key, read_partitions
+from spark_log.log.partitions.replication_rules import Truncation
+from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.segments.slices import Positions
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.sql_columns import MIRROR_POSITION
+from spark_log.metadata.store import StoreClock
+
+
+@dataclass(frozen=True)
+class MirrorPosition:
+    """The target has the records that this source's partition had below `end_offset` in `leader_epoch`.
+
+    `target_leader_epoch`: the target's leader epoch at that time.
+    """
+
+    cluster_id: str
+    topic_uuid: str
+    leader_epoch: int
+    end_offset: int
+    target_leader_epoch: int
+
+
+@dataclass(frozen=True)
+class SourcePartition:
+    """A partition of the source, read in one snapshot."""
+
+    cluster_id: str
+    topic_uuid: str
+    positions: Positions
+    leader_epoch: int
+    truncations: Sequence[Truncation]
+
+
+@dataclass(frozen=True)
+class TargetPartition:
+    """A partition of the target, read in one snapshot. `known`: the mirror's position, None before the first copy."""
+
+    log: OffsetRange
+    high_watermark: int
+    leader_epoch: int
+    truncations: Sequence[Truncation]
+    known: MirrorPosition | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The part of the target that is not known to come from the source.
+
+    `unverified_from`: the records from this offset on have to be compared, None if there are none. `diverged_from`: the
+    target has other records than the source from this offset on.
+    """
+
+    unverified_from: int | None
+    diverged_from: int | None
+
+
+IDENTICAL = Comparison(None, None)
+
+
+def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comparison:
+    """Compare the mirror's position with both logs.
+
+    Raises DataLossError if the source's topic was deleted and created again, OffsetOutOfRangeError if something else
+    has written to the target.
+    """
+    known = target.known
+    if known is None or known.cluster_id != source.cluster_id:
+        return Comparison(0, None)
+    if known.topic_uuid != source.topic_uuid:
+        raise DataLossError(f"{name}: the source's topic was deleted and created again while it was mirrored")
+    truncated = diverging_offset(known.end_offset, known.target_leader_epoch, target.truncations)
+    if truncated is None and target.log.end != known.end_offset:
+        raise OffsetOutOfRangeError(
+            f"{name}: something else has written the offsets [{known.end_offset}, {target.log.end}) to the target"
+        )
+    copied = known.end_offset if truncated is None else min(truncated, target.log.end)
+    diverged = diverging_offset(copied, known.leader_epoch, source.truncations)
+    return Comparison(truncated, diverged)
+
+
+def next_range(
+    name: str, source: Positions, target: OffsetRange, *, begun: bool, ahead: bool = False, allow_data_loss: bool
+) -> OffsetRange:
+    """The offsets of a partition that the target lacks, empty if it has all. `target`: its log start and end.
+
+    `begun`: the target has had records. `ahead`: it may have more than the source, whose log was truncated. Raises
+    OffsetOutOfRangeError if it has more otherwise, DataLossError if the source has deleted records that the target
+    lacks (a target that has never had a record may begin where the source does).
+    """
+    end = source.high_watermark
+    if target.end > end and not ahead:
+        raise OffsetOutOfRangeError(
+            f"{name}: the target's log ends at {target.end}, beyond the source's high watermark {end}: something else"
+            " has written to it, or the source was deleted and created again"
+        )
+    if target.end >= source.log_start_offset:
+        return OffsetRange(target.end, max(target.end, end))
+    if not begun:
+        return OffsetRange(source.log_start_offset, end)
+    if not allow_data_loss:
+        raise DataLossError(
+            f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
+            " and were not copied (--allow-data-loss continues after them)"
+        )
+    return OffsetRange(target.end, end)
+
+
+def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:
+    """The partitions of a topic of the target."""
+    states = read_partitions(connection, topic_id)
+    truncations = read_truncations(connection, states.keys())
+    query = sa.select(
+        MIRROR_POSITION.partition,
+        MIRROR_POSITION.source_cluster_id,
+        MIRROR_POSITION.source_topic_uuid,
+        MIRROR_POSITION.leader_epoch,
+        MIRROR_POSITION.end_offset,
+        MIRROR_POSITION.target_leader_epoch,
+    ).where(MIRROR_POSITION.topic_id == topic_id)
+    known = {number: MirrorPosition(*position) for number, *position in connection.execute(query)}
+    return {
+        key[1]: TargetPartition(
+            OffsetRange(state.log_start_offset, state.log_end_offset),
+            state.high_watermark,
+            state.leader_epoch,
+            truncations.get(key, ()),
+            known.get(key[1]),
+        )
+        for key, state in states.items()
+    }
+
+
+def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPosition]) -> None:
+    """Store the positions, by topic id and partition of the target."""
+    for (topic_id, number), position in sorted(positions.items()):
+        values = {
+            "source_cluster_id": position.cluster_id,
+            "source_topic_uuid": position.topic_uuid,
+            "leader_epoch": position.leader_epoch,
+            "end_offset": position.end_offset,
+            "target_leader_epoch": position.target_leader_epoch,
+        }
+        insert_if_missing(connection, t.mirror_position, {"topic_id": topic_id, "partition": number, **values})
+        here = (MIRROR_POSITION.topic_id == topic_id) & (MIRROR_POSITION.partition == number)
+        connection.execute(t.mirror_position.update().where(here).values(values))
+
+
+def save_positions_hook(positions: Mapping[Key, MirrorPosition]) -> CommitHook:
+    """The hook that stores the positions in the append transaction."""
+
+    def write(connection: sa.Connection, _now: StoreClock) -> bool:
+        write_positions(connection, positions)
+        return True
+
+    return write

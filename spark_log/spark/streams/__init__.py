@@ -1,0 +1,128 @@
+"""Stream processing: DataFrame -> DataFrame, and writing what comes out once.
+
+>>> from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream          # doctest: +SKIP
+
+Names are imported on first use: executors import the parent package for every task and need none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_log.spark.mirror.local_mirror import mirror_topics as mirror_topics
+    from spark_log.spark.streams.aggregation import running as running
+    from spark_log.spark.streams.bad_records import dead_letters as dead_letters
+    from spark_log.spark.streams.bad_records import valid as valid
+    from spark_log.spark.streams.compacted_tables import read_table as read_table
+    from spark_log.spark.streams.compacted_tables import table_changes as table_changes
+    from spark_log.spark.streams.compacted_tables import write_table as write_table
+    from spark_log.spark.streams.deduplication import deduplicated as deduplicated
+    from spark_log.spark.streams.deduplication import keep_first as keep_first
+    from spark_log.spark.streams.deduplication import keep_last as keep_last
+    from spark_log.spark.streams.formats.codecs import Avro as Avro
+    from spark_log.spark.streams.formats.codecs import Confluent as Confluent
+    from spark_log.spark.streams.formats.codecs import Json as Json
+    from spark_log.spark.streams.formats.codecs import Protobuf as Protobuf
+    from spark_log.spark.streams.formats.codecs import decode as decode
+    from spark_log.spark.streams.formats.codecs import encode as encode
+    from spark_log.spark.streams.formats.typed_records import typed as typed
+    from spark_log.spark.streams.joins import Bounds as Bounds
+    from spark_log.spark.streams.joins import Side as Side
+    from spark_log.spark.streams.joins import join_static as join_static
+    from spark_log.spark.streams.joins import join_streams as join_streams
+    from spark_log.spark.streams.live_table import Table as Table
+    from spark_log.spark.streams.outputs import ConsoleOutput as ConsoleOutput
+    from spark_log.spark.streams.outputs import DeltaOutput as DeltaOutput
+    from spark_log.spark.streams.outputs import TopicOutput as TopicOutput
+    from spark_log.spark.streams.outputs import write_stream as write_stream
+    from spark_log.spark.streams.query_listener import SparkLogListener as SparkLogListener
+    from spark_log.spark.streams.query_listener import observing_queries as observing_queries
+    from spark_log.spark.streams.transacted_batch import batch_transaction as batch_transaction
+    from spark_log.spark.streams.transactional_loop import TransactionalLoop as TransactionalLoop
+    from spark_log.spark.streams.windows import Session as Session
+    from spark_log.spark.streams.windows import Sliding as Sliding
+    from spark_log.spark.streams.windows import Tumbling as Tumbling
+    from spark_log.spark.streams.windows import late_records as late_records
+    from spark_log.spark.streams.windows import windowed as windowed
+
+_HOME = {
+    "Avro": "formats.codecs",
+    "Bounds": "joins",
+    "Confluent": "formats.codecs",
+    "ConsoleOutput": "outputs",
+    "DeltaOutput": "outputs",
+    "Json": "formats.codecs",
+    "Protobuf": "formats.codecs",
+    "Session": "windows",
+    "Side": "joins",
+    "Sliding": "windows",
+    "SparkLogListener": "query_listener",
+    "Table": "live_table",
+    "TopicOutput": "outputs",
+    "TransactionalLoop": "transactional_loop",
+    "Tumbling": "windows",
+    "batch_transaction": "transacted_batch",
+    "dead_letters": "bad_records",
+    "decode": "formats.codecs",
+    "deduplicated": "deduplication",
+    "encode": "formats.codecs",
+    "join_static": "joins",
+    "join_streams": "joins",
+    "keep_first": "deduplication",
+    "keep_last": "deduplication",
+    "late_records": "windows",
+    "mirror_topics": ".mirror.local_mirror",
+    "observing_queries": "query_listener",
+    "read_table": "tables",
+    "running": "aggregation",
+    "table_changes": "tables",
+    "typed": "formats.typed_records",
+    "valid": "bad_records",
+    "windowed": "windows",
+    "write_stream": "outputs",
+    "write_table": "tables",
+}
+
+__all__ = [
+    "Avro",
+    "Bounds",
+    "Confluent",
+    "ConsoleOutput",
+    "DeltaOutput",
+    "Json",
+    "Protobuf",
+    "Session",
+    "Side",
+    "Sliding",
+    "SparkLogListener",
+    "Table",
+    "TopicOutput",
+    "TransactionalLoop",
+    "Tumbling",
+    "batch_transaction",
+    "dead_letters",
+    "decode",
+    "deduplicated",
+    "encode",
+    "join_static",
+    "join_streams",
+    "keep_first",
+    "keep_last",
+    "late_records",
+    "mirror_topics",
+    "observing_queries",
+    "read_table",
+    "running",
+    "table_changes",
+    "typed",
+    "valid",
+    "windowed",
+    "write_stream",
+    "write_table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,0 +1,143 @@
+"""A compacted topic as a table: the last value of each key, and changes to it. (Joined with streams: live_table.py.)"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StringType, StructType, TimestampType
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topic
+from spark_log.errors import InvalidOptionError, PolicyViolationError
+from spark_log.spark.datasource.read.read_topic import read_topic
+from spark_log.spark.datasource.write.topic_write import write_topic
+from spark_log.spark.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream
+
+if TYPE_CHECKING:
+    from spark_log.cluster.topics import Topic
+
+
+def read_table(
+    spark: SparkSession, cluster: "str | Cluster", topic: str, *, include_headers: bool = False
+) -> DataFrame:
+    """The last value of each key below the high watermarks, as of now; keys whose last value is null are left out.
+
+    Columns: key binary, value binary, partition int, offset bigint, timestamp timestamp, and with `include_headers`
+    headers. The result does not depend on compaction. Any topic can be read; records without a key are left out.
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
+    """
+    rows = read_topic(spark, cluster, topic, include_headers=include_headers)
+    return last_values(rows.repartition("key")).where(sf.col("value").isNotNull())
+
+
+def last_values(records: DataFrame) -> DataFrame:
+    """The last record of each key: columns key, value, partition, offset, timestamp, and headers if they are present.
+
+    `records` must be partitioned by column key. The last record is the one with the largest offset. If partitions were
+    added to the topic and a key has records in several, it is the last record with the largest timestamp.
+    """
+    carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
+    in_partition = (
+        records.where(sf.col("key").isNotNull())
+        .groupBy("key", "partition")
+        .agg(sf.max_by(sf.struct("offset", *carried), "offset").alias("last"))
+    )
+    last = in_partition.groupBy("key").agg(
+        sf.max_by(sf.struct("partition", "last.*"), sf.struct("last.timestamp", "partition")).alias("last")
+    )
+    return last.select("key", "last.value", *(f"last.{name}" for name in ("partition", "offset", *carried[1:])))
+
+
+def table_changes(
+    frame: DataFrame,
+    key: str,
+    *,
+    value: "str | Sequence[str] | None" = None,
+    deleted: str | None = None,
+    timestamp: str | None = None,
+) -> DataFrame:
+    """The rows of `frame`, batch or stream, as records that change a table: columns key, value (and timestamp).
+
+    `key` is a column of bytes, text or numbers (written as text). `value` is a column of bytes or text, whose nulls
+    delete the key; or a list of columns, written as one JSON object, by default all columns but `key`, `deleted` and
+    `timestamp`. Where column `deleted` is true, the key is deleted by a tombstone. A null key is an error that names
+    the column, raised when the rows are written. Raises InvalidOptionError.
+    """
+    types = {field.name: field.dataType for field in frame.schema}
+    named = {"key": key, "value": value, "deleted": deleted, "timestamp": timestamp}
+    for argument, chosen in named.items():
+        for column in [chosen] if isinstance(chosen, str) else chosen or ():
+            if column not in types:
+                raise InvalidOptionError(f"{argument} {column!r}: no such column: there are {', '.join(types)}")
+    if isinstance(types[key], StructType | ArrayType | MapType):
+        raise InvalidOptionError(f"key {key!r} is {types[key].simpleString()}, expected text, bytes or a number")
+    if deleted is not None and not isinstance(types[deleted], BooleanType):
+        raise InvalidOptionError(f"deleted {deleted!r} is {types[deleted].simpleString()}, expected boolean")
+    if timestamp is not None and not isinstance(types[timestamp], TimestampType):
+        raise InvalidOptionError(f"timestamp {timestamp!r} is {types[timestamp].simpleString()}, expected timestamp")
+    if isinstance(value, str):
+        if not isinstance(types[value], StringType | BinaryType):
+            raise InvalidOptionError(
+                f"value {value!r} is {types[value].simpleString()}, expected text or bytes; for JSON: value=[{value!r}]"
+            )
+        content = _column(value)
+    else:
+        columns = [name for name in types if name not in (key, deleted, timestamp)] if value is None else list(value)
+        if not columns:
+            raise InvalidOptionError("value: no columns are left for it: name one")
+        content = sf.to_json(sf.struct(*(_column(name) for name in columns)))
+    if deleted is not None:
+        content = sf.when(sf.coalesce(_column(deleted), sf.lit(False)), sf.lit(None)).otherwise(content)
+    bytes_ = _column(key) if isinstance(types[key], StringType | BinaryType) else _column(key).cast(StringType())
+    null = sf.raise_error(sf.lit(f"key: column {key!r} is null in a row, and a table needs a key in every record"))
+    chosen_columns = [sf.coalesce(bytes_.cast(BinaryType()), null).alias("key"), content.alias("value")]
+    if timestamp is not None:
+        chosen_columns.append(_column(timestamp).alias("timestamp"))
+    return frame.select(*chosen_columns)
+
+
+def write_table(
+    frame: DataFrame,
+    cluster: str,
+    topic: str,
+    *,
+    key: str,
+    value: "str | Sequence[str] | None" = None,
+    deleted: str | None = None,
+    timestamp: str | None = None,
+    checkpoint: str | None = None,
+    trigger: str = AVAILABLE_NOW,
+) -> StreamingQuery | None:
+    """Append `table_changes` of `frame` to a compacted topic: upserts, and deletes as tombstones.
+
+    Rows of the same key in one write have no order: keep one of them first (`keep_last`). A streaming frame needs
+    `checkpoint`, and the running query is returned (`trigger` as in `write_stream`).
+    Raises PolicyViolationError for a topic that is not compacted, and what `table_changes` does.
+    """
+    with Cluster.open(cluster) as opened:
+        check_compacted(opened.store.read(lambda connection: find_topic(connection, topic)))
+    changes = table_changes(frame, key, value=value, deleted=deleted, timestamp=timestamp)
+    if frame.isStreaming:
+        if checkpoint is None:
+            raise InvalidOptionError("checkpoint: needed for a streaming frame")
+        return write_stream(changes, TopicOutput(cluster, topic), checkpoint=checkpoint, trigger=trigger)
+    if checkpoint is not None:
+        raise InvalidOptionError(f"checkpoint {checkpoint!r}: only for a streaming frame")
+    write_topic(changes, cluster, topic)
+    return None
+
+
+def check_compacted(topic: "Topic") -> None:
+    """PolicyViolationError for a topic without cleanup.policy=compact; the message says how to change it."""
+    if not topic.config.compacts:
+        raise PolicyViolationError(
+            f"topic {topic.name!r} is not compacted (cleanup.policy is"
+            f" {','.join(sorted(topic.config.cleanup_policy))}), so old values of a key would accumulate or expire:"
+            f" `spark-log topic alter {topic.name} --config cleanup.policy=compact`"
+        )
+
+
+def _column(name: str) -> Column:
+    return sf.col(f"`{name.replace('`', '``')}`")

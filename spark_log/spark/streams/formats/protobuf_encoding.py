@@ -1,0 +1,151 @@
+"""Columns to Protobuf messages, in Spark's Python workers. Fields may be missing or have narrower types."""
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import EncodeError
+from google.protobuf.message_factory import GetMessageClass
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import types as st
+from pyspark.sql.pandas.functions import arrow_udf
+
+from spark_log.errors import InvalidOptionError, InvalidRecordError
+from spark_log.log.columns.protobuf.messages import is_map, is_timestamp, message_class
+from spark_log.spark.streams.formats.protobuf_types import schema_of
+
+_WHOLE: tuple[type[st.DataType], ...] = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
+"""Integer types; each fits into those that follow."""
+
+
+def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_set: bytes) -> Column:
+    """The encoded messages. InvalidOptionError if the payload's columns do not fit the message."""
+    schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
+    _require_fit(frame.select(payload.alias("value")).schema["value"].dataType, schema)
+
+    def encoded(values: pa.Array) -> pa.Array:
+        messages = messages_of(values, message_class(name, descriptor_set).DESCRIPTOR)
+        return pa.array([None if each is None else _bytes(each) for each in messages], pa.binary())
+
+    function: Callable[[Column], Column] = arrow_udf(encoded, st.BinaryType())  # type: ignore[call-overload]
+    return function(payload)
+
+
+def _require_fit(given: st.DataType, wanted: st.DataType, path: str = "value") -> None:
+    """InvalidOptionError unless all values of the `given` columns fit the message's: the types must be the same or
+    narrower, and fields may be missing.
+    """
+    match given, wanted:
+        case st.StructType(), st.StructType():
+            types = {each.name: each.dataType for each in wanted.fields}
+            for each in given.fields:
+                if each.name not in types:
+                    raise InvalidOptionError(f"column {path}.{each.name}: the message has {', '.join(types)}")
+                _require_fit(each.dataType, types[each.name], f"{path}.{each.name}")
+        case st.ArrayType(), st.ArrayType():
+            _require_fit(given.elementType, wanted.elementType, f"{path}[]")
+        case st.MapType(), st.MapType():
+            _require_fit(given.keyType, wanted.keyType, f"{path}{{}} (key)")
+            _require_fit(given.valueType, wanted.valueType, f"{path}{{}}")
+        case _ if not _is_no_wider(given, wanted):
+            raise InvalidOptionError(
+                f"column {path}: expected {wanted.simpleString().upper()}, got {given.simpleString().upper()}"
+            )
+
+
+def _is_no_wider(given: st.DataType, wanted: st.DataType) -> bool:
+    if isinstance(given, st.DecimalType) and isinstance(wanted, st.DecimalType):
+        return given.scale == 0 and given.precision <= wanted.precision
+    if isinstance(wanted, st.DecimalType):
+        return isinstance(given, (*_WHOLE, st.NullType))
+    if isinstance(given, _WHOLE) and isinstance(wanted, _WHOLE):
+        return _WHOLE.index(type(given)) <= _WHOLE.index(type(wanted))
+    narrower = isinstance(given, st.FloatType) and isinstance(wanted, st.DoubleType)
+    return given == wanted or narrower or isinstance(given, st.NullType)
+
+
+def messages_of(values: pa.Array, kind: Descriptor) -> list[Any]:
+    """The messages of an array of structs, None for null. InvalidRecordError names a field that refuses its value."""
+    names = [each.name for each in values.type]
+    columns = [
+        _of_field(column, kind.fields_by_name[name]) for name, column in zip(names, values.flatten(), strict=True)
+    ]
+    make = GetMessageClass(kind)
+    return [
+        _made(make, dict(zip(names, row, strict=True))) if valid else None
+        for valid, *row in zip(values.is_valid().to_pylist(), *columns, strict=True)
+    ]
+
+
+def _made(make: Any, fields: dict[str, Any]) -> Any:
+    try:
+        return make(**fields)
+    except (ValueError, TypeError) as error:
+        for name, value in fields.items():
+            try:
+                make(**{name: value})
+            except (ValueError, TypeError) as found:
+                raise InvalidRecordError(f"field {name} of {make.DESCRIPTOR.full_name}: {found}") from error
+        raise
+
+
+def _of_field(array: pa.Array, field: FieldDescriptor) -> list[Any]:
+    if pa.types.is_null(array.type):
+        return [None] * len(array)
+    if not field.is_repeated:
+        return _of_values(array, field)
+    if not is_map(field):
+        return _lists(array, _of_values(array.flatten(), field), list)
+    entries = pa.struct([pa.field("key", array.type.key_type, False), ("value", array.type.item_type)])
+    array = array.cast(pa.list_(entries))
+    key, value = (
+        _of_values(column, field.message_type.fields_by_name[part])
+        for part, column in zip(("key", "value"), array.flatten().flatten(), strict=True)
+    )
+    return _lists(array, zip(key, value, strict=True), dict)
+
+
+def _lists(array: pa.ListArray, flat: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> list[Any]:
+    """The flat values as the lists or maps of `array`."""
+    values = iter(flat)
+    return [
+        None if length is None else make(islice(values, length)) for length in pc.list_value_length(array).to_pylist()
+    ]
+
+
+def _of_values(array: pa.Array, field: FieldDescriptor) -> list[Any]:
+    if pa.types.is_null(array.type):
+        return [None] * len(array)
+    if is_timestamp(field):
+        make = GetMessageClass(field.message_type)
+        micros = array.cast(pa.int64()).to_pylist()
+        return [
+            None if each is None else make(seconds=each // 1_000_000, nanos=each % 1_000_000 * 1000) for each in micros
+        ]
+    if field.message_type is not None:
+        return messages_of(array, field.message_type)
+    values: list[Any] = array.to_pylist()
+    if field.enum_type is not None:
+        return [_number(each, field.enum_type) for each in values]
+    if pa.types.is_decimal(array.type):
+        return [None if each is None else int(each) for each in values]
+    return values
+
+
+def _number(name: str | None, enum: EnumDescriptor) -> int | str | None:
+    """The number of an enum's value; unchanged text if there is none, which the message refuses."""
+    if name in enum.values_by_name:
+        return int(enum.values_by_name[name].number)
+    return int(name) if name is not None and not enum.is_closed and re.fullmatch("-?[0-9]+", name) else name
+
+
+def _bytes(message: Any) -> bytes:
+    try:
+        encoded: bytes = message.SerializeToString(deterministic=True)
+    except EncodeError as error:
+        raise InvalidRecordError(str(error)) from error
+    return encoded

@@ -1,0 +1,176 @@
+"""`typed`: records for a topic with typed columns, whose values and keys Spark encodes from columns of a DataFrame."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_type
+
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.log.columns.avro.schema import AvroType, avro_type
+from spark_log.log.columns.decoding import schema_fields
+from spark_log.log.columns.evolution import evolve
+from spark_log.log.columns.key_and_value import KEY, VALUE, TypedPart
+from spark_log.log.columns.resets import present_fields
+from spark_log.spark.streams.formats.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
+from spark_log.spark.streams.formats.parsing import needing_avro, needing_protobuf
+from spark_log.spark.streams.formats.struct_types import converted, fitted
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import Topic
+
+_JSON_OPTIONS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
+"""By default to_json cuts off microseconds, and the seconds of historical time zones."""
+
+_PREFIX = "_spark_log_"
+"""Of the columns before they are encoded."""
+
+
+def typed(
+    frame: DataFrame,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    value: str | Column | Sequence[str] | None = None,
+    key: str | Column | Sequence[str] | None = None,
+    headers: Mapping[str, str | Column] | None = None,
+    timestamp: str | Column | None = None,
+    partition: str | Column | None = None,
+) -> DataFrame:
+    """Records for a topic with typed columns, as `encode` makes them, with `value` in the topic's value.format, and
+    with `key` in its key.format if it has one: so they fit their columns.
+
+    `cluster`: an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
+    value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A field that is missing
+    is null. If the topic has key.format, `key` may be a struct or a list of columns, to which the same applies with
+    key.schema; a column of text or bytes is the key as it is.
+
+    Raises InvalidOptionError that names a column which the schema does not have, or whose type does not fit;
+    InvalidConfigurationError for a topic without typed values or with framing, or if a JAR or package is missing.
+    """
+    given = None if key is None else payload_of(frame, key)
+    return typed_records(frame, _topic(cluster, topic), value, record_columns(given, headers, timestamp, partition))
+
+
+def typed_records(
+    frame: DataFrame, topic: "Topic", value: str | Column | Sequence[str] | None, others: Mapping[str, Column]
+) -> DataFrame:
+    """As `typed`. `others`: the columns besides value."""
+    columns = {"value": payload_of(frame, value), **others}
+    types = {field.name: field.dataType for field in frame.select(*_named(columns)).schema}
+    plans = {"value": _plan(topic, VALUE)}
+    if isinstance(types.get("key"), st.StructType):
+        plans["key"] = _plan(topic, KEY)
+    for name, plan in plans.items():
+        given = types[name]
+        if not isinstance(given, st.StructType):
+            raise InvalidOptionError(f"{name}: expected a struct or names of columns, got {given.simpleString()}")
+        wanted = given if plan.struct is None else fitted(given, plan.struct, name)
+        columns[name] = converted(columns[name], given, wanted)
+    rows = frame.select(*_named({_PREFIX + name: column for name, column in columns.items()}))
+    made = {name: sf.col(_PREFIX + name) for name in columns}
+    made |= {name: encoded(rows, made[name], plan.codec) for name, plan in plans.items()}
+    with needing_avro(frame.sparkSession):
+        return rows.select(*_named(made))
+
+
+def _named(columns: Mapping[str, Column]) -> list[Column]:
+    return [column.alias(name) for name, column in columns.items()]
+
+
+class _Plan(NamedTuple):
+    """`struct`: the struct that is encoded; None: the codec checks it."""
+
+    codec: Codec
+    struct: st.StructType | None
+
+
+def _plan(topic: "Topic", part: TypedPart) -> _Plan:
+    """The encoding of the keys or values of a topic. InvalidConfigurationError if there is none."""
+    columns = None if topic.columns is None else topic.columns.of(part.source)
+    if columns is None:
+        raise InvalidConfigurationError(
+            f"topic {topic.name!r} has no typed columns of its {part.source}s: set {part.source}.format and"
+            f" {part.source}.schema"
+        )
+    if columns.framing != "none":
+        raise InvalidConfigurationError(
+            f"topic {topic.name!r} has {part.source}.framing={columns.framing}: make its {part.source}s with"
+            " streams.encode, which takes a schema id"
+        )
+    if columns.format == "json":
+        fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
+        return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields))
+    if columns.format == "avro":
+        kind = avro_type(columns.schema)
+        return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
+    with needing_protobuf():
+        from spark_log.log.columns.protobuf.schema import message_of
+    _, name, descriptor_set = message_of(columns.schema)
+    return _Plan(Protobuf(name, descriptor_set), None)
+
+
+def _spark_type(fields: pa.StructType) -> st.StructType:
+    found = from_arrow_type(fields)
+    assert isinstance(found, st.StructType)
+    return found
+
+
+_AVRO_TYPES: dict[tuple[str, str], st.DataType] = {
+    ("int", ""): st.IntegerType(),
+    ("int", "date"): st.DateType(),
+    ("long", ""): st.LongType(),
+    ("long", "timestamp-millis"): st.TimestampType(),
+    ("long", "timestamp-micros"): st.TimestampType(),
+    ("float", ""): st.FloatType(),
+    ("double", ""): st.DoubleType(),
+    ("boolean", ""): st.BooleanType(),
+    ("string", ""): st.StringType(),
+    ("enum", ""): st.StringType(),
+    ("bytes", ""): st.BinaryType(),
+    ("fixed", ""): st.BinaryType(),
+}
+
+
+def _avro_struct(kind: AvroType, path: str) -> st.StructType:
+    """The struct from which to_avro makes records of this type. InvalidOptionError names a field of another type."""
+    return st.StructType(
+        [
+            st.StructField(name, _avro_column(part, f"{path}.{name}"))
+            for name, part in zip(kind.names, kind.parts, strict=True)
+        ]
+    )
+
+
+def _avro_column(kind: AvroType, path: str) -> st.DataType:
+    if kind.name == "record":
+        return _avro_struct(kind, path)
+    if kind.name == "array":
+        return st.ArrayType(_avro_column(kind.parts[0], f"{path}[]"))
+    if kind.name == "map":
+        return st.MapType(st.StringType(), _avro_column(kind.parts[0], f"{path}{{}}"))
+    if kind.name == "union":
+        branches = [part for part in kind.parts if part.name != "null"]
+        if len(branches) == 1:
+            return _avro_column(branches[0], path)
+    elif pa.types.is_decimal(kind.column):
+        return from_arrow_type(kind.column)
+    elif (kind.name, kind.logical) in _AVRO_TYPES:
+        return _AVRO_TYPES[kind.name, kind.logical]
+    raise InvalidOptionError(f"column {path}: Spark cannot write Avro's {kind.logical or kind.name}")
+
+
+def _topic(cluster: "str | Cluster", name: str) -> "Topic":
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    try:
+        return opened.store.read(lambda connection: find_topic(connection, name))
+    finally:
+        if opened is not cluster:
+            opened.close()

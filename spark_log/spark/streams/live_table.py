@@ -1,0 +1,260 @@
+"""`Table`: joins a stream with a compacted topic, current in every micro-batch. Kafka Streams' KStream-KTable join.
+
+Spark reads the static side of a streaming join once. Therefore the join is made in foreachBatch, with the table at
+offsets that are fixed for the batch. Two frames are cached between batches: the last value of each key at a *base*
+version, partitioned and sorted for joins, and the rows that changed since. Both depend on offsets and the log alone, so
+a lost executor costs time only. A batch reads the new records of the topic; the base is read again only after many
+changes or after compaction.
+"""
+
+import logging
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidOptionError
+from spark_log.failpoints import failpoint
+from spark_log.ids import OffsetRange
+from spark_log.log.log import Log
+from spark_log.spark.datasource.read.read_topic import read_plan
+from spark_log.spark.streams.batch_notes import Notes
+from spark_log.spark.streams.compacted_tables import check_compacted, last_values
+from spark_log.spark.streams.formats.codecs import ERROR, RAW, Codec, decode
+from spark_log.spark.streams.micro_batch import MicroBatch, current_batch
+from spark_log.spark.streams.table_version import TableVersion, plan_at, read_version
+
+logger = logging.getLogger(__name__)
+
+_CHANGED_MAX = 100_000
+"""Up to this number, changed records stay apart from the base and are broadcast to the tasks of a join."""
+_KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
+_RECORDS_PER_TASK = 250_000
+JOIN_KINDS = ("inner", "left")
+
+
+@dataclass(frozen=True)
+class _State:
+    """The table at `version`: the rows of `changed` replace the rows of `base` with the same keys.
+
+    Columns: _table_key, and those of `read_table` with the prefix _base_ or _changed_ (`_changed_value` null: deleted).
+    """
+
+    version: TableVersion
+    base_version: TableVersion
+    base: DataFrame
+    changed: DataFrame | None
+
+
+class Table:
+    """A compacted topic, for joins with streams. Driver.
+
+    >>> planes = Table(spark, address, "planes", value=Json("seats INT"))                # doctest: +SKIP
+    >>> def route(batch):
+    ...     return [(planes.join(batch, on="tailnum"), TopicOutput(address, "enriched"))]
+    >>> write_stream(flights, route, checkpoint=folder)                                  # doctest: +SKIP
+
+    Guarantee: all rows of a micro-batch, in all outputs, are joined with one version of the table, which has at least
+    every change that could be read when the batch began. So a record that was appended after a change was acknowledged
+    is joined with that change or a later one. A batch that is replayed after a crash uses the same version again: it is
+    noted in the checkpoint before it is used. If records of that version have been compacted, erased, expired, or
+    truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
+    warning is logged when records that the table showed before were lost.
+
+    With a codec (`value`), each value is decoded once, when it is read; a bad value counts as deleted.
+
+    Use one Table per query: two queries would alternate between their versions and read the base each time.
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
+    """
+
+    def __init__(self, spark: SparkSession, cluster: str, topic: str, *, value: Codec | None = None) -> None:
+        self.topic = topic
+        self._codec = value
+        self._spark = spark
+        self._cluster = Cluster.open(cluster)
+        self._log = Log(self._cluster, holder=f"table {topic}")
+        self._lock = Lock()
+        self._state: _State | None = None
+        self._batch: MicroBatch | None = None
+        try:
+            check_compacted(self._log.find_topic(topic))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Table":
+        return self
+
+    def __exit__(self, *_: "type[BaseException] | BaseException | TracebackType | None") -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the cluster and free the cached rows."""
+        with self._lock:
+            if self._state is not None and self._spark.sparkContext._jsc is not None:  # None: Spark has stopped
+                self._forget(self._state.base, self._state.changed)
+            self._state = None
+            self._log.close()
+            self._cluster.close()
+
+    def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
+        """`batch` with one more column: the table's row with the key `on` as a struct, null if there is none.
+
+        `on` is a column of bytes or text, or a Column of the key's bytes. The struct has the fields of the table's
+        codec; without a codec value (binary), partition, offset and timestamp. The column is called `name`, by default
+        as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
+        foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises InvalidOptionError.
+        """
+        if batch.isStreaming:
+            raise InvalidOptionError(
+                f"table {self.topic!r}: a streaming frame is joined batch by batch: call join in the function that is"
+                " given to write_stream or foreachBatch"
+            )
+        if how not in JOIN_KINDS:
+            raise InvalidOptionError(f"how {how!r}: expected {' or '.join(JOIN_KINDS)}")
+        name = name or self.topic
+        if name.lower() in (column.lower() for column in batch.columns):
+            raise InvalidOptionError(f"name {name!r}: the batch has a column of this name: choose another one")
+        keyed = batch.withColumn(_KEY, self._key(batch, on))
+        state = self._as_of_batch(batch.sparkSession)
+        found = keyed.join(state.base, _KEY, how if state.changed is None else "left")
+        row = self._row(_BASE, state.base)
+        if state.changed is not None:
+            found = found.join(sf.broadcast(state.changed), _KEY, "left")
+            is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
+            row = sf.when(is_changed, self._row(_CHANGED, state.changed)).otherwise(row)
+        joined = found.select(*(_quoted(column) for column in batch.columns), row.alias(name))
+        return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
+
+    def rows(self) -> DataFrame:
+        """The rows at the version that `join` uses: the columns of `read_table`, values decoded."""
+        state = self._as_of_batch(self._spark)
+        rows = _named(state.base, _BASE)
+        if state.changed is not None:
+            unchanged = state.base.join(state.changed, _KEY, "left_anti")
+            rows = _named(unchanged, _BASE).unionByName(_named(state.changed, _CHANGED).where("value IS NOT NULL"))
+        return rows
+
+    def _key(self, batch: DataFrame, on: "str | Column") -> Column:
+        if isinstance(on, str) and on not in batch.columns:
+            raise InvalidOptionError(f"on {on!r}: no such column: there are {', '.join(batch.columns)}")
+        column = _quoted(on) if isinstance(on, str) else on
+        kind = batch.select(column.alias("it")).schema["it"].dataType
+        if not isinstance(kind, StringType | BinaryType):
+            raise InvalidOptionError(
+                f"on {on!r} is {kind.simpleString()}, expected text or bytes: cast it as the table's keys were written"
+            )
+        return column.cast(BinaryType())
+
+    def _as_of_batch(self, session: SparkSession) -> _State:
+        with self._lock:
+            batch = current_batch(session)
+            if batch is not None and batch == self._batch and self._state is not None:
+                return self._state  # a second join in the same batch
+            notes = None if batch is None else Notes(session, batch, self.topic)
+            version = self._version(notes)
+            while (state := self._state_at(version)) is None:
+                version = self._version(notes)
+            self._state, self._batch = state, batch
+            return state
+
+    def _version(self, notes: Notes | None) -> TableVersion:
+        """The version that an earlier run of the batch noted, if its records are still there, else the current one."""
+        noted = None if notes is None else notes.read()
+        if noted is not None:
+            version = TableVersion.from_text(noted)
+            if read_version(self._log, self.topic, version)[1] == version:
+                return version
+            logger.warning(
+                "table %s: records of the version that this batch used before have been compacted, erased, truncated"
+                " or expired: it uses the current version",
+                self.topic,
+            )
+        version = read_version(self._log, self.topic)[1]
+        if self._state is not None and version.diverges_from(self._state.version):
+            logger.warning(
+                "table %s: an unclean leader election truncated records of the table, or the topic was deleted and"
+                " created again: the whole table is read again",
+                self.topic,
+            )
+        if notes is not None:
+            notes.write(version.as_text())
+            failpoint("stream.table-noted")
+        return version
+
+    def _state_at(self, version: TableVersion) -> _State | None:
+        """The state at `version`; None if records of it were removed from the log before they could be read."""
+        state = self._state
+        if state is not None and state.version == version:
+            return state
+        new = None if state is None else version.since(state.base_version)
+        if state is not None and new is not None and sum(offsets.size for offsets in new.values()) <= _CHANGED_MAX:
+            changed = self._read(version, new, 1) if new else None
+            if new and changed is None:
+                return None
+            changed = None if changed is None else _prefixed(changed, _CHANGED).persist()
+            after = _State(version, state.base_version, state.base, changed)
+            before = [state.changed]
+        else:
+            whole = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
+            tasks = min(-(-version.records // _RECORDS_PER_TASK), self._shuffle_partitions()) or 1
+            rows = self._read(version, whole, tasks)
+            if rows is None:
+                return None
+            base = rows.where(sf.col("value").isNotNull())
+            base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
+            base.count()  # computed now: Spark plans joins by its size, and does not shuffle and sort it again
+            after = _State(version, version, base, None)
+            before = [] if state is None else [state.base, state.changed]
+        self._forget(*before)
+        return after
+
+    def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
+        """`last_values` of the ranges; None if records of the version are gone. The plan's segments may extend beyond
+        the ranges.
+        """
+        plan = plan_at(self._log, self.topic, version, ranges)
+        if plan is None:
+            return None
+        records = read_plan(self._spark, self.topic, plan)
+        ends = sf.array(*(sf.lit(version.partitions[number].end) for number in sorted(version.partitions)))
+        records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))
+        last = last_values(records.repartition(tasks, "key"))
+        return last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR)
+
+    def _row(self, prefix: str, rows: DataFrame) -> Column:
+        """A row of the table as a struct; null if there is none or it is deleted."""
+        value = sf.col(f"{prefix}value")
+        if self._codec is not None:
+            return value
+        fields = (sf.col(name).alias(_field(name, prefix)) for name in rows.columns if name != _KEY)
+        return sf.when(value.isNotNull(), sf.struct(*fields))
+
+    def _shuffle_partitions(self) -> int:
+        return int(str(self._spark.conf.get("spark.sql.shuffle.partitions")))
+
+    def _forget(self, *frames: DataFrame | None) -> None:
+        for frame in frames:
+            if frame is not None:
+                frame.unpersist()
+
+
+def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
+    return rows.select(*(sf.col(name).alias(_KEY if name == "key" else prefix + name) for name in rows.columns))
+
+
+def _named(rows: DataFrame, prefix: str) -> DataFrame:
+    """The inverse of `_prefixed`."""
+    return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
+
+
+def _field(name: str, prefix: str) -> str:
+    return "key" if name == _KEY else name.removeprefix(prefix)
+
+
+def _quoted(name: str) -> Column:
+    return sf.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,209 @@
+"""Writes the results of a streaming query exactly once: into topics, into Delta tables, or onto the console.
+
+One topic in append or complete mode uses the sink `format("spark_log")`. All other outputs use foreachBatch: the rows
+for topics of one cluster are one transaction (`batch_transaction`), and the rows for a Delta table are one write with
+the query's id and the batch's number (`txnAppId`, `txnVersion`). Spark replays a micro-batch after a crash with the
+same input and the same state, so the replay writes only what is missing.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_log.errors import InvalidOptionError, redact
+from spark_log.failpoints import failpoint
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write.active_session import activate_session
+from spark_log.spark.datasource.write.write_schema import check_write_schema
+from spark_log.spark.delta_jars import check_loaded
+from spark_log.spark.streams.micro_batch import MicroBatch, this_batch
+from spark_log.spark.streams.transacted_batch import batch_transaction
+from spark_log.text import parse_interval_ms
+
+OutputMode = Literal["append", "update", "complete"]
+
+AVAILABLE_NOW = "available-now"
+AS_FAST_AS_POSSIBLE = "0 seconds"
+
+
+@dataclass(frozen=True, repr=False)
+class TopicOutput:
+    """Rows as `format("spark_log")` writes them: value, and key, headers, partition, timestamp if they are present."""
+
+    cluster: str
+    """Address: a folder or a URL."""
+    topic: str
+
+    def __repr__(self) -> str:
+        return f"TopicOutput({redact(self.cluster)!r}, {self.topic!r})"
+
+
+@dataclass(frozen=True)
+class DeltaOutput:
+    """A Delta table, created if it is missing. In mode complete each batch replaces it."""
+
+    path: str
+    keys: tuple[str, ...] = ()
+    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys."""
+
+
+@dataclass(frozen=True)
+class ConsoleOutput:
+    """Prints each batch as a table on stdout. A replayed batch is printed again."""
+
+    limit: int = 20
+    """Rows shown of a batch."""
+
+
+Output = TopicOutput | DeltaOutput | ConsoleOutput
+Route = Callable[[DataFrame], Sequence[tuple[DataFrame, Output]]]
+"""Splits a micro-batch into rows for outputs, which are written in this order. It is called once for each batch, with
+rows that are persisted until all outputs are written, and must return the same rows for the same batch."""
+
+
+def write_stream(
+    frame: DataFrame,
+    outputs: "Output | Sequence[Output] | Route",
+    *,
+    checkpoint: str,
+    trigger: str = AS_FAST_AS_POSSIBLE,
+    output_mode: OutputMode = "append",
+    name: str | None = None,
+    group_id: str | None = None,
+) -> StreamingQuery:
+    """Start a query that writes `frame` to one output, to each of several, or in parts that a function chooses.
+
+    `trigger` is "available-now" (process the available records, then end) or an interval as "10 seconds". Topics and
+    Delta tables get each result exactly once, whatever crashes, as long as `checkpoint` is kept; a query may write to
+    each of them in one place only. The rows of a micro-batch for all topics of a cluster become visible at once. With
+    `group_id`, the same transaction commits the group's offsets, which are the ends of the batch in the query's
+    sources; these must be topics of that cluster and have no option `group.id`.
+    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table if Spark has no Delta.
+    """
+    if output_mode not in get_args(OutputMode):
+        raise InvalidOptionError(f"output_mode {output_mode!r}: expected append, update or complete")
+    if not checkpoint:
+        raise InvalidOptionError("checkpoint '': required: with it a restart continues where the last run ended")
+    if isinstance(outputs, TopicOutput | DeltaOutput | ConsoleOutput):
+        outputs = (outputs,)
+    if not callable(outputs):
+        check_outputs(outputs, output_mode, group_id)
+        if any(isinstance(each, DeltaOutput) for each in outputs):
+            check_loaded(frame.sparkSession)
+        for cluster, topic in ((each.cluster, each.topic) for each in outputs if isinstance(each, TopicOutput)):
+            options = WriteOptions.parse({"cluster": cluster, "topic": topic}, streaming=True, environ={})
+            check_write_schema(frame.schema, options)
+    activate_session(frame.sparkSession)
+    writer = _triggered(frame.writeStream, trigger).outputMode(output_mode).option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    if not callable(outputs) and len(outputs) == 1 and output_mode != "update" and group_id is None:
+        [only] = outputs
+        if isinstance(only, TopicOutput):
+            return writer.format("spark_log").options(cluster=only.cluster, topic=only.topic).start()
+    if callable(outputs):
+        route, keep = outputs, True
+    else:
+        route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
+    return writer.foreachBatch(lambda batch, _: write_batch(batch, route, output_mode, keep, group_id)).start()
+
+
+def write_batch(batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None) -> None:
+    """The body of foreachBatch. `keep`: persist the batch, so that it and the query's state are computed only once."""
+    current = this_batch(batch.sparkSession)
+    if keep:
+        batch.persist()
+    try:
+        parts = route(batch)
+        outputs = [output for _, output in parts]
+        check_outputs(outputs, output_mode, group_id)
+        failpoint("stream.batch-begun")
+        with ExitStack() as stack:
+            transactions = {
+                cluster: stack.enter_context(batch_transaction(batch, cluster=cluster, group_id=group_id))
+                for cluster in sorted(_clusters(outputs))
+            }
+            for rows, output in parts:
+                if isinstance(output, TopicOutput):
+                    transactions[output.cluster].write(rows, output.topic)
+                else:
+                    _write(rows, output, output_mode, current)
+                failpoint("stream.output-written")
+    finally:
+        if keep:
+            batch.unpersist()
+
+
+def _whole_to_each(outputs: Sequence[Output]) -> Route:
+    return lambda batch: [(batch, output) for output in outputs]
+
+
+def _merges(output: Output) -> bool:
+    return isinstance(output, DeltaOutput) and bool(output.keys)
+
+
+def _clusters(outputs: Sequence[Output]) -> set[str]:
+    return {output.cluster for output in outputs if isinstance(output, TopicOutput)}
+
+
+def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: str | None = None) -> None:
+    """InvalidOptionError for outputs that cannot be written exactly once: a second write to one table would look like a
+    replay, and offsets are committed with the topics of one cluster.
+    """
+    if group_id is not None and len(_clusters(outputs)) != 1:
+        raise InvalidOptionError(
+            f"group_id {group_id!r}: its offsets are committed with topics of one cluster, and the outputs name"
+            f" {len(_clusters(outputs))} clusters"
+        )
+    if not outputs:
+        raise InvalidOptionError("outputs: at least one is needed")
+    lasting = [output for output in outputs if not isinstance(output, ConsoleOutput)]
+    targets = [output.path if isinstance(output, DeltaOutput) else output for output in lasting]
+    for output, target in zip(lasting, targets, strict=True):
+        if targets.count(target) > 1:
+            raise InvalidOptionError(f"outputs: {output} is named twice: union the rows instead")
+        if isinstance(output, DeltaOutput) and not output.keys and output_mode == "update":
+            raise InvalidOptionError(
+                f"outputs: {output} needs keys in output mode update: they say which row a changed one replaces"
+            )
+
+
+def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: OutputMode, batch: MicroBatch) -> None:
+    match output:
+        case ConsoleOutput(limit):
+            print(f"batch {batch.batch_id}", flush=True)
+            rows.show(limit, truncate=False)
+        case DeltaOutput(path, keys):
+            if keys and output_mode != "complete" and _merged(rows, path, keys):
+                return
+            once = {"txnAppId": batch.query_id, "txnVersion": str(batch.batch_id)}
+            mode = "overwrite" if output_mode == "complete" else "append"
+            rows.write.format("delta").options(**once).mode(mode).save(path)
+
+
+def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
+    """Merge the rows into the table; False if there is no table yet. Merging the same rows again changes nothing."""
+    from delta.tables import DeltaTable
+
+    if not DeltaTable.isDeltaTable(rows.sparkSession, path):
+        return False
+    names = [f"`{key.replace('`', '``')}`" for key in keys]
+    same = " AND ".join(f"old.{name} <=> new.{name}" for name in names)
+    table = DeltaTable.forPath(rows.sparkSession, path).alias("old")
+    table.merge(rows.alias("new"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    return True
+
+
+def _triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    try:
+        interval_ms = parse_interval_ms(trigger)
+    except ValueError as error:
+        raise InvalidOptionError(f"trigger {trigger!r}: neither {AVAILABLE_NOW!r} nor an interval: {error}") from None
+    return writer.trigger(processingTime=f"{interval_ms} milliseconds")

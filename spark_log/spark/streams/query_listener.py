@@ -1,0 +1,315 @@
+"""A listener of Spark's streaming queries: their lag, rates and state for Prometheus and for the history.
+
+Spark waits for a listener's callbacks (in onQueryStarted, `start()` does; the others hold up the events of all
+queries). So the callbacks only put events into a bounded queue. One thread takes them, asks the store for the lag and
+appends to `__metrics`. A query is neither delayed nor failed: with a store that does not
+answer, reports are lost.
+"""
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
+from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
+from spark_log.facts.metrics.recorded_topics import METRICS, append_records
+from spark_log.log.segments import plan as planner
+from spark_log.process import stop_at_exit
+from spark_log.spark.datasource.checkpoint.stream_offsets import StreamOffset
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+RECORD_INTERVAL_S = 10.0
+"""A running query is recorded at most this often; an unchanged one is not."""
+
+_EVENTS_MAX = 1_000
+_QUERIES_MAX = 200
+"""Queries that are kept, with those that have ended."""
+
+_LAG_CACHED_S = 1.0
+_PAUSE_S = 10.0
+"""For this long after a failure, the store is not asked."""
+_TIMEOUT_MS = 2_000
+_CLOSE_S = 10.0
+
+
+@dataclass
+class _Query:
+    """`reported`: the facts of the last record, and the time at which it was written."""
+
+    facts: QueryFacts
+    reported: QueryFacts | None = None
+    reported_s: float = float("-inf")
+    lag_s: float = float("-inf")
+    """When its lag was read."""
+
+
+class SparkLogListener(StreamingQueryListener):
+    """Reports the streaming queries of a Spark session to a cluster.
+
+        listener = SparkLogListener("/data/log", metrics_port=9405)
+        spark.streams.addListener(listener)
+        ...
+        listener.close()                       # or: with observing_queries(spark, "/data/log"): ...
+
+    The lag is that of the query's sources of format spark_log on this cluster; rates, duration and state are of the
+    whole query. It works in Spark Connect too: there it sees the queries of its own session. `metrics_port` needs
+    the extra `metrics` of spark-log; 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
+    nothing is written to `__metrics`.
+    """
+
+    def __init__(
+        self,
+        cluster: str | Cluster,
+        *,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
+        record: bool = True,
+        record_interval_s: float = RECORD_INTERVAL_S,
+    ) -> None:
+        self._closing = ExitStack()
+        self._cluster = self._closing.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
+        self._record, self._interval_s = record, record_interval_s
+        self._events: queue.Queue[Any] = queue.Queue(_EVENTS_MAX)
+        self._queries: dict[str, _Query] = {}
+        self._lock = threading.RLock()
+        self._handled = threading.Condition(self._lock)
+        self._stopping = threading.Event()
+        self._last_failure: str | None = None
+        self._paused_until_s = float("-inf")
+        self.dropped = 0
+        """Events that were lost because they came faster than they could be handled."""
+        self.port: int | None = None
+        if metrics_port is not None:
+            self.port = self._serve_metrics(metrics_host, metrics_port)
+        self._thread = threading.Thread(target=self._run, name="spark-log-queries", daemon=True)
+        self._thread.start()
+        stop_at_exit(self)
+
+    # Called by Spark: must neither wait nor raise ----------------------------------------------------------------
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._put(QueryFacts(str(event.id), str(event.runId), event.name))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self._put(event)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """An idle query has no new facts; its lag is read at intervals anyway."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._put(event)
+
+    def _put(self, event: object) -> None:
+        try:
+            self._events.put_nowait((event, clock.wall_ms()))
+        except queue.Full:
+            self.dropped += 1
+
+    # Called by the program ---------------------------------------------------------------------------------------
+
+    def queries(self) -> list[QueryFacts]:
+        """The facts of the queries that this listener has seen, in the order of their starts."""
+        with self._lock:
+            kept = list(self._queries.values())
+        for each in kept:
+            self._refresh_lag(each)
+        return [each.facts for each in kept]
+
+    def wait_for_ends(self, active: Collection[str], timeout_s: float = _CLOSE_S) -> bool:
+        """Wait until Spark has reported the end of all queries but those with the ids `active`: it does so later than
+        `awaitTermination` returns. False after the timeout.
+        """
+
+        def all_ended() -> bool:
+            ended = all(each.facts.state != "running" for name, each in self._queries.items() if name not in active)
+            return ended and self._events.empty()
+
+        with self._handled:
+            return self._handled.wait_for(all_ended, timeout_s)
+
+    def close(self) -> None:
+        """Report what is left, for some seconds at most, and end the metrics. Remove it from the session first."""
+        self.request_stop()
+        self._thread.join(_CLOSE_S)
+        self._closing.close()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Ask the thread to report what is left and to end; returns it."""
+        self._stopping.set()
+        self._put(None)
+        return [self._thread]
+
+    # In the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            event = None
+            with suppress(queue.Empty):
+                event = self._events.get(timeout=min(1.0, self._interval_s))
+            self._step(event, last=False)
+        while not self._events.empty():
+            self._step(self._events.get_nowait(), last=self._events.empty())
+
+    def _step(self, event: Any, *, last: bool) -> None:
+        try:
+            if event is not None:
+                with self._handled:
+                    self._handle(*event)
+                    self._handled.notify_all()
+            if last or not self._is_paused():
+                self._report(last=last)
+                self._last_failure = None
+        except Exception as error:  # a query must not end because of its listener
+            self._pause()
+            text = redact(f"{type(error).__name__}: {error}")
+            if text != self._last_failure:  # logged once, not at every attempt
+                logger.warning("queries are not reported to %s: %s", METRICS.name, text)
+            self._last_failure = text
+
+    def _handle(self, event: Any, now_ms: int) -> None:
+        if isinstance(event, QueryFacts):
+            self._keep(event)
+        elif isinstance(event, QueryProgressEvent):
+            progress = event.progress
+            known = self._known(progress, progress.name)
+            known.facts = with_progress(known.facts, progress, now_ms)
+            known.lag_s = float("-inf")
+        elif isinstance(event, QueryTerminatedEvent):
+            ended = self._known(event, None)
+            error = None if event.exception is None else redact(event.exception)
+            ended.facts = replace(ended.facts, state="terminated" if error is None else "failed", error=error)
+
+    def _known(self, run: Any, name: str | None) -> _Query:
+        """The query of this run; a new one if it was started before the listener was added."""
+        known = self._queries.get(str(run.id))
+        if known is None or known.facts.run_id != str(run.runId):
+            known = self._keep(QueryFacts(str(run.id), str(run.runId), name))
+        return known
+
+    def _keep(self, facts: QueryFacts) -> _Query:
+        self._queries.pop(facts.query_id, None)
+        self._queries[facts.query_id] = kept = _Query(facts)
+        while len(self._queries) > _QUERIES_MAX:
+            ended = (name for name, query in self._queries.items() if query.facts.state != "running")
+            del self._queries[next(ended, next(iter(self._queries)))]
+        return kept
+
+    def _report(self, *, last: bool) -> None:
+        """Record the queries that are due: at intervals while they run, and at once when they end."""
+        if not self._record or self._cluster.store.settings.metrics_interval_ms < 0:
+            return
+        now_s = clock.monotonic_s()
+        due = []
+        for each in list(self._queries.values()):
+            ended = each.facts.state != "running" and (each.reported is None or each.reported.state == "running")
+            if not (ended or last or now_s - each.reported_s >= self._interval_s):
+                continue
+            if each.facts.state == "running" or ended:
+                self._refresh_lag(each)
+            if each.facts != each.reported:
+                due.append((each, each.facts))
+        for each, facts in due:  # before the attempt: what cannot be written is not tried again and again
+            each.reported, each.reported_s = facts, now_s
+        append_records(self._cluster, METRICS, [query_record(facts) for _, facts in due], timeout_ms=_TIMEOUT_MS)
+
+    def _refresh_lag(self, query_: _Query) -> None:
+        now_s = clock.monotonic_s()
+        if now_s - query_.lag_s < _LAG_CACHED_S:
+            return
+        query_.lag_s = now_s
+        ends, lag = query_.facts.ends, None
+        if not self._is_paused():
+            try:
+                lag = lag_of(self._cluster, ends)
+            except SparkLogError:  # the report will say so
+                self._pause()
+        with self._lock:
+            if query_.facts.ends == ends:
+                query_.facts = replace(query_.facts, lag=lag)
+
+    def _is_paused(self) -> bool:
+        return clock.monotonic_s() < self._paused_until_s
+
+    def _pause(self) -> None:
+        self._paused_until_s = clock.monotonic_s() + _PAUSE_S
+
+    def _serve_metrics(self, host: str, port: int) -> int:
+        try:
+            from spark_log.facts.metrics.exporter import registry_of
+            from spark_log.facts.metrics.http_server import serving_metrics
+            from spark_log.facts.metrics.query_metrics import QueryCollector
+        except ModuleNotFoundError as error:
+            raise InvalidConfigurationError(
+                f"metrics_port needs a package that is not installed ({error.name}): {install_extra('metrics')}"
+            ) from error
+        registry = registry_of(QueryCollector(self.queries))
+        return self._closing.enter_context(serving_metrics(host, port, registry, lambda: None, lambda: None))
+
+
+@contextmanager
+def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings: Any) -> Iterator[SparkLogListener]:
+    """A SparkLogListener of the session's queries while it is entered. `settings`: of the listener."""
+    listener = SparkLogListener(cluster, **settings)
+    try:
+        spark.streams.addListener(listener)
+        try:
+            yield listener
+        finally:
+            with suppress(Exception):  # Spark may have been stopped, or the body's error says more
+                listener.wait_for_ends({str(query.id) for query in spark.streams.active})
+            spark.streams.removeListener(listener)
+    finally:
+        listener.close()
+
+
+def lag_of(cluster: Cluster, ends: Sequence[str]) -> int | None:
+    """Records between these end offsets and the high watermarks, over the sources that read this cluster.
+
+    None if no source does. A partition or topic that is newer than the offsets counts with all of its records.
+    """
+    found = [offset for offset in map(_stream_offset, ends) if offset is not None]
+    ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
+    if not ours:
+        return None
+
+    def read(connection: "sa.Connection") -> int:
+        lag = 0
+        for positions in ours:
+            topics = find_topics(connection, {name for name, _ in positions.offsets})
+            for here, limits in planner.positions(connection, topics.values()).items():
+                same = positions.topic_ids.get(here.topic, topics[here.topic].topic_id) == topics[here.topic].topic_id
+                done = positions.offsets.get(here, 0) if same else 0
+                lag += max(0, limits.high_watermark - max(done, limits.log_start_offset))
+        return lag
+
+    return cluster.store.read(read, timeout_ms=_TIMEOUT_MS)
+
+
+def _stream_offset(text: str) -> StreamOffset | None:
+    """None for the offset of a source of another kind (files, rate, Kafka)."""
+    try:
+        shown: Mapping[str, Any] = json.loads(text)
+        return StreamOffset.from_json(shown) if isinstance(shown, dict) and "@topics" in shown else None
+    except (ValueError, TypeError, AttributeError, SparkLogError):
+        return None

@@ -1,0 +1,143 @@
+"""The version of a table: the offsets up to which its topic was read, and the gaps and truncations at that time."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.log.partitions.replication_rules import Truncation
+from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.reader import ReadPlan, Wanted
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.gaps import count_gaps
+
+
+@dataclass(frozen=True)
+class PartitionVersion:
+    """A partition of the topic: offsets [start, end), of which `gaps` no longer have a record.
+
+    While start, gaps and truncations stay the same, no record below `end` has been removed from the log.
+    """
+
+    start: int
+    end: int
+    gaps: int
+    truncations: tuple[Truncation, ...] = ()
+    """Truncations below `end`, in the order of their epochs."""
+
+    def continues(self, before: "PartitionVersion") -> bool:
+        """Whether no election has truncated a record below `before.end` since `before`."""
+        return self.end >= before.end and before.truncations == tuple(
+            each for each in self.truncations if each.start_offset < before.end
+        )
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """The state of a topic when `Table` reads it; equal versions have the same rows."""
+
+    topic_uuid: str
+    partitions: Mapping[int, PartitionVersion]
+
+    @property
+    def records(self) -> int:
+        """Records of the log in this version: at least as many as the table has rows."""
+        return sum(each.end - each.start - each.gaps for each in self.partitions.values())
+
+    def diverges_from(self, before: "TableVersion") -> bool:
+        """Whether records of an earlier version were lost: truncated by an election, or deleted with the topic."""
+        return self.topic_uuid != before.topic_uuid or not all(
+            each.continues(before.partitions[number])
+            for number, each in self.partitions.items()
+            if number in before.partitions
+        )
+
+    def since(self, base: "TableVersion") -> dict[int, OffsetRange] | None:
+        """The records that were appended after `base`; None if `base` and these records do not make this version.
+
+        They do if the log below `base` is unchanged and no record after it has been removed: a tombstone that was
+        compacted away would be missed.
+        """
+        if self.diverges_from(base) or not base.partitions.keys() <= self.partitions.keys():
+            return None
+        new: dict[int, OffsetRange] = {}
+        for number, each in self.partitions.items():
+            before = base.partitions.get(number, PartitionVersion(0, 0, 0))
+            if each.start != before.start or each.gaps != before.gaps:
+                return None
+            if each.end > before.end:
+                new[number] = OffsetRange(before.end, each.end)
+        return new
+
+    def as_text(self) -> str:
+        partitions: dict[str, list[Any]] = {}
+        for number, each in sorted(self.partitions.items()):
+            truncations = [[truncation.leader_epoch, truncation.start_offset] for truncation in each.truncations]
+            partitions[str(number)] = [each.start, each.end, each.gaps, *([truncations] if truncations else [])]
+        return json.dumps({"version": 1, "topic": self.topic_uuid, "partitions": partitions})
+
+    @classmethod
+    def from_text(cls, text: str) -> "TableVersion":
+        """Inverse of `as_text`. ValueError, KeyError or TypeError for any other text."""
+        found = json.loads(text)
+        if found["version"] != 1:
+            raise ValueError(f"version {found['version']!r}, expected 1")
+        partitions: dict[int, PartitionVersion] = {}
+        for number, (start, end, gaps, *rest) in found["partitions"].items():
+            truncations = tuple(Truncation(int(epoch), int(offset)) for epoch, offset in (rest[0] if rest else ()))
+            partitions[int(number)] = PartitionVersion(int(start), int(end), int(gaps), truncations)
+        return cls(str(found["topic"]), partitions)
+
+
+def read_version(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
+    """The topic, and its version up to the high watermarks or up to the end offsets of `at`.
+
+    The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
+    """
+    return log.cluster.store.read(lambda connection: _read_version(connection, name, at))
+
+
+class _GoneError(Exception):
+    """Records of the version have been removed from the log."""
+
+
+def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
+    """The plan that reads ranges of the topic at `version`; None if records of the version have been removed.
+
+    Both are found in one snapshot. Raises UnknownTopicOrPartitionError.
+    """
+
+    def wanted(connection: sa.Connection) -> Wanted:
+        topic, now = _read_version(connection, name, version)
+        if now != version:
+            raise _GoneError
+        return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
+
+    try:
+        return log.plan_in_snapshot(wanted)
+    except _GoneError:
+        return None
+
+
+def _read_version(connection: sa.Connection, name: str, at: TableVersion | None) -> tuple[Topic, TableVersion]:
+    topic = find_topic(connection, name)
+    positions = planner.positions(connection, [topic])
+    ranges: dict[int, OffsetRange] = {}
+    for partition in range(topic.partition_count) if at is None else at.partitions:
+        start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
+        end = watermark if at is None else min(watermark, at.partitions[partition].end)
+        ranges[partition] = OffsetRange(start, max(start, end))
+    gaps = count_gaps(connection, topic, ranges)
+    truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
+    partitions: dict[int, PartitionVersion] = {}
+    for partition, (start, end) in ranges.items():
+        # for an older version, those below its own end: the log may be shorter now
+        below = end if at is None else at.partitions[partition].end
+        found = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
+        partitions[partition] = PartitionVersion(start, end, gaps[partition], found)
+    return topic, TableVersion(topic.uuid, partitions)

@@ -1,0 +1,252 @@
+"""One transaction per micro-batch: the rows that foreachBatch writes to several topics, and the group's offsets.
+
+    def process(batch, batch_id):
+        with batch_transaction(batch, cluster="/data/log", group_id="alerts") as transaction:
+            transaction.write(alerts, topic="alerts")
+            transaction.write(totals, topic="totals")
+
+Rows that are written are pending: no reader sees them. The end of the block is one append: all rows get their offsets,
+the group's offsets are committed, and the batch is recorded, so that a replay changes nothing (the same rule as for
+the sink's batches: `log.append.spark_batches`). An exception aborts. The transactional id is the query's: a second
+driver on the same checkpoint fences the first permanently.
+"""
+
+import itertools
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import DataFrame
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import (
+    InvalidOptionError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.log.append.spark_batch_rules import (
+    SparkBatch,
+    decide_spark_batch,
+)
+from spark_log.log.append.spark_batches import Remembered, append_once_hook, find_last
+from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
+from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
+from spark_log.spark.datasource.options.source_options import PendingWrite
+from spark_log.spark.datasource.write.topic_write import save
+from spark_log.spark.datasource.write.write_commit import append_whole
+from spark_log.spark.streams.micro_batch import Checkpoint, this_batch
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
+from spark_log.transactions.transaction_commit import TransactionCommit
+from spark_log.transactions.transaction_rows import read_pending
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Producer:
+    """The producer of one run of a query in one cluster. It is valid until another run fences it."""
+
+    run_id: str
+    ref: ProducerRef
+    committed: int = -1
+    """The last batch that this run has committed."""
+
+
+_producers: dict[tuple[str, str], _Producer] = {}
+"""By query id and cluster id: those without an open transaction."""
+
+
+class BatchTransaction:
+    """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
+
+    def __init__(self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None) -> None:
+        self._batch, spark = batch, batch.sparkSession
+        current = this_batch(spark)
+        checkpoint = Checkpoint(spark, current)
+        entry = checkpoint.offset_log()
+        self._query_id, self._batch_id, self._run_id = current.query_id, current.batch_id, checkpoint.run_id
+        self._fingerprint = fingerprint_of_batch(entry)
+        self._ends = BatchEnds(group_id, entry) if group_id is not None else None
+        self._address, self._timeout_ms = cluster, timeout_ms
+        self._orders = itertools.count()
+        self._unfinished: list[int] = []
+        """Writes that have failed, and writes that other threads have not finished."""
+        self.done = False
+        """True if the batch was committed before and no topic has been created since: `write` then does nothing."""
+        self._last: Remembered | None = None
+        """The earlier commit of the batch. Only topics that have been created since lack its rows."""
+
+    def __enter__(self) -> Self:
+        self._cluster = Cluster.open(self._address)
+        try:
+            self._begin()
+        except BaseException:
+            self._cluster.close()
+            raise
+        return self
+
+    def write(self, rows: DataFrame, topic: str | None = None) -> None:
+        """Write rows as `format("spark_log")` does, pending. `topic` None: column `topic` has the topic of each row.
+
+        In each partition the rows of earlier calls come first.
+        """
+        if self.done:
+            return
+        after_topic_id = 0 if self._last is None else self._last.newest_topic_id
+        pending = PendingWrite(self._producer.ref, next(self._orders), after_topic_id)
+        options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
+        given = {name: value for name, value in options.items() if value is not None}
+        self._unfinished.append(pending.order)
+        save(rows, given)
+        self._unfinished.remove(pending.order)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.done:
+                self._end(failed=kind is not None)
+        finally:
+            self._cluster.close()
+
+    def _begin(self) -> None:
+        store = self._cluster.store
+        key = (self._query_id, self._cluster.cluster_id)
+        known = _producers.get(key)
+        if known is not None and known.run_id == self._run_id and known.committed == self._batch_id:
+            raise InvalidOptionError(
+                f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
+                " use one transaction per batch and cluster; it may write to several topics"
+            )
+        last = find_last(store, self._application, "")
+        new = self._remembered(last.batch.record_count if last is not None else 0)
+        if last is not None and decide_spark_batch(last.batch, new) == "replay":
+            topics = store.read(find_topics).values()
+            newer = [topic for topic in topics if topic.topic_id > last.newest_topic_id and not is_internal(topic.name)]
+            self.done = not newer
+            self._last = last
+        if self.done:
+            logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
+            # the batch is computed all the same: only then does Spark save the state of aggregations and joins
+            self._batch.write.format("noop").mode("append").save()
+            return
+        self._commits: dict[Committer, Commits] = {}
+        if self._ends is not None:
+            who, commits = Committer(self._ends.group_id), self._ends.commits(self._cluster)
+            store.read(lambda connection: check_offsets(store, connection, who, commits))
+            self._commits[who] = commits
+        if known is None or known.run_id != self._run_id or not self._began(known):
+            known = _Producer(self._run_id, self._initialized())
+        _producers.pop(key, None)
+        self._producer = known
+
+    def _began(self, known: _Producer) -> bool:
+        """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
+        are used up.
+        """
+        store = self._cluster.store
+        try:
+            store.read(lambda connection: transaction_store.check(store, connection, known.ref))
+        except InvalidProducerIdMappingError:
+            return False
+        return known.ref.epoch <= EPOCH_MAX
+
+    def _initialized(self) -> ProducerRef:
+        timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
+        return transaction_store.init_producer(self._cluster, self._transactional_id, timeout_ms).ref
+
+    def _end(self, *, failed: bool) -> None:
+        committed = False
+        try:
+            if not failed:
+                self._commit()
+                committed = True
+        finally:
+            if not committed:
+                self._abort()
+
+    def _commit(self) -> None:
+        if self._unfinished:
+            raise TransactionAbortableError(
+                f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
+            )
+        store, ref = self._cluster.store, self._producer.ref
+        batches = [each.batch for each in store.read(lambda c: read_pending(c, ref.producer_id))]
+        written = sum(batch.record_count for batch in batches)
+        new = self._remembered(written if self._last is None else self._last.batch.record_count)
+        once = append_once_hook(new, {batch.topic_id for batch in batches})
+        commit = TransactionCommit(ref, batches, before=[once], after=[commit_offsets_hook(store, self._commits)])
+        result = append_whole(self._cluster, commit.request(), micro_batch=True)
+        failpoint("transaction.committed")
+        if result.committed_before:  # by another driver: nothing was appended
+            with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
+                transaction_store.abort(self._cluster, ref)
+        self._producer.committed = self._batch_id
+        self._over()
+
+    def _abort(self) -> None:
+        try:
+            transaction_store.abort(self._cluster, self._producer.ref)
+        except InvalidTxnStateError:  # it was committed: only the answer was lost
+            self._over()
+        except ProducerFencedError:  # this run of the query stays fenced
+            self._keep()
+        except SparkLogError:
+            logger.info("a transaction of query %s is aborted by the producer of its next batch", self._query_id)
+        else:
+            self._over()
+
+    def _over(self) -> None:
+        """The transaction has ended: the next one has the next epoch (KIP-890)."""
+        ref = self._producer.ref
+        self._producer.ref = ProducerRef(ref.producer_id, ref.epoch + 1)
+        self._keep()
+
+    def _keep(self) -> None:
+        _producers[self._query_id, self._cluster.cluster_id] = self._producer
+
+    def _remembered(self, record_count: int) -> SparkBatch:
+        return SparkBatch(self._application, "", self._batch_id, record_count, self._fingerprint, strict=True)
+
+    @property
+    def _application(self) -> str:
+        return f"stream:{self._query_id}"
+
+    @property
+    def _transactional_id(self) -> str:
+        return f"spark-{self._query_id}"
+
+
+def batch_transaction(
+    batch: DataFrame,
+    *,
+    cluster: str,
+    group_id: str | None = None,
+    transaction_timeout_ms: int | None = None,
+) -> BatchTransaction:
+    """A transaction of the micro-batch, for a `with` block in foreachBatch. All rows given to its `write` become
+    visible together at the end of the block, exactly once, also if the batch is replayed after a crash. Persist the
+    batch if several writes compute it.
+
+    With `group_id`, the offsets at which the batch ends in the query's spark_log sources of this cluster are committed
+    for the group in the same transaction; the sources must not have option `group.id`, and the group must not have live
+    members. `transaction_timeout_ms` limits how long the transaction may be open after its first write; the default and
+    the maximum are transaction.max.timeout.ms. No reader waits for it.
+
+    Raises InvalidOptionError outside of foreachBatch and for a second transaction of the batch, CheckpointMismatchError
+    for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end of the
+    block TransactionAbortableError if the transaction has timed out.
+    """
+    if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
+        raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")
+    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms)

@@ -1,0 +1,296 @@
+"""Consume, transform, produce: the results of a function and the offsets of its records, in one transaction.
+
+    poll -> begin -> transform(records, producer) -> send_offsets_to_transaction -> commit
+     ^                    any error before the commit: abort, back to the first record of the poll        |
+     +----------------------------------------------------------------------------------------------------+
+
+A record's results and the offset after it are committed together or not at all. So readers see each record transformed
+exactly once, however often the program is killed and however many members its group has.
+
+After an abort the consumer has to go back: what was sent is gone, but the consumer's position is after the records,
+which would be skipped.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pyarrow as pa
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaError
+from kafka.structs import MemberState, TopicPartition
+
+from spark_log import clock
+from spark_log.clients.consume.consumer import Consumer
+from spark_log.clients.produce.producer import Producer
+from spark_log.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    InvalidTxnStateError,
+    SparkLogError,
+    TransactionAbortableError,
+)
+from spark_log.groups.committed_offsets import Commit
+from spark_log.process import Stop
+from spark_log.text import count_of
+
+logger = logging.getLogger(__name__)
+
+RecordsTransform = Callable[[list[ConsumerRecord], Producer], object]
+TableTransform = Callable[[pa.Table, Producer], object]
+
+_LOOP_METHODS = frozenset(
+    {
+        "init_transactions", "begin_transaction", "send_offsets_to_transaction", "commit_transaction",
+        "abort_transaction", "close",
+    }
+)  # fmt: skip
+_POLL_MS = 200
+"""How long a poll waits for records, and so how soon the loop notices a `stop`."""
+_PROGRESS_S = 10.0
+"""How often the progress is logged."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of a loop."""
+
+    records: int = 0
+    """Consumed in committed transactions."""
+    transactions: int = 0
+    """Committed."""
+    aborted: int = 0
+
+    def __str__(self) -> str:
+        transactions = count_of(self.transactions, "transaction")
+        return f"{count_of(self.records, 'record')} in {transactions}, {self.aborted:,} aborted"
+
+
+@dataclass(frozen=True)
+class _Polled:
+    """The result of one poll."""
+
+    records: Any
+    """In the form that the transform takes."""
+    count: int
+    starts: Mapping[TopicPartition, int]
+    """Offset of the first record of each partition."""
+    ends: Mapping[TopicPartition, Commit]
+    """The offsets to commit once the records are processed."""
+
+
+class TransactionalLoop:
+    """Runs a function over the records of a consumer, each poll in one transaction of a producer.
+
+    >>> def bill(records, producer):                                                    # doctest: +SKIP
+    ...     for record in records: producer.send("bills", key=record.key, value=price(record.value))
+    >>> consumer = Consumer("orders", cluster="log", group_id="bills", enable_auto_commit=False)  # doctest: +SKIP
+    >>> producer = Producer(cluster="log", transactional_id="bills-1")                  # doctest: +SKIP
+    >>> with consumer, producer: TransactionalLoop(consumer, producer).run(bill)        # doctest: +SKIP
+
+    The consumer subscribes as a member of a group, without automatic commits, to topics of the producer's cluster. Its
+    max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record,
+    counted from when the group has assigned its partitions.
+
+    **One transactional_id per process.** It need not be tied to partitions: a member that has lost a partition cannot
+    commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
+    need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
+    open. A new id at each start is correct too: no reader sees the open transaction, and it times out.
+
+    Not thread-safe, except `stop`. The caller closes the consumer and the producer: leaving the group lets the other
+    members take over at once.
+    """
+
+    def __init__(self, consumer: Consumer, producer: Producer, *, retries: int = 5) -> None:
+        """`retries`: how often the same records are tried again before the error of the last try is raised. ValueError
+        names the setting that does not fit.
+        """
+        for name, given, kind in (("consumer", consumer, Consumer), ("producer", producer, Producer)):
+            if not isinstance(given, kind):
+                raise TypeError(f"{name}: expected a spark_log.{kind.__name__}, got {given!r}")
+        settings = consumer.settings
+        _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
+        _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
+        subscribed = consumer.subscription() is not None
+        _check("subscription", None, subscribed, "subscribe(): assign() does not detect a lost partition")
+        transactional_id = producer.config["transactional_id"]
+        _check("transactional_id", None, transactional_id is not None, "the name of this process")
+        _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
+        self._consumer, self._producer, self._retries = consumer, producer, retries
+        self._stop = Stop()
+        self._logged_s = clock.monotonic_s()
+        self.totals = Totals()
+
+    def run(self, transform: RecordsTransform) -> Totals:
+        """Call `transform(records, producer)` with the ConsumerRecords of each poll, in order within a partition. It
+        sends its results. Runs until `stop`, or until consumer_timeout_ms have passed without a record.
+
+        An error of `transform` is raised after its transaction has been aborted: no reader sees its results, and none
+        of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors that a
+        retry cannot fix are raised too. Retried, with pauses: a lost session or partition (CommitFailedError), a
+        transaction that has timed out (TransactionAbortableError), and retriable errors.
+        """
+        return self._run(self._poll_records, transform)
+
+    def run_arrow(self, transform: TableTransform) -> Totals:
+        """As `run`, with all records of a poll as one Arrow table with the columns of `Consumer.poll_arrow`; see
+        `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
+        """
+        return self._run(self._poll_table, transform)
+
+    def stop(self) -> None:
+        """Finish the current transaction and return from `run`. For other threads and signal handlers."""
+        self._stop.set()
+
+    def _run(self, poll: Callable[[], _Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
+        if not callable(transform):
+            raise TypeError(f"transform: expected a function of (records, producer), got {transform!r}")
+        self._producer.init_transactions()
+        failures, active_s = 0, clock.monotonic_s()
+        while not self._stop.is_set():
+            polled = poll()
+            if polled is None:
+                now_s = clock.monotonic_s()
+                active_s = active_s if self._has_assignment() else now_s
+                if self._is_over(now_s - active_s):
+                    break
+                continue
+            try:
+                self._transact(polled, transform)
+            except BaseException as error:
+                self.totals = replace(self.totals, aborted=self.totals.aborted + 1)
+                if failures == self._retries or not is_worth_a_retry(error):
+                    raise
+                failures += 1
+                logger.warning("%s: retry %d of %d follows: %s", self._name, failures, self._retries, error)
+                self._pause(failures)
+            else:
+                failures = 0
+                done = self.totals
+                self.totals = replace(done, records=done.records + polled.count, transactions=done.transactions + 1)
+            active_s = clock.monotonic_s()
+            if active_s - self._logged_s >= _PROGRESS_S:
+                self._log_progress()
+        self._log_progress()
+        return self.totals
+
+    def _transact(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
+        """One transaction. After an error it is aborted, and the consumer is at its position before the poll."""
+        try:
+            self._producer.begin_transaction()
+            self._fill(polled, transform)
+            self._commit()
+        except BaseException:
+            self._go_back(polled)
+            raise
+
+    def _fill(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
+        consumer, producer = self._consumer, self._producer
+        try:
+            returned = transform(polled.records, cast(Producer, _Sending(producer)))
+            if isinstance(returned, Generator | Coroutine):
+                raise TypeError(
+                    f"transform returned a {type(returned).__name__}, which was not run: send inside the function"
+                )
+            producer.send_offsets_to_transaction(polled.ends, consumer.group_metadata())
+        except BaseException:
+            self._abort()
+            raise
+
+    def _commit(self) -> None:
+        """Commit. An error means that the transaction is not committed, and will not be."""
+        try:
+            self._producer.commit_transaction()
+        except Exception:
+            if self._abort():
+                raise
+
+    def _abort(self) -> bool:
+        """Abort. False if there was nothing to abort because a commit had succeeded and its response was lost."""
+        for failures in range(1, self._retries + 2):
+            try:
+                self._producer.abort_transaction()
+                return True
+            except InvalidTxnStateError:
+                return False
+            except (SparkLogError, KafkaError) as error:
+                if not error.retriable or failures > self._retries:
+                    raise
+                logger.warning("%s: not aborted yet, trying again: %s", self._name, error)
+                self._pause(failures)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _go_back(self, polled: _Polled) -> None:
+        """Seek to the start of the poll: the group's committed offset, or the offset at which reading began if there is
+        none. Partitions that this member has lost are left alone. Never seek to before the committed offset: a commit
+        that was interrupted may have succeeded.
+        """
+        mine = self._consumer.assignment() & set(polled.starts)
+        committed: dict[Any, int | None] = {}
+        with suppress(SparkLogError, KafkaError):
+            committed = {partition: self._consumer.committed(partition) for partition in mine}
+        for partition in mine:
+            offset = max(polled.starts[partition], committed.get(partition) or 0)
+            self._consumer.seek(partition, polled.ends[partition]._replace(offset=offset))
+
+    def _poll_records(self) -> _Polled | None:
+        polled = self._consumer.poll(_POLL_MS)
+        records = [record for found in polled.values() for record in found]
+        starts = {partition: found[0].offset for partition, found in polled.items()}
+        return _Polled(records, len(records), starts, self._consumer.offsets_to_commit(starts)) if records else None
+
+    def _poll_table(self) -> _Polled | None:
+        polled = self._consumer.poll_arrow(_POLL_MS)
+        if not polled:
+            return None
+        starts = {partition: table.column("offset")[0].as_py() for partition, table in polled.items()}
+        table = pa.concat_tables(polled.values())
+        return _Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
+
+    def _has_assignment(self) -> bool:
+        """Whether the group has assigned the partitions; before that, polls return no records."""
+        return bool(self._consumer.group_metadata().state == MemberState.STABLE)
+
+    def _is_over(self, silent_s: float) -> bool:
+        timeout_ms = self._consumer.settings.consumer_timeout_ms
+        return 0 <= timeout_ms <= silent_s * 1000
+
+    def _pause(self, failures: int) -> None:
+        """Wait, longer with every failure; a stop ends the wait."""
+        self._stop.wait(self._consumer.settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
+
+    def _log_progress(self) -> None:
+        self._logged_s = clock.monotonic_s()
+        logger.info("%s: %s", self._name, self.totals)
+
+    @property
+    def _name(self) -> str:
+        return f"group {self._consumer.settings.group_id!r}, {self._producer.config['transactional_id']!r}"
+
+
+class _Sending:
+    """The producer that the function gets: only the loop can begin and end transactions."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LOOP_METHODS:
+            raise IllegalStateError(f"{name}: the loop does this; the function only sends")
+        return getattr(self._producer, name)
+
+
+def is_worth_a_retry(error: BaseException) -> bool:
+    """Whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
+    if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
+        return is_worth_a_retry(error.__cause__)
+    if isinstance(error, TransactionAbortableError | CommitFailedError):
+        return True
+    return isinstance(error, SparkLogError | KafkaError) and bool(error.retriable)
+
+
+def _check(field: str, value: object, valid: bool, expected: str) -> None:
+    if not valid:
+        raise ValueError(f"{field}: {value!r}: expected {expected}")

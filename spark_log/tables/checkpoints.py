@@ -1,0 +1,140 @@
+"""Maintenance of a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
+
+A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration are
+deleted, except those that are needed to read a version within it: time travel and streams within it continue to work.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.metadata.tables import publication as t_publication
+from spark_log.tables import publication_state
+from spark_log.tables.delta_table import storage_options, sync_checkpoint
+from spark_log.tables.publication import publish
+from spark_log.tables.unopened_commit import is_newest
+
+COMMITS_MAX = 10
+"""A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Log maintenance of one table: files and bytes before and after, and the `version` of the checkpoint."""
+
+    version: int
+    files_before: int
+    bytes_before: int
+    files_after: int
+    bytes_after: int
+
+
+def publish_behind(cluster: Cluster, topic: Topic) -> bool:
+    """Publish the topic to the tables that are behind the metadata. Returns whether there was a change.
+
+    Raises as `publish` does.
+    """
+    before = cluster.store.read(lambda connection: _recorded(connection, topic))
+    publish(cluster, topic)
+    return cluster.store.read(lambda connection: _recorded(connection, topic)) != before
+
+
+def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
+    p = t_publication.c
+    query = sa.select(p.log_dir_id, p.delta_version).where(p.topic_id == topic.topic_id).order_by(p.log_dir_id)
+    return [(log_dir_id, version) for log_dir_id, version in connection.execute(query)]
+
+
+def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
+    """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its
+    checkpoint.
+    """
+    failed: Exception | None = None
+    for info in _tables(cluster, topic):
+        try:
+            done = _tidy(cluster, cluster.log_dir(info), info, topic)
+        except (SparkLogError, OSError) as error:
+            failed = failed or error
+            continue
+        if done is not None:
+            yield done
+    if failed is not None:
+        raise failed
+
+
+def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
+    """The versions of the tables that `maintain_logs` would checkpoint now, and whose logs it would clean up."""
+    versions: list[int] = []
+    for info in _tables(cluster, topic):
+        with _delta_errors(topic, info):
+            table = _due_table(cluster, cluster.log_dir(info), info, topic)
+            versions += [] if table is None else [table.version()]
+    return versions
+
+
+def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
+    """The online log dirs that have a table of the topic, or should have one."""
+    infos = cluster.log_dirs()
+    found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    return [infos[log_dir_id] for log_dir_id in found]
+
+
+def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
+    """The table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
+    checkpoint.
+    """
+    log_dir.verify(info.uuid)
+    location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
+    checkpointed = _checkpointed(log_dir, f"{topic.folder}/_delta_log")
+    if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
+        return None  # without opening the table, which takes longer with every file that it lists
+    try:
+        # not is_deltatable: it holds the GIL while it waits for an object store, which stops all our other threads
+        table = DeltaTable(location, storage_options=options)
+    except TableNotFoundError:
+        return None
+    return table if table.version() - checkpointed >= COMMITS_MAX else None
+
+
+def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
+    folder = f"{topic.folder}/_delta_log"
+    with _delta_errors(topic, info):
+        table = _due_table(cluster, log_dir, info, topic)
+        if table is None:
+            return None
+        version = table.version()
+        before = log_dir.list_files(folder)
+        table.create_checkpoint()
+        sync_checkpoint(log_dir, topic, version)  # first: the log files before it may be deleted now
+        table.cleanup_metadata()
+    after = log_dir.list_files(folder)
+    return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
+
+
+@contextmanager
+def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError) as error:  # an OSError: an object store that does not complete its answer
+        raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
+
+
+def _checkpointed(log_dir: LogDir, folder: str) -> int:
+    """Version of the last checkpoint, -1 before the first."""
+    path = f"{folder}/_last_checkpoint"
+    if log_dir.sizes([path]) == [None]:
+        return -1
+    try:
+        return int(json.loads(b"".join(bytes(block) for block in log_dir.read_blocks(path)))["version"])
+    except (ValueError, KeyError, TypeError):  # torn by a power loss: it is written again
+        return -1

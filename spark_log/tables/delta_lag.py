@@ -1,0 +1,119 @@
+"""The lag of each Delta table of a topic: the records that readers of the log see and the table does not list, and the
+age of the oldest of them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.ids import LogDirId, TopicId
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
+from spark_log.tables.publication_state import REPLICA_LIMIT, log_dirs_with_replicas, recorded
+
+
+@dataclass(frozen=True)
+class DeltaLag:
+    """The lag of one topic in one log dir. `oldest_ms`: append time of the first of these records, by the store's
+    clock.
+
+    `sealed_ms`: the same for records in segment files, which only have to be published; None if all are inline.
+    """
+
+    records: int
+    oldest_ms: int
+    sealed_ms: int | None
+
+
+def delta_lags(
+    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
+) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
+    """By topic and online log dir, of these topics or of all; without tables that list all records below the high
+    watermark.
+
+    A table has shown every record up to `seen_offset`. Above it lie the inline tail and later files: the table lists
+    those files that existed at the last publication.
+    """
+    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    published = (
+        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
+        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
+        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
+    )
+    unseen = (
+        (SEGMENT.topic_id == PARTITION.topic_id)
+        & (SEGMENT.partition == PARTITION.partition)
+        & (SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.seen_offset, 0))
+        & (SEGMENT.base_offset < REPLICA_LIMIT)
+    )
+    listed = (
+        ~SEGMENT.inline
+        & (SEGMENT.change <= PUBLICATION_CURSOR.change)
+        & (SEGMENT.end_offset <= PUBLICATION_CURSOR.high_watermark)
+    )
+    query = (
+        sa.select(
+            REPLICA.topic_id,
+            REPLICA.log_dir_id,
+            sa.func.sum(SEGMENT.record_count),
+            sa.func.min(SEGMENT.appended_ms),
+            sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
+        )
+        .select_from(
+            t.partition.join(t.replica, same)
+            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
+            .outerjoin(t.publication_cursor, published)
+            .join(t.segment, unseen)
+        )
+        .where(
+            LOG_DIR.online,
+            (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+        )
+        .where(~sa.func.coalesce(listed, sa.false()))
+        .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
+    )
+    if topic_ids is not None:
+        query = query.where(PARTITION.topic_id.in_(topic_ids))
+    return {
+        (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
+        for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query).all()
+    }
+
+
+@dataclass(frozen=True)
+class DeltaTableInfo:
+    """A topic's Delta table in a log dir. `location`: path or URI. `lag_records`: number of records that it lacks;
+    `lag_ms`: time for which the oldest of them has been missing. Both are 0 if it is up to date, or its log dir is
+    offline.
+    """
+
+    log_dir_id: int
+    location: str
+    exists: bool
+    lag_records: int
+    lag_ms: int
+
+
+def describe_delta_tables(
+    connection: sa.Connection, topics: Sequence[Topic], log_dirs: Mapping[LogDirId, LogDirInfo], now_ms: int
+) -> dict[int, list[DeltaTableInfo]]:
+    """The tables of these topics, by topic id and in the order of the log dirs; internal topics have none."""
+    lags = delta_lags(connection, [topic.topic_id for topic in topics])
+    found: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
+    for topic in topics:
+        for log_dir_id in log_dirs_with_replicas(connection, topic):
+            info = log_dirs[log_dir_id]
+            lag = lags.get((topic.topic_id, log_dir_id))
+            found[topic.topic_id].append(
+                DeltaTableInfo(
+                    log_dir_id,
+                    LogDir(info.uri).location(topic.folder),
+                    recorded(connection, topic, info) is not None,
+                    lag.records if lag else 0,
+                    max(0, now_ms - lag.oldest_ms) if lag else 0,
+                )
+            )
+    return found

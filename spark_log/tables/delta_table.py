@@ -1,0 +1,185 @@
+"""A topic's Delta table through deltalake: opened or created, compared, committed to, and its checkpoints."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+
+from spark_log import clock
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic
+from spark_log.log.columns.field_paths import contains
+from spark_log.log.records.schema import SEGMENT_SCHEMA
+from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
+
+if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
+    from deltalake import DeltaTable
+
+PARTITION_COLUMNS = ["partition", "base_offset"]
+DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
+"""offset = base_offset + offset_delta, for any Delta reader. Typed columns follow."""
+
+_CHECKPOINT_COMMITS = 100
+"""Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
+
+_PROPERTIES = {
+    "delta.appendOnly": "true",
+    # VACUUM must keep the files that a lagging reader of an older version reads; spark-log itself cleans up segments.
+    # The time is limited, since every checkpoint lists the files that were removed within it
+    "delta.deletedFileRetentionDuration": "interval 30 days",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+    # Readers use the statistics of all columns that have some (leaf_statistics.LEAVES_MAX), not those of the first 32
+    "delta.dataSkippingNumIndexedCols": "-1",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    add: Sequence[PublishedFile]
+    remove: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove)
+
+
+def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
+    """The changes after which the active files of a table are the wanted ones."""
+    there = set(active)
+    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
+
+
+def is_checkpointed(version: int) -> bool:
+    """Whether deltalake's commit of this version writes a checkpoint too."""
+    return (version + 1) % _CHECKPOINT_COMMITS == 0
+
+
+def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
+    """Force the checkpoint of this version to disk, which deltalake does not do: a torn one stops every reader."""
+    paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
+    for path, size in zip(paths, log_dir.sizes(paths), strict=True):
+        if size is not None:
+            log_dir.sync(path)
+
+
+def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
+    """The topic's table in the log dir, created with `create`; None if there is none and it is not created."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    try:
+        return DeltaTable(location, storage_options=options)
+    except TableNotFoundError:
+        if not create:
+            return None
+    if log_dir.local:
+        log_dir.make_folder(f"{topic.folder}/_delta_log")
+    try:
+        table = DeltaTable.create(
+            location,
+            schema=DELTA_SCHEMA,
+            partition_by=PARTITION_COLUMNS,
+            name=topic.name,
+            description="A spark-log topic. offset = base_offset + offset_delta. Written by spark-log alone.",
+            configuration=_PROPERTIES,
+            storage_options=options,
+        )
+        log_dir.sync(commit_path(topic, table.version()))
+        return table
+    except DeltaError:  # another publisher created it first
+        return DeltaTable(location, storage_options=options)
+
+
+def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
+    """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read. Returns
+    whether there were any. A stream over the table stops at this commit once, as at every change of a Delta schema.
+    """
+    from deltalake import CommitProperties, Schema
+
+    if contains(pa.struct(list(pa.schema(table.schema()))), typed):
+        return False
+    table.alter.add_columns(
+        list(Schema.from_arrow(pa.schema(list(typed))).fields), commit_properties=CommitProperties(max_commit_retries=0)
+    )
+    return True
+
+
+def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
+    """The table's active files by path, with the facts that a removal must repeat."""
+    columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+    facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
+    rows = zip(
+        facts["path"], facts["size_bytes"], facts["partition.partition"], facts["partition.base_offset"], strict=True
+    )
+    return {path: {"size": size, "partition": part, "base_offset": base} for path, size, part, base in rows}
+
+
+def commit_changes(
+    table: "DeltaTable",
+    what: Difference,
+    active: Mapping[str, dict[str, Any]],
+    cursors: Mapping[int, Cursor],
+    application: str,
+    transaction_version: int,
+) -> None:
+    """Make one Delta commit, on exactly the version that was compared. CommitFailedError if another process was
+    first.
+    """
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = clock.wall_ms()
+    actions: list[AddAction | RemoveAction] = [
+        # never a data change: that would end every stream that reads the table
+        RemoveAction(
+            path,
+            False,
+            now_ms,
+            active[path]["size"],
+            partition_values(active[path]["partition"], active[path]["base_offset"]),
+        )
+        for path in what.remove
+    ]
+    for file in what.add:
+        values = partition_values(file.partition, file.base_offset)
+        actions.append(
+            AddAction(file.path, file.bytes, values, now_ms, is_data_change(file, cursors), statistics(file))
+        )
+    table.create_write_transaction(
+        actions,
+        mode="append",
+        schema=table.schema(),
+        partition_by=PARTITION_COLUMNS,
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
+        ),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+    )
+
+
+def storage_options(log_dir: LogDir) -> dict[str, str]:
+    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
+
+    Both take settings that are not in the URI from the same AWS_... environment variables.
+    """
+    parts = urlsplit(log_dir.uri)
+    if log_dir.local or parts.scheme != "s3":
+        return {}
+    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    # the user has chosen the http:// endpoint, in the URI or in AWS_ENDPOINT_URL, and the records are sent to it too
+    options = {"aws_allow_http": "true"}
+    if parts.username:
+        options["aws_access_key_id"] = unquote(parts.username)
+    if parts.password:
+        options["aws_secret_access_key"] = unquote(parts.password)
+    if "region" in query:
+        options["aws_region"] = query["region"]
+    if "endpoint_override" in query:
+        endpoint = query["endpoint_override"]
+        scheme = query.get("scheme", "https")
+        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    return options

@@ -1,0 +1,22 @@
+"""Changes of the log that reset the recorded state of a topic's Delta tables."""
+
+import sqlalchemy as sa
+
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PUBLICATION
+
+
+def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
+    """After a truncation of the partition (topic id, number): no table has shown the records at or above `offset`."""
+    for table in (t.publication_cursor, t.publication_intent_cursor):
+        c = table.c
+        above = (c.topic_id == key[0]) & (c.partition == key[1]) & (c.seen_offset > offset)
+        connection.execute(table.update().where(above).values(seen_offset=offset))
+
+
+def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:
+    """Make the next publication compare the whole Delta tables of the topic for which `where` holds: they may list
+    files that do not exist.
+    """
+    here = (PUBLICATION.topic_id == topic_id) & where
+    connection.execute(t.publication.update().where(here).values(delta_version=-1))

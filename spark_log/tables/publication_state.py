@@ -1,0 +1,363 @@
+"""The state of Delta tables in the metadata: the files each must list, the files it is known to list, and its updates.
+
+A log dir's table of a topic lists the sealed segments of *its* replicas, each up to min(high watermark, the replica's
+LEO). A cursor for each partition records the last publication, so that only later changes are compared.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import (
+    LOG_DIR,
+    PARTITION,
+    PUBLICATION,
+    PUBLICATION_CURSOR,
+    REPLICA,
+    RETIRED_FILE,
+    SEGMENT,
+)
+
+REPLICA_LIMIT = sa.case(
+    (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
+)
+"""The offset up to which this replica's segments may be published: complete there, and below the high watermark."""
+_CHUNK = 5_000
+
+
+# The statements are built once: a publication runs a dozen of them, after each append that writes files.
+
+_TOPIC: sa.BindParameter[int] = sa.bindparam("in_topic")
+_LOG_DIR: sa.BindParameter[int] = sa.bindparam("in_log_dir")
+
+_IN_LOG_DIR = REPLICA.log_dir_id + 0 == _LOG_DIR
+"""+ 0 keeps databases from the index of log_dir_id, which would list the replicas of all topics in the log dir."""
+
+_REPLICAS = t.partition.join(
+    t.replica,
+    (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition) & _IN_LOG_DIR,
+).outerjoin(
+    t.publication_cursor,
+    (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
+    & (PUBLICATION_CURSOR.partition == PARTITION.partition)
+    & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR),
+)
+"""FROM partition, its replica in the log dir, and its cursor; to be limited to the topic."""
+
+_STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+"""Partitions of the topic that have changed since they were published."""
+
+_FEW = 500
+_THESE = PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
+
+
+def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[Any, Any]:
+    """A statement about the stale partitions, limited to at most _FEW that are known, and without this limit.
+
+    Usually a few partitions of a topic are stale: only the statement that finds them goes through all.
+    """
+    return build(_STALE & _THESE), build(_STALE)
+
+
+def _rows(
+    connection: sa.Connection, statements: tuple[Any, Any], topic: Topic, info: LogDirInfo, numbers: Collection[int]
+) -> Any:
+    """Rows of a pair of statements made by `_of_few_and_many`. `numbers`: the stale partitions."""
+    if len(numbers) <= _FEW:
+        return connection.execute(statements[0], {**_parameters(topic, info), "numbers": list(numbers)})
+    return connection.execute(statements[1], _parameters(topic, info))
+
+
+_SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
+
+_FILE_COLUMNS = (
+    SEGMENT.partition, SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.bytes, SEGMENT.record_count, SEGMENT.change,
+    SEGMENT.rewritten, SEGMENT.name, SEGMENT.stats
+)  # fmt: skip
+
+_LOG_DIRS_WITH_REPLICAS = (
+    sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == _TOPIC).order_by(REPLICA.log_dir_id)
+)
+_ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
+_LOG_DIRS_WITH_TABLES = sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == _TOPIC)
+_RECORDED = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
+    PUBLICATION.topic_id == _TOPIC, PUBLICATION.log_dir_id == _LOG_DIR
+)
+_STALE_PARTITIONS = (
+    sa.select(
+        PARTITION.partition,
+        PARTITION.change,
+        REPLICA_LIMIT,
+        PUBLICATION_CURSOR.high_watermark,
+        PUBLICATION_CURSOR.seen_offset,
+    )
+    .select_from(_REPLICAS)
+    .where(_STALE)
+)
+_ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR).limit(1)
+_FIRST_BLOBS = _of_few_and_many(
+    lambda stale: (
+        sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
+        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
+        .where(stale)
+        .group_by(PARTITION.partition)
+    )
+)
+_CURSORS_HERE = (PUBLICATION_CURSOR.topic_id == _TOPIC) & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
+_CURSORS = sa.select(
+    PUBLICATION_CURSOR.partition,
+    PUBLICATION_CURSOR.change,
+    PUBLICATION_CURSOR.high_watermark,
+    PUBLICATION_CURSOR.seen_offset,
+).where(_CURSORS_HERE)
+_LOST = (
+    sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
+    .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
+    # not a correlated EXISTS: for each partition, SQLite would search all replicas of the log dir
+    .where(
+        PUBLICATION_CURSOR.partition.not_in(sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR))
+    )
+)
+_ALL_SEGMENTS = (
+    sa.select(*_FILE_COLUMNS)
+    .select_from(_REPLICAS.join(t.segment, _SEGMENTS))
+    .where(PARTITION.topic_id == _TOPIC, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+    .order_by(SEGMENT.partition, SEGMENT.base_offset)
+)
+_CHANGED_SEGMENTS = _of_few_and_many(
+    lambda stale: sa.union(  # two index scans are faster than one OR
+        *(
+            sa.select(*_FILE_COLUMNS)
+            .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
+            .where(stale, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+            for condition in (
+                SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
+                SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
+            )
+        )
+    )
+)
+_RETIRED_PATHS = _of_few_and_many(
+    lambda stale: (
+        sa.select(RETIRED_FILE.path)
+        .select_from(
+            _REPLICAS.join(
+                t.retired_file,
+                (RETIRED_FILE.topic_id == PARTITION.topic_id)
+                & (RETIRED_FILE.partition == PARTITION.partition)
+                & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+            )
+        )
+        .where(stale)
+    )
+)
+
+
+def _parameters(topic: Topic, info: LogDirInfo) -> dict[str, int]:
+    return {_TOPIC.key: topic.topic_id, _LOG_DIR.key: info.log_dir_id}
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file that the Delta table should list. `path` is relative to the table."""
+
+    path: str
+    partition: int
+    base_offset: int
+    end_offset: int
+    bytes: int
+    record_count: int
+    change: int
+    rewritten: bool
+    stats: str | None = None
+    """Statistics of the typed columns in the file."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The state of a partition in a publication.
+
+    At partition.change `change`, the files below `limit` were listed. Every record below `seen_offset` has been in the
+    table at some time, in some file.
+    """
+
+    change: int = 0
+    limit: int = 0
+    seen_offset: int = 0
+
+    def has_seen(self, file: PublishedFile) -> bool:
+        """Whether the records of an added file have been in the table before, perhaps in other files."""
+        known = file.change <= self.change
+        listed = known and file.base_offset < self.limit
+        # its replica lost it, or was replaced, and has it again; or other files were rewritten into it
+        returned = file.end_offset <= self.seen_offset and (known or file.rewritten)
+        return listed or returned
+
+
+@dataclass(frozen=True)
+class Due:
+    """The new cursors of the partitions that have changed since the last publication.
+
+    `fallen`: the table may have to remove files that have not been retired. `has_replicas` False: the table is to list
+    no file any more.
+    """
+
+    cursors: dict[int, Cursor]
+    fallen: bool
+    has_replicas: bool
+
+
+def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
+    found = connection.execute(_LOG_DIRS_WITH_REPLICAS, {_TOPIC.key: topic.topic_id}).scalars()
+    return [LogDirId(log_dir_id) for log_dir_id in found]
+
+
+def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
+    """Online log dirs with a replica of the topic (True), or with a table that may list files of earlier replicas."""
+    online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
+    known = connection.execute(_LOG_DIRS_WITH_TABLES, {_TOPIC.key: topic.topic_id}).scalars()
+    found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
+    return {LogDirId(log_dir_id): found[log_dir_id] for log_dir_id in sorted(found) if log_dir_id in online}
+
+
+def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
+    """(our transaction version, Delta version) of the last recorded publication; None before the first."""
+    row = connection.execute(_RECORDED, _parameters(topic, info)).one_or_none()
+    return (row.transaction_version, row.delta_version) if row else None
+
+
+def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
+    """The partitions of the topic that have changed in this log dir since its publication."""
+    here = _parameters(topic, info)
+    stale = connection.execute(_STALE_PARTITIONS, here).all()
+    blobs = _rows(connection, _FIRST_BLOBS, topic, info, [row.partition for row in stale]) if stale else ()
+    blobs_from: dict[int, int] = dict(tuple(row) for row in blobs)
+    cursors: dict[int, Cursor] = {}
+    fallen = False
+    for partition, change, limit, limit_before, seen_before in stale:
+        seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
+        cursors[partition] = Cursor(change, limit, seen)
+        fallen = fallen or limit < (limit_before or 0)
+    has_replicas = connection.execute(_ANY_REPLICA, here).first() is not None
+    # partitions that were published but have no replica in this log dir any more
+    lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(_LOST, here)}
+    return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
+
+
+def cursors(
+    connection: sa.Connection, topic: Topic, info: LogDirInfo, numbers: Collection[int] | None = None
+) -> dict[int, Cursor]:
+    """The cursors of these published partitions, None for all, as the last publication noted them."""
+    query, parameters = _CURSORS, _parameters(topic, info)
+    if numbers is not None and len(numbers) <= _FEW:
+        query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
+    return {partition: Cursor(*facts) for partition, *facts in connection.execute(query, parameters)}
+
+
+def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
+    """For each log dir's table, the offset up to which it has shown the partition's records, or may have after a commit
+    that was noted and not recorded. If a file crossed such an offset, some of its records would be new to that table
+    and some not.
+    """
+    known, noted = (
+        sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
+        for table in (t.publication_cursor, t.publication_intent_cursor)
+    )
+    return list(connection.execute(sa.union(known, noted)).scalars())
+
+
+def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
+    """All files that the table is to list."""
+    return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
+
+
+def changed_segments(
+    connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]
+) -> list[PublishedFile]:
+    """Segments that were added since the cursors, or lay above their limit then. `changed`: the partitions of `due`."""
+    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, topic, info, changed).all()))
+
+
+def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
+    """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired files."""
+    live = sa.select(SEGMENT.partition, SEGMENT.name).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
+    named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
+    retired = sa.select(RETIRED_FILE.path).where(
+        RETIRED_FILE.topic_id == topic.topic_id, RETIRED_FILE.partition.is_not(None)
+    )
+    return named | {path[len(topic.folder) + 1 :] for path in connection.execute(retired).scalars()}
+
+
+def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]) -> list[str]:
+    """Files, relative to the topic's table, that the metadata has ceased to name since the cursors. `changed`: the
+    partitions of `due`.
+    """
+    found = _rows(connection, _RETIRED_PATHS, topic, info, changed).scalars()
+    return [path[len(topic.folder) + 1 :] for path in found]
+
+
+def record(
+    connection: sa.Connection,
+    topic: Topic,
+    info: LogDirInfo,
+    before: tuple[int, int] | None,
+    after: tuple[int, int],
+    what: Due,
+) -> None:
+    """Record a publication, unless another one has been recorded since `before` was read."""
+    # the partitions' parent row: it refuses notes for a deleted topic, and serializes two publishers
+    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
+    if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
+        return
+    replace(connection, topic, info, before, after, what)
+
+
+def replace(
+    connection: sa.Connection,
+    topic: Topic,
+    info: LogDirInfo,
+    before: tuple[int, int] | None,
+    after: tuple[int, int],
+    what: Due,
+) -> None:
+    """As `record`, in a transaction that has locked the topic and found `before` unchanged."""
+    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
+    here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
+    if not what.has_replicas:
+        connection.execute(t.publication.delete().where(here))
+    else:
+        versions = dict(zip(("transaction_version", "delta_version"), after, strict=True))
+        if before is None:
+            connection.execute(t.publication.insert(), {**keys, **versions})
+        else:
+            connection.execute(t.publication.update().where(here).values(versions))
+    numbers = list(what.cursors)
+    for first in range(0, len(numbers), _CHUNK):
+        connection.execute(
+            t.publication_cursor.delete().where(
+                PUBLICATION_CURSOR.topic_id == topic.topic_id,
+                PUBLICATION_CURSOR.log_dir_id == info.log_dir_id,
+                PUBLICATION_CURSOR.partition.in_(numbers[first : first + _CHUNK]),
+            )
+        )
+    rows = [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
+    if rows:
+        connection.execute(t.publication_cursor.insert(), rows)
+
+
+def values(cursor: Cursor) -> dict[str, int]:
+    """The columns of a cursor."""
+    return {"change": cursor.change, "high_watermark": cursor.limit, "seen_offset": cursor.seen_offset}
+
+
+def _files(rows: Iterable[Any]) -> list[PublishedFile]:
+    return [
+        PublishedFile(f"_segments/{partition}/{name}", partition, base, end, size, count, change, rewritten, stats)
+        for partition, base, end, size, count, change, rewritten, name, stats in rows
+    ]

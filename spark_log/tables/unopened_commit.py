@@ -1,0 +1,78 @@
+"""A Delta commit without opening the table, whose cost does not grow with the files that the table lists.
+
+To open a table means to read the actions of all its files, and deltalake's commit reads them again. Neither is needed
+if the newest version is the one that publication recorded: the metadata then knows what the table lists. The commit is
+the creation of the next file of the log, which fails if another process was first, as Delta's protocol demands of
+every writer. Only for local log dirs: on object stores deltalake makes the conditional put.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic
+from spark_log.tables.publication_state import Cursor, PublishedFile
+
+
+def is_newest(log_dir: LogDir, topic: Topic, version: int) -> bool:
+    """Whether this is the newest version of the topic's table. False too if its commit file has been cleaned up."""
+    if version < 0:
+        return False
+    # the next one first: clean-up deletes commits in order, and never the newest
+    following, this = (log_dir.sizes([commit_path(topic, number)])[0] for number in (version + 1, version))
+    return following is None and this is not None
+
+
+def commit_path(topic: Topic, version: int) -> str:
+    """Path of the commit file of a version, relative to the log dir."""
+    return f"{topic.folder}/_delta_log/{version:020d}.json"
+
+
+def partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:
+    """A file's values of the table's partition columns, as text."""
+    return {
+        "partition": None if partition is None else str(partition),
+        "base_offset": None if base_offset is None else str(base_offset),
+    }
+
+
+def is_data_change(file: PublishedFile, cursors: Mapping[int, Cursor]) -> bool:
+    """Whether a stream of the table is to read an added file: the table has not shown its records before."""
+    return not cursors.get(file.partition, Cursor()).has_seen(file)
+
+
+def statistics(file: PublishedFile) -> str:
+    """`stats` of the add action: readers skip files whose bounds rule out their filters."""
+    number = f'"numRecords":{file.record_count}'
+    return f"{{{number}}}" if file.stats is None else f"{{{number},{file.stats[1:]}"
+
+
+def commit_content(
+    add: Sequence[PublishedFile],
+    remove: Sequence[str],
+    cursors: Mapping[int, Cursor],
+    application: str,
+    transaction_version: int,
+    now_ms: int,
+) -> bytes:
+    """The commit file: one action a line, as in Delta's protocol."""
+    info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}}
+    actions: list[dict[str, Any]] = [{"commitInfo": {**info, "engineInfo": "spark-log"}}]
+    # never a data change: that would end every stream that reads the table
+    actions += [{"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": False}} for path in remove]
+    actions += [
+        {
+            "add": {
+                "path": file.path,
+                "partitionValues": partition_values(file.partition, file.base_offset),
+                "size": file.bytes,
+                "modificationTime": now_ms,
+                "dataChange": is_data_change(file, cursors),
+                "stats": statistics(file),
+            }
+        }
+        for file in add
+    ]
+    actions.append({"txn": {"appId": application, "version": transaction_version}})
+    return b"".join(json.dumps(action).encode() + b"\n" for action in actions)

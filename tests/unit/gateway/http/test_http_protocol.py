@@ -1,0 +1,140 @@
+"""Clients that send slowly, receive slowly, or open many connections: these lose their connections, and others none."""
+
+import socket
+import time
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+
+from spark_log.gateway.http import protocol as http_protocol
+from spark_log.gateway.http.asgi_server import serving
+
+BEGUN = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+WHOLE = BEGUN + b"\r\nbody"
+OF_LARGE = WHOLE.replace(b"/echo", b"/large")
+LARGE, LARGE_PART = 32 << 20, 1 << 20
+"""Bytes of an answer, more than the buffers of both sockets have, and of each part of it."""
+
+
+async def application(scope, receive, send):
+    try:
+        body = await Request(scope, receive).body()
+    except ClientDisconnect:
+        return
+    parts = [b"x" * LARGE_PART] * (LARGE // LARGE_PART) if scope["path"] == "/large" else [body]
+    await StreamingResponse(each_of(parts), headers={"Content-Length": str(sum(map(len, parts)))})(scope, receive, send)
+
+
+async def each_of(parts):
+    for part in parts:
+        yield part
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """A function that connects to a server on which connections wait 0.4 s for their client, at most 4 at a time."""
+    monkeypatch.setattr(http_protocol, "WAIT_S", 0.4)
+    monkeypatch.setattr(http_protocol, "WAITING_MAX", 4)
+    clients = []
+
+    def open_connection(request=b""):
+        client = socket.create_connection(("127.0.0.1", server.port), 2)
+        clients.append(client)
+        client.sendall(request)
+        return client
+
+    with serving(application, "127.0.0.1", 0, "limited") as server:
+        yield open_connection
+        for client in clients:
+            client.close()
+
+
+def is_answered(client):
+    found = b""
+    try:
+        while not found.endswith(b"body"):
+            part = client.recv(1000)
+            if not part:
+                return False
+            found += part
+    except OSError:
+        return False
+    return found.startswith(b"HTTP/1.1 200")
+
+
+def send_slowly(client, data):
+    """A byte each 50 ms, for 1 s at most. Whether the connection was ended meanwhile."""
+    for at in range(20):
+        try:
+            client.sendall(data[at : at + 1])
+            client.settimeout(0.05)
+            if not client.recv(1):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("begun", [b"", BEGUN, BEGUN + b"\r\n"], ids=["nothing", "headers", "body"])
+def test_a_request_has_to_arrive_in_time_however_its_bytes_are_spread(connect, begun):
+    slow = connect(begun)
+    assert send_slowly(slow, b"X-Slow: " + b"x" * 20 if begun != BEGUN + b"\r\n" else b"")
+    assert is_answered(connect(WHOLE))
+
+
+def test_time_begins_anew_after_each_answer(connect):
+    client = connect()
+    for _ in range(4):
+        time.sleep(0.15)
+        client.sendall(WHOLE)
+        assert is_answered(client)
+
+
+@pytest.fixture
+def patient(connect, monkeypatch):
+    """`connect` to a server that ends no connection because of its time, however slow this machine is."""
+    monkeypatch.setattr(http_protocol, "WAIT_S", 60)
+    return connect
+
+
+def test_of_too_many_connections_that_wait_the_oldest_ends(patient):
+    waiting = [patient(BEGUN) for _ in range(4)]
+    later = [patient(), patient()]
+    for client in waiting[:2]:
+        assert not is_answered(client)
+    for client in waiting[2:]:
+        client.sendall(b"\r\nbody")
+        assert is_answered(client)
+    later[0].sendall(WHOLE)
+    assert is_answered(later[0])
+
+
+def received(client):
+    found = 0
+    try:
+        while part := client.recv(1 << 20):
+            found += len(part)
+    except OSError:
+        pass
+    return found
+
+
+def test_an_answer_has_to_be_received_in_time(connect):
+    client = connect(OF_LARGE)
+    time.sleep(0.8)
+    assert received(client) < LARGE
+    client = connect(OF_LARGE)
+    time.sleep(0.1)
+    assert received(client) > LARGE
+
+
+def test_connections_whose_answers_are_not_received_count_as_waiting(patient):
+    clients = [patient(OF_LARGE) for _ in range(4)]
+    for client in clients:
+        client.recv(1, socket.MSG_PEEK)  # its answer has begun
+    time.sleep(0.1)
+    assert is_answered(patient(WHOLE))
+    assert received(clients[0]) < LARGE

@@ -1,0 +1,89 @@
+import inspect
+
+import pytest
+from kafka import errors as kafka
+
+from spark_log import errors
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.protocol.error_codes import (
+    _INSTEAD,
+    _UNKNOWN_TO_KAFKA_PYTHON,
+    INTERNAL,
+    NONE,
+    SERVER_FAULTS,
+    UNKNOWN_SERVER_ERROR,
+    client_message,
+    error_code,
+    outcome_of,
+)
+
+ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SparkLogError)]
+
+
+def code_of(kind):
+    return error_code(kind.__new__(kind))  # some have arguments
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_has_a_chosen_code(kind):
+    same_name = getattr(getattr(kafka, kind.__name__, None), "errno", None) is not None
+    sources = [kind.__name__ in chosen for chosen in (_INSTEAD, _UNKNOWN_TO_KAFKA_PYTHON, SERVER_FAULTS)]
+    assert sum(sources) == 1 or (same_name and not any(sources))
+    code = code_of(kind)
+    assert (code == UNKNOWN_SERVER_ERROR) == (kind.__name__ in SERVER_FAULTS)
+    assert code != NONE
+
+
+def test_errors_that_clients_repeat_after_are_retriable_for_them():
+    codes = {kind.errno: kind for _, kind in inspect.getmembers(kafka, inspect.isclass) if hasattr(kind, "errno")}
+    retriable = [kind for kind in ERRORS if kind.retriable and kind.__name__ not in SERVER_FAULTS]
+    assert [kind.__name__ for kind in retriable if not codes[code_of(kind)].retriable] == []
+
+
+def test_message_of_an_outcome_is_bounded_and_without_passwords():
+    def fail():
+        raise UnknownTopicOrPartitionError("postgresql://user:secret@host/" + "x" * 40_000)
+
+    outcome = outcome_of(fail)
+    assert (outcome.code, len(outcome.message)) == (3, 1000)
+    assert "secret" not in outcome.message
+
+
+TOLD = {
+    "UnknownTopicOrPartitionError", "InvalidConfigurationError", "InvalidOptionError", "InvalidTopicError",
+    "InvalidPartitionsError", "InvalidReplicationFactorError", "TopicAlreadyExistsError", "PolicyViolationError",
+    "InvalidRecordError", "MessageSizeTooLargeError", "InvalidTimestampError", "InvalidSchemaError",
+    "IncompatibleSchemaError", "SchemaRegistryError", "SchemaNotFoundError", "OffsetOutOfRangeError",
+    "LogTruncationError", "CommitFailedError", "InvalidTxnStateError", "TransactionAbortableError",
+    "InvalidTransactionTimeoutError", "InvalidProducerIdMappingError", "TransactionalIdNotFoundError",
+    "ProducerFencedError", "OutOfOrderSequenceNumberError", "UnknownProducerIdError", "WriteIdExpiredError",
+    "DuplicateBrokerRegistrationError", "BrokerIdNotRegisteredError", "InvalidReplicationAssignmentError",
+    "NoReassignmentInProgressError", "ElectionNotNeededError", "PreferredLeaderNotAvailableError",
+    "EligibleLeadersNotAvailableError", "UnknownMemberIdError", "IllegalGenerationError", "FencedInstanceIdError",
+    "InconsistentGroupProtocolError", "RebalanceInProgressError", "InvalidGroupIdError", "InvalidSessionTimeoutError",
+    "FencedMemberEpochError", "StaleMemberEpochError", "UnreleasedInstanceIdError", "UnsupportedAssignorError",
+    "GroupMaxSizeReachedError", "InvalidRegularExpressionError", "NonEmptyGroupError", "GroupIdNotFoundError",
+    "GroupSubscribedToTopicError", "OffsetMetadataTooLargeError", "IllegalArgumentError", "ResourceNotFoundError",
+    "DuplicateResourceError", "UnacceptableCredentialError", "UnsupportedSaslMechanismError", "SecurityDisabledError",
+}  # fmt: skip
+"""Errors about the request of a client: it is told their text."""
+DETAILS = ("/srv/log/secret.parquet", "SELECT topic.name", "db.internal:5432", "10.1.2.3")
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_a_client_is_told_what_is_wrong_with_its_request_and_nothing_of_the_server(kind, caplog):
+    error = kind.__new__(kind)
+    error.args = (" ".join(DETAILS),)
+    if kind is errors.LogTruncationError:
+        error.partition_offsets = error.divergent_offsets = error.args[0]
+    assert (kind.__name__ in TOLD) != (kind.__name__ in INTERNAL or kind.__name__ in SERVER_FAULTS)
+    text = client_message(error)
+    assert text and [each for each in DETAILS if each in text] == ([*DETAILS] if kind.__name__ in TOLD else [])
+    if kind.__name__ not in TOLD:
+        assert all(each in caplog.text for each in DETAILS), "the log has the whole"
+
+
+@pytest.mark.parametrize("error", [OSError(2, "No such file", "/srv/log"), RuntimeError("/srv/log")])
+def test_errors_that_are_none_of_spark_logs_are_not_told(error, caplog):
+    assert client_message(error) == "the server has failed"
+    assert "/srv/log" in caplog.text

@@ -1,0 +1,492 @@
+"""The rules of an append, against a table of cases and against a simple model."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_log.errors import (
+    CheckpointMismatchError,
+    InvalidProducerIdMappingError,
+    InvalidRecordError,
+    InvalidTxnStateError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceNumberError,
+    ProducerFencedError,
+    TransactionAbortableError,
+    UnknownProducerIdError,
+)
+from spark_log.ids import OffsetRange
+from spark_log.log.append.rules import (
+    Appended,
+    Batch,
+    Rejected,
+    decide,
+    remember,
+)
+from spark_log.log.append.sequence_rules import (
+    REMEMBERED_BATCHES,
+    ProducerSequence,
+    ProducerState,
+    RememberedBatch,
+)
+from spark_log.log.append.spark_batch_rules import (
+    SparkBatch,
+    decide_spark_batch,
+)
+from spark_log.log.partitions.replication_rules import PartitionState, Replica, advanced_high_watermark
+
+BLOB = Batch(
+    topic_id=1,
+    partition=0,
+    name="blob",
+    inline=True,
+    record_count=3,
+    bytes=100,
+    min_timestamp_ms=0,
+    max_timestamp_ms=0,
+    timestamp_type=0,
+    codec="none",
+    checksum="",
+)
+FILE = replace(BLOB, name="file", inline=False, written_to=frozenset({1}), leader_epoch=4)
+ALONE = PartitionState(
+    leader=1,
+    leader_epoch=4,
+    log_end_offset=10,
+    high_watermark=10,
+    recovery_point=10,
+    tail_bytes=0,
+    change=7,
+    replicas=(Replica(1, 10, True),),
+)
+
+
+def with_replicas(*replicas, **facts):
+    return replace(ALONE, replicas=tuple(Replica(*replica) for replica in replicas), **facts)
+
+
+def test_blob_gets_the_next_offsets_and_advances_every_replica():
+    state = with_replicas((1, 10, True), (2, 10, True), (3, 10, False))
+    outcome, after = decide(state, BLOB, "all")
+    assert outcome == Appended(10, 13)
+    assert [replica.log_end_offset for replica in after.replicas] == [13, 13, 13]
+    assert (after.log_end_offset, after.high_watermark, after.tail_bytes, after.change) == (13, 13, 100, 7)
+
+
+def test_file_advances_only_the_replicas_that_have_it():
+    state = with_replicas((1, 10, True), (2, 10, True), (3, 10, False))
+    outcome, after = decide(state, FILE, 1)
+    assert outcome == Appended(10, 13)
+    assert [replica.log_end_offset for replica in after.replicas] == [13, 10, 10]
+    assert (after.high_watermark, after.change, after.tail_bytes) == (10, 8, 0)
+
+
+def mirrored(start, end, batch=FILE, **facts):
+    return replace(batch, offsets=OffsetRange(start, end), **facts)
+
+
+def test_batch_with_offsets_is_appended_at_the_log_end():
+    outcome, after = decide(ALONE, mirrored(10, 18), "all")
+    assert outcome == Appended(10, 18)
+    assert (after.log_end_offset, after.high_watermark, after.replicas[0].log_end_offset) == (18, 18, 18)
+    assert decide(ALONE, mirrored(10, 18, record_count=0), "all")[0] == Appended(10, 18)
+    assert decide(ALONE, mirrored(10, 13, BLOB), "all")[0] == Appended(10, 13)
+
+
+@pytest.mark.parametrize("start", [0, 9, 11])
+def test_batch_with_other_offsets_is_refused(start):
+    outcome, after = decide(ALONE, mirrored(start, start + 8), "all")
+    assert isinstance(outcome.error, OffsetOutOfRangeError)
+    assert f"[{start}, {start + 8}) cannot be appended: its log has the offsets [0, 10)" in str(outcome.error)
+    assert after is ALONE
+
+
+def test_empty_log_begins_at_the_offsets_of_the_batch_but_not_before_its_end():
+    empty = with_replicas((1, 10, True), (2, 10, True), (3, 4, False), log_start_offset=10)
+    outcome, after = decide(empty, mirrored(50, 58, written_to=frozenset({1, 2})), "all")
+    assert outcome == Appended(50, 58)
+    assert (after.log_start_offset, after.log_end_offset, after.high_watermark) == (50, 58, 58)
+    assert [replica.log_end_offset for replica in after.replicas] == [58, 58, 4]
+    assert after.change > empty.change
+    outcome, after = decide(empty, mirrored(50, 53, BLOB), "all")
+    assert (outcome, after.change) == (Appended(50, 53), empty.change + 1)
+    outcome, after = decide(empty, mirrored(50, 58), 1)
+    assert (after.high_watermark, [r.log_end_offset for r in after.replicas]) == (50, [58, 50, 4])
+    refused, after = decide(empty, mirrored(9, 17), "all")
+    assert isinstance(refused.error, OffsetOutOfRangeError) and after is empty
+    refused, after = decide(empty, mirrored(50, 58), "all")
+    assert isinstance(refused.error, NotEnoughReplicasError) and after is empty
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        mirrored(10, 10, record_count=0),
+        mirrored(10, 12),
+        mirrored(10, 14, BLOB),
+        mirrored(10, 18, record_count=-1),
+        mirrored(10, 14, sequence=ProducerSequence(7, 0, 0)),
+        replace(FILE, record_count=0),
+    ],
+)
+def test_batch_whose_records_do_not_match_its_offsets_is_refused(batch):
+    outcome, after = decide(ALONE, batch, "all", ProducerState(0))
+    assert isinstance(outcome.error, InvalidRecordError)
+    assert after is ALONE
+
+
+def test_blob_does_not_advance_a_replica_that_lacks_a_file():
+    state = with_replicas((1, 10, True), (2, 7, False))
+    _, after = decide(state, BLOB, "all")
+    assert [replica.log_end_offset for replica in after.replicas] == [13, 7]
+    assert after.high_watermark == 13
+
+
+def test_high_watermark_with_acks_1_is_that_of_the_slowest_isr_member():
+    state = with_replicas((1, 10, True), (2, 6, True), high_watermark=6)
+    outcome, after = decide(state, FILE, 1)
+    assert isinstance(outcome, Appended)
+    assert after.high_watermark == 6
+
+
+@pytest.mark.parametrize(
+    ("current", "replicas", "expected"),
+    [
+        (5, [(1, 9, True)], 9),
+        (5, [(1, 9, True), (2, 7, True)], 7),
+        (5, [(1, 9, True), (2, 7, False)], 9),
+        (5, [(1, 3, True)], 5),  # never decreases
+        (5, [(1, 9, False)], 5),  # an empty ISR does not change it
+        (5, [], 5),
+    ],
+)
+def test_high_watermark_is_the_lowest_leo_of_the_isr_and_never_decreases(current, replicas, expected):
+    assert advanced_high_watermark(current, [Replica(*replica) for replica in replicas]) == expected
+
+
+def sent_by(producer_id, epoch, first, batch=BLOB, count=3):
+    return replace(batch, record_count=count, sequence=ProducerSequence(producer_id, epoch, first))
+
+
+def known(*batches, epoch=2, transactional=False):
+    """Producer of epoch 2 with batches (first sequence, last sequence, base offset)."""
+    remembered = tuple(RememberedBatch(2, a, b, base, base + b - a + 1) for a, b, base in batches)
+    return ProducerState(epoch, remembered, transactional)
+
+
+def sent_as(principal):
+    return replace(BLOB, sequence=ProducerSequence(9, 2, 0, principal))
+
+
+OF_ANNA = replace(known(), owner="anna")
+IN_TRANSACTIONS = known((0, 2, 0), transactional=True)
+
+
+REFUSED = {
+    "no leader": (replace(ALONE, leader=None), BLOB, "all", None, NotLeaderForPartitionError),
+    "file of an older leader epoch": (ALONE, replace(FILE, leader_epoch=3), 1, None, NotLeaderForPartitionError),
+    "file of a newer leader epoch": (ALONE, replace(FILE, leader_epoch=5), 1, None, NotLeaderForPartitionError),
+    "too few in sync": (replace(ALONE, min_insync_replicas=2), BLOB, "all", None, NotEnoughReplicasError),
+    "empty ISR": (with_replicas((1, 10, False)), BLOB, "all", None, NotEnoughReplicasError),
+    "in sync, but without the file": (
+        with_replicas((1, 10, True), (2, 10, True)),
+        FILE,
+        "all",
+        None,
+        NotEnoughReplicasError,
+    ),
+    "in sync, but behind after acks=1": (
+        with_replicas((1, 10, True), (2, 7, True), high_watermark=7),
+        BLOB,
+        "all",
+        None,
+        NotEnoughReplicasError,
+    ),
+    "no records": (ALONE, replace(BLOB, record_count=0), "all", None, InvalidRecordError),
+    "unknown producer": (ALONE, sent_by(9, 0, 0), "all", None, UnknownProducerIdError),
+    "producer expired": (ALONE, sent_by(9, 2, 3), "all", known(), UnknownProducerIdError),
+    "zombie": (ALONE, sent_by(9, 1, 3), "all", known((0, 2, 0)), ProducerFencedError),
+    "zombie repeats itself": (ALONE, sent_by(9, 2, 0), "all", known((0, 2, 0), epoch=3), ProducerFencedError),
+    "gap": (ALONE, sent_by(9, 2, 4), "all", known((0, 2, 0)), OutOfOrderSequenceNumberError),
+    "gap at the beginning of an epoch": (ALONE, sent_by(9, 3, 1), "all", known((0, 2, 0)), UnknownProducerIdError),
+    "overlap": (ALONE, sent_by(9, 2, 1), "all", known((0, 2, 0)), OutOfOrderSequenceNumberError),
+    "duplicate cut short": (ALONE, sent_by(9, 2, 0, count=2), "all", known((0, 2, 0)), OutOfOrderSequenceNumberError),
+    "duplicate too old to be known": (
+        ALONE,
+        sent_by(9, 2, 0),
+        "all",
+        known((3, 5, 3), (6, 8, 6)),
+        OutOfOrderSequenceNumberError,
+    ),
+    "outside of the producer's transactions": (ALONE, sent_by(9, 2, 3), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+    "repeats a batch of a transaction": (ALONE, sent_by(9, 2, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+    "producer id of another principal": (ALONE, sent_as("ben"), "all", OF_ANNA, InvalidProducerIdMappingError),
+    "producer id without an owner": (ALONE, sent_as("ben"), "all", known(), InvalidProducerIdMappingError),
+    "fences a transactional producer": (ALONE, sent_by(9, 3, 0), "all", IN_TRANSACTIONS, InvalidTxnStateError),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_batch_changes_nothing(case):
+    state, batch, acks, producer, error = REFUSED[case]
+    outcome, after = decide(state, batch, acks, producer)
+    assert isinstance(outcome, Rejected)
+    assert type(outcome.error) is error
+    assert after is state
+
+
+@pytest.mark.parametrize("principal", ["anna", None])
+def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(principal):
+    outcome, _ = decide(ALONE, sent_as(principal), "all", OF_ANNA)
+    assert outcome == Appended(10, 13)
+
+
+def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():
+    outcome, _ = decide(ALONE, sent_by(9, 2, 3), "all", IN_TRANSACTIONS, commits=True)
+    assert outcome == Appended(10, 13)
+    after = remember(IN_TRANSACTIONS, sent_by(9, 2, 3), outcome)
+    assert after.transactional
+    outcome, state = decide(ALONE, sent_by(9, 2, 3), "all", after, commits=True)
+    assert isinstance(outcome.error, TransactionAbortableError)
+    assert state is ALONE
+
+
+def test_min_insync_replicas_applies_only_to_acks_all():
+    outcome, _ = decide(replace(ALONE, min_insync_replicas=2), BLOB, 1)
+    assert outcome == Appended(10, 13)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_duplicate_returns_its_first_offsets_and_changes_nothing(number):
+    producer = known((0, 2, 0), (3, 5, 4), (6, 8, 7))
+    batch = sent_by(9, 2, 3 * number)
+    outcome, after = decide(ALONE, batch, "all", producer)
+    base = [0, 4, 7][number]
+    assert outcome == Appended(base, base + 3, duplicate=True)
+    assert after is ALONE
+
+
+def test_duplicate_is_recognized_after_the_isr_has_shrunk():
+    outcome, _ = decide(replace(ALONE, min_insync_replicas=2), sent_by(9, 2, 0), "all", known((0, 2, 0)))
+    assert outcome == Appended(0, 3, duplicate=True)
+
+
+def test_new_epoch_begins_at_sequence_0_and_drops_the_old_batches():
+    producer = known((0, 2, 0), epoch=3)
+    outcome, _ = decide(ALONE, sent_by(9, 3, 0), "all", producer)
+    assert outcome == Appended(10, 13)
+    after = remember(producer, sent_by(9, 3, 0), outcome)
+    assert after == ProducerState(3, (RememberedBatch(3, 0, 2, 10, 13),))
+
+
+@pytest.mark.parametrize("last", [2**31 - 1, 0])
+def test_sequences_begin_at_0_again_after_the_largest_int32(last):
+    first = (last - 2) % 2**31
+    producer = known((first - 1, first - 1, 5))
+    outcome, state = decide(ALONE, sent_by(9, 2, first), "all", producer)
+    assert outcome == Appended(10, 13)
+    after = remember(producer, sent_by(9, 2, first), outcome)
+    assert after.batches[-1].last_sequence == last
+    assert decide(state, sent_by(9, 2, first), "all", after)[0] == replace(outcome, duplicate=True)
+    assert decide(state, sent_by(9, 2, (last + 1) % 2**31), "all", after)[0] == Appended(13, 16)
+    with_a_gap, _ = decide(state, sent_by(9, 2, (last + 2) % 2**31), "all", after)
+    assert isinstance(with_a_gap.error, OutOfOrderSequenceNumberError)
+
+
+def test_last_five_batches_are_remembered():
+    producer = ProducerState(2)
+    for number in range(8):
+        producer = remember(producer, sent_by(9, 2, 3 * number), Appended(100 + 3 * number, 103 + 3 * number))
+    assert len(producer.batches) == REMEMBERED_BATCHES == 5
+    assert [batch.first_sequence for batch in producer.batches] == [9, 12, 15, 18, 21]
+
+
+LAST = SparkBatch("stream:q", "t", 7, 100, "abc", strict=True)
+SPARK = [
+    ("first", None, LAST, "append"),
+    ("next", LAST, replace(LAST, version=8, fingerprint="x"), "append"),
+    ("versions may be left out", LAST, replace(LAST, version=80), "append"),
+    ("replay", LAST, LAST, "replay"),
+    ("other rows", LAST, replace(LAST, fingerprint="x"), CheckpointMismatchError),
+    ("other number of rows", LAST, replace(LAST, record_count=101), CheckpointMismatchError),
+    ("older", LAST, replace(LAST, version=6), CheckpointMismatchError),
+    ("txnVersion again", LAST, replace(LAST, strict=False), "replay"),
+    ("txnVersion again with other rows, as in Delta", LAST, replace(LAST, strict=False, fingerprint="x"), "replay"),
+    ("older txnVersion, as in Delta", LAST, replace(LAST, strict=False, version=3), "replay"),
+    ("newer txnVersion", LAST, replace(LAST, strict=False, version=8), "append"),
+]
+
+
+@pytest.mark.parametrize(("last", "new", "expected"), [case[1:] for case in SPARK], ids=[case[0] for case in SPARK])
+def test_spark_batches(last, new, expected):
+    if isinstance(expected, str):
+        assert decide_spark_batch(last, new) == expected
+    else:
+        with pytest.raises(expected, match="stream:q: batch"):
+            decide_spark_batch(last, new)
+
+
+NAMED_BY_ROWS = replace(LAST, target="")
+RECREATED = [
+    ("same batch", LAST, LAST, "append"),
+    ("other rows", LAST, replace(LAST, fingerprint="x"), "append"),
+    ("older", LAST, replace(LAST, version=6), "append"),
+    ("rows name the topics: same batch", NAMED_BY_ROWS, NAMED_BY_ROWS, "append"),
+    (
+        "rows name the topics: older",
+        NAMED_BY_ROWS,
+        replace(NAMED_BY_ROWS, version=6),
+        CheckpointMismatchError,
+    ),
+    (
+        "rows name the topics: older txnVersion",
+        NAMED_BY_ROWS,
+        replace(NAMED_BY_ROWS, version=6, strict=False),
+        "append",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("last", "new", "expected"), [case[1:] for case in RECREATED], ids=[case[0] for case in RECREATED]
+)
+def test_spark_batches_into_topics_created_since(last, new, expected):
+    if isinstance(expected, str):
+        assert decide_spark_batch(last, new, recreated=True) == expected
+    else:
+        with pytest.raises(expected, match="stream:q: batch"):
+            decide_spark_batch(last, new, recreated=True)
+
+
+class Partition(RuleBasedStateMachine):
+    """Three replicas, producers with retries and zombies, followers that catch up and leave the ISR. The model is a
+    list.
+    """
+
+    @initialize(min_isr=st.integers(1, 3))
+    def start(self, min_isr):
+        replicas = tuple(Replica(broker, 0, True) for broker in (1, 2, 3))
+        self.state = PartitionState(1, 0, 0, 0, 0, 0, 0, replicas, min_isr)
+        self.log = []  # owner of every offset
+        self.ends = {0}  # segment boundaries
+        self.epochs = {1: 0, 2: 0}
+        self.producers = {1: ProducerState(0), 2: ProducerState(0)}
+        self.sent = {}  # (producer, epoch, first sequence, count) -> base offset, by age
+        self.high_watermark = 0
+
+    def append(self, batch, acks, owner, producer=None):
+        before = self.state
+        outcome, self.state = decide(before, batch, acks, producer)
+        if isinstance(outcome, Rejected) or outcome.duplicate:
+            assert self.state is before
+            return outcome
+        assert (outcome.base_offset, outcome.end_offset) == (len(self.log), len(self.log) + batch.record_count)
+        self.log += [owner] * batch.record_count
+        self.ends.add(len(self.log))
+        if acks == "all":
+            assert self.state.high_watermark == len(self.log), "acks=all: every in-sync replica has it"
+        return outcome
+
+    @rule(
+        count=st.integers(0, 4),
+        inline=st.booleans(),
+        acks=st.sampled_from([1, "all"]),
+        brokers=st.sets(st.integers(2, 3)),
+        epoch=st.sampled_from([-1, 0, 0, 0]),
+    )
+    def append_without_sequence(self, count, inline, acks, brokers, epoch):
+        batch = replace(
+            BLOB,
+            inline=inline,
+            record_count=count,
+            written_to=frozenset({1} | brokers),
+            leader_epoch=None if inline else epoch,
+        )
+        whole = all(r.log_end_offset == len(self.log) for r in self.state.replicas if r.in_sync)
+        outcome = self.append(batch, acks, "no producer")
+        in_sync = {replica.broker_id for replica in self.state.replicas if replica.in_sync}
+        allowed = count > 0 and (inline or epoch == 0)
+        if acks == "all":
+            allowed &= len(in_sync) >= self.state.min_insync_replicas and (inline or in_sync <= batch.written_to)
+            allowed &= whole
+        assert isinstance(outcome, Appended) == allowed
+
+    @rule(who=st.integers(1, 2), count=st.integers(1, 3))
+    def producer_sends_its_next_batch(self, who, count):
+        epoch = self.epochs[who]
+        first = max((f + c for (w, e, f, c) in self.sent if (w, e) == (who, epoch)), default=0)
+        self.send(who, epoch, first, count)
+
+    @rule(data=st.data())
+    def producer_repeats_a_batch(self, data):
+        if self.sent:
+            self.send(*data.draw(st.sampled_from(list(self.sent))))
+
+    @rule(who=st.integers(1, 2), epoch=st.integers(0, 3), first=st.integers(0, 12), count=st.integers(1, 3))
+    def producer_sends_anything(self, who, epoch, first, count):
+        if epoch <= self.epochs[who]:  # epochs come from the store
+            self.send(who, epoch, first, count)
+
+    @rule(who=st.integers(1, 2))
+    def producer_is_fenced(self, who):
+        self.epochs[who] += 1
+        self.producers[who] = replace(self.producers[who], epoch=self.epochs[who])
+
+    def send(self, who, epoch, first, count):
+        batch = sent_by(who, epoch, first, count=count)
+        producer = self.producers[who]
+        outcome = self.append(batch, 1, who, producer)
+        mine = [key for key in self.sent if key[:2] == (who, epoch)]
+        expected = mine[-1][2] + mine[-1][3] if mine else 0
+        if epoch < self.epochs[who]:
+            assert isinstance(outcome.error, ProducerFencedError)
+        elif (who, epoch, first, count) in mine[-REMEMBERED_BATCHES:]:
+            base = self.sent[who, epoch, first, count]
+            assert outcome == Appended(base, base + count, duplicate=True)
+        elif first == expected:
+            assert outcome == Appended(len(self.log) - count, len(self.log))
+            self.sent[who, epoch, first, count] = outcome.base_offset
+            self.producers[who] = remember(producer, batch, outcome)
+        else:
+            assert isinstance(outcome.error, OutOfOrderSequenceNumberError | UnknownProducerIdError)
+
+    @rule(broker=st.integers(2, 3), data=st.data())
+    def follower_catches_up(self, broker, data):
+        end = data.draw(st.sampled_from(sorted(self.ends)))
+        self.change_replica(broker, lambda r: replace(r, log_end_offset=max(r.log_end_offset, end)))
+
+    @rule(broker=st.integers(2, 3))
+    def follower_leaves_the_isr(self, broker):
+        self.change_replica(broker, lambda r: replace(r, in_sync=False))
+
+    @rule(broker=st.integers(2, 3))
+    def caught_up_follower_joins_the_isr(self, broker):
+        end = self.state.log_end_offset
+        self.change_replica(broker, lambda r: replace(r, in_sync=r.in_sync or r.log_end_offset == end))
+
+    def change_replica(self, broker, change):
+        replicas = tuple(change(r) if r.broker_id == broker else r for r in self.state.replicas)
+        high_watermark = advanced_high_watermark(self.state.high_watermark, replicas)
+        self.state = replace(self.state, replicas=replicas, high_watermark=high_watermark)
+
+    @invariant()
+    def offsets_are_dense_and_the_high_watermark_only_grows(self):
+        if not hasattr(self, "state"):
+            return
+        state = self.state
+        assert state.log_end_offset == len(self.log)
+        assert self.high_watermark <= state.high_watermark <= state.log_end_offset
+        assert all(r.log_end_offset >= state.high_watermark for r in state.replicas if r.in_sync)
+        assert all(r.log_end_offset in self.ends for r in state.replicas), "a LEO is a segment boundary"
+        assert state.replicas[0].log_end_offset == state.log_end_offset, "the leader has everything"
+        assert self.log.count(1) + self.log.count(2) == sum(key[3] for key in self.sent)
+        self.high_watermark = state.high_watermark
+
+
+Partition.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPartition = Partition.TestCase

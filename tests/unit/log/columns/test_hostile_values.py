@@ -1,0 +1,139 @@
+"""Values that are made to harm the process that decodes them: each is a bad record, and the others stay good."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+
+from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.decoded import ColumnsDefinition
+from spark_log.log.columns.decoding import decoder, schema_fields
+from spark_log.log.columns.protobuf.schema import protobuf_schema
+
+BYTES = 1 << 20
+
+
+def reasons(format_, schema, *values):
+    definition = ColumnsDefinition(format_, "none", schema, schema_fields(format_, schema))
+    found = decoder(definition).decode(pa.array(values, pa.binary()))
+    return [None] * len(values) if found.reasons is None else found.reasons.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [b"1e-999999999", b"1e999999999", b"1e" + b"9" * BYTES, b"9" * BYTES, b"0." + b"0" * BYTES + b"1",
+     b"340282366920938463463374607431768211461", b"595310700986708910060260050042600200", b'"1e-99999"'],
+)  # fmt: skip
+def test_a_decimal_that_arrow_would_wrap_around_or_crash_on_is_bad(number):
+    bad, good = reasons("json", "d DECIMAL(38,10)", b'{"d": ' + number + b"}", b'{"d": 1.5e3}')
+    assert (bad, good) == ("d: not a number that DECIMAL(38, 10) holds exactly", None)
+
+
+def test_many_bad_elements_of_one_value_are_searched_once():
+    for kind, texts in (("TIMESTAMP", b'"2026-02-30","2026-02-20",'), ("DECIMAL(5,2)", b'"x","1",')):
+        value = b'{"a": [' + (texts * 20_000)[:-1] + b"]}"
+        bad, good = reasons("json", f"a ARRAY<{kind}>", value, b'{"a": []}')
+        assert bad.startswith("a[]: not a") and good is None
+
+
+def test_an_avro_fixed_of_a_negative_size_is_no_column():
+    fixed = {"type": "fixed", "name": "F", "size": -1}
+    fields = [{"name": "f", "type": {"type": "array", "items": fixed}}]
+    with pytest.raises(InvalidSchemaError, match="a fixed of -1 bytes"):
+        schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields}))
+
+
+def protobuf_of_wide_messages(label, oneof=None):
+    """Fields 1 and 2 are messages of 100 fields."""
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    item, outer = file.message_type.add(name="I"), file.message_type.add(name="M")
+    for number in range(1, 101):
+        item.field.add(name=f"c{number}", number=number, type=FieldDescriptorProto.TYPE_INT64, label=1)
+    if oneof is not None:
+        outer.oneof_decl.add(name="one")
+    for number in (1, 2):
+        outer.field.add(
+            name=f"i{number}", number=number, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=".I", label=label,
+            oneof_index=oneof,
+        )  # fmt: skip
+    return protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("schema", "messages"),
+    [(protobuf_of_wide_messages(3), b"\x0a\0"), (protobuf_of_wide_messages(1, oneof=0), b"\x0a\0\x12\0")],
+    ids=["repeated", "oneof"],
+)
+def test_many_empty_messages_of_many_fields_are_bad_before_they_are_parsed(schema, messages):
+    bad, good = reasons("protobuf", schema, messages * (BYTES // len(messages)), messages)
+    assert (bad, good) == ("more than 16777216 fields in its messages, those that are missing included", None)
+
+
+WIDE = 2_000
+ITEM = f"STRUCT<{', '.join(f'f{number}: BIGINT' for number in range(WIDE))}>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (f"ARRAY<{ITEM}>", b"[" + b"null," * 20_000 + b"null]"),
+        (f"MAP<STRING, {ITEM}>", json.dumps(dict.fromkeys(range(20_000))).encode()),
+    ],
+    ids=["array", "map"],
+)
+def test_many_nulls_in_place_of_wide_json_objects_are_bad(kind, value):
+    bad, good, few = reasons("json", f"a {kind}", b'{"a": ' + value + b"}", b"{}", b'{"a": null}')
+    assert (bad, good, few) == (
+        "a: more than 16777216 values with those before them, missing ones included", None, None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("container", ["array", "map"])
+def test_many_nulls_in_place_of_wide_avro_records_are_bad(container):
+    fields = [{"name": f"f{number}", "type": ["null", "long"]} for number in range(WIDE)]
+    item = ["null", {"type": "record", "name": "I", "fields": fields}]
+    several = {"type": container, "items" if container == "array" else "values": item}
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": several}]})
+    one = b"\0" if container == "array" else b"\0\0"
+    bad, good = reasons("avro", schema, avro_long(20_000) + one * 20_000 + b"\0", avro_long(1) + one + b"\0")
+    assert (bad, good) == ("a: more than 16777216 values with those before them, missing ones included", None)
+
+
+def avro_long(number):
+    zigzag, found = 2 * number, bytearray()
+    while zigzag > 127:
+        found.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    return bytes([*found, zigzag])
+
+
+def repeated(count, definition, **others):
+    """A JSON Schema with so many fields that refer to one definition."""
+    fields = {f"f{number}": {"$ref": "#/definitions/d"} for number in range(count)}
+    return {"type": "object", "properties": fields, "definitions": {"d": definition, **others}}
+
+
+NAME = "n" * 400_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        repeated(9_000, {"anyOf": [{"type": "null"}] * 40_000 + [{"type": "string"}]}),
+        repeated(9_000, {"type": ["null"] * 80_000 + ["string"]}),
+        repeated(2_000, {"$ref": f"#/definitions/{NAME}"}, **{NAME: {"type": "string"}}),
+        repeated(5, {"$ref": "#/definitions/0"}, **{str(n): {"$ref": f"#/definitions/{n + 1}"} for n in range(10_000)}),
+        repeated(1, {"allOf": [{"$ref": "#/definitions/all"}] * 4_000},
+                 all={"type": "object", "properties": {f"f{number}": {"type": "string"} for number in range(9_000)}}),
+    ],
+    ids=["branches", "types", "name", "chain", "allOf"],
+)  # fmt: skip
+def test_references_do_not_multiply_the_work_on_a_json_schema(schema):
+    with pytest.raises(InvalidSchemaError, match="more than 160000 types, references to references included"):
+        schema_fields("json", json.dumps(schema))
+
+
+def test_a_json_schema_of_many_fields_that_may_be_null_is_allowed():
+    schema = repeated(9_999, {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/text"}]}, text={"type": "string"})
+    assert schema_fields("json", json.dumps(schema)).num_fields == 9_999

@@ -1,0 +1,64 @@
+"""A stop that signal handlers set, whatever they interrupt."""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from spark_log.process import Stop
+
+
+def interrupted_everywhere(call, handler, timeout_s):
+    """`call()`, with what a handler does done before each line that Python runs for it."""
+
+    def trace(_frame, event, _argument):
+        if event == "line":
+            handler()
+        return trace
+
+    def run():
+        sys.settrace(trace)
+        call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
+
+
+def test_it_is_waited_for():
+    stop = Stop()
+    assert not stop.is_set() and not stop.wait(0.01)
+    waiting = [threading.Thread(target=stop.wait, args=[60]) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    stop.set()
+    for thread in waiting:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "all who wait are told"
+    assert stop.is_set() and stop.wait(60) and stop.wait(60)
+
+
+@pytest.mark.parametrize(("kind", "timeout_s"), [(Stop, 60), (threading.Event, 0.5)])
+def test_handlers_interrupt_waits_and_each_other(kind, timeout_s):
+    """A signal may interrupt a wait or another handler. An Event does not support that."""
+    waiting, telling = kind(), kind()
+    ended = [
+        interrupted_everywhere(lambda: waiting.wait(60), waiting.set, timeout_s),
+        interrupted_everywhere(telling.set, telling.set, timeout_s),
+    ]
+    assert ended == ([True, True] if kind is Stop else [False, False])
+
+
+def test_sigterm_and_sigint_set_it():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in before:
+            stop = Stop().on_signals()
+            os.kill(os.getpid(), number)
+            assert stop.wait(60)
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
