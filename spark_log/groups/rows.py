@@ -103,12 +103,6 @@ _GIVEN_TO_OTHERS = Prepared(
         GROUP_PARTITION.partition <= sa.bindparam("last"),
     )
 )
-_DEAD = sa.select(GROUP_MEMBER.member_id).where(
-    GROUP_MEMBER.group_id == sa.bindparam("g"),
-    (GROUP_MEMBER.clock_epoch != sa.bindparam("clock_epoch")) | (GROUP_MEMBER.until_ms <= sa.bindparam("now")),
-)
-
-
 _TOPIC_SET = Prepared(sa.select(sa.func.count(), sa.func.max(TOPIC.topic_id)).select_from(t.topic))
 
 
@@ -241,9 +235,8 @@ def assigned_to_others(
 
 def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> list[str]:
     """Members whose session has ended, by the store's clock."""
-    return list(
-        connection.execute(_DEAD, {"g": group_id, "clock_epoch": now.clock_epoch, "now": now.lease_ms}).scalars()
-    )
+    members = sa.select(GROUP_MEMBER.member_id).where(GROUP_MEMBER.group_id == group_id)
+    return list(connection.execute(members.where(now.has_expired(GROUP_MEMBER))).scalars())
 
 
 def count_members(connection: sa.Connection, group_id: str) -> int:

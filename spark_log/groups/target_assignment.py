@@ -74,9 +74,7 @@ def stale_groups(store: Store) -> list[str]:
     def read(connection: sa.Connection) -> list[str]:
         now = store.clock(connection)
         stale = sa.select(CONSUMER_GROUP.group_id).where(CONSUMER_GROUP.target_generation < CONSUMER_GROUP.generation)
-        dead = sa.select(GROUP_MEMBER.group_id).where(
-            (GROUP_MEMBER.clock_epoch != now.clock_epoch) | (GROUP_MEMBER.until_ms <= now.lease_ms)
-        )
+        dead = sa.select(GROUP_MEMBER.group_id).where(now.has_expired(GROUP_MEMBER))
         return sorted({*connection.execute(stale.union(dead)).scalars(), *expired_groups(connection, now)})
 
     return store.read(read)

@@ -80,6 +80,10 @@ class StoreClock:
         """Whether a lease until `until_ms`, written in `clock_epoch`, has ended."""
         return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
 
+    def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
+        """The same as a condition of SQL, for the columns `until_ms` and `clock_epoch` of a table."""
+        return sa.or_(row.clock_epoch != self.clock_epoch, row.until_ms <= self.lease_ms)
+
 
 @dataclass
 class Attempt:

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kafka import KafkaAdminClient
@@ -15,7 +14,6 @@ from spark_log.clients.admin import configs, groups, partitions, transactions
 from spark_log.clients.admin import topics as on_topics
 from spark_log.clients.admin.access_calls import AccessCalls
 from spark_log.clients.admin.admin_settings import UNSUPPORTED, AdminSettings
-from spark_log.clients.admin.kafka_python_2 import METHODS
 from spark_log.clients.client_settings import check_number, parse_settings
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
@@ -383,8 +381,6 @@ class Admin(AccessCalls):
         return transactions.describe_producers(self._cluster, partitions)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in METHODS:
-            return partial(METHODS[name], self)
         if name not in UNSUPPORTED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
 
-from spark_log.clients.admin.kafka_python_2 import result
 from spark_log.clients.admin.outcomes import outcome_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings, read_settings
@@ -33,7 +32,7 @@ def describe_configs(
             for name, entry in entries.items()
             if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
         }
-    return result(described)
+    return described
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:

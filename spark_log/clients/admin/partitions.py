@@ -9,7 +9,6 @@ from kafka.errors import ElectionNotNeededError, KafkaStorageError
 from kafka.protocol.admin import ElectionType, ElectLeadersResponse
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
-from spark_log.clients.admin.kafka_python_2 import result
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.cluster.brokers import BrokerStatus, list_brokers
@@ -122,7 +121,7 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
             for b in brokers
         ],
     }
-    return result(facts)
+    return facts
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:

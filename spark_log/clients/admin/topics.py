@@ -12,7 +12,6 @@ from kafka.errors import InvalidReplicationAssignmentError
 from kafka.structs import OffsetAndTimestamp
 
 from spark_log.clients.admin.configs import entries_of
-from spark_log.clients.admin.kafka_python_2 import result
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
@@ -58,7 +57,7 @@ def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, rai
         entries.append(entry)
     if raise_errors:
         raise_first(errors)
-    return result({"topics": entries})
+    return {"topics": entries}
 
 
 def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> Topic | None:
@@ -120,7 +119,7 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
         entries.append({"name": name or None, **error_fields(error)})
     if raise_errors:
         raise_first(errors)
-    return result({"topics": entries})
+    return {"topics": entries}
 
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
@@ -137,7 +136,7 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
 
     wanted, found = cluster.store.read(read)
     described = {description.topic.name: description for description in found}
-    return result([_metadata(name, described.get(name)) for name in wanted])
+    return [_metadata(name, described.get(name)) for name in wanted]
 
 
 def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def create_partitions(
         results.append({"name": name, **error_fields(error)})
     if raise_errors:
         raise_first(errors)
-    return result({"results": results})
+    return {"results": results}
 
 
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:

@@ -36,7 +36,10 @@ BATCH_BYTES = 1024 * 1024
 """Encoded batches have about so many bytes at most, or one record."""
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
-_STREAMS_MAX = 256
+_STREAMS_MAX, _STREAMS_BYTES = 256, 1024 * 1024 * 1024
+"""Streams that are kept, and what they may hold together; the latest one is kept whatever it holds. A stream has up to
+a row group (64 MiB) of decoded records, and a stream that is not kept decodes them again for each batch.
+"""
 _EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
 
 Version = tuple[int, int]
@@ -60,7 +63,8 @@ class RecordStreams:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._streams: OrderedDict[Place, Iterator[EncodedBatch]] = OrderedDict()
+        self._streams: OrderedDict[Place, _Stream] = OrderedDict()
+        self._streams_bytes = 0
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
         self._versions: dict[tuple[int, int], Version] = {}
@@ -70,6 +74,11 @@ class RecordStreams:
     def cached_bytes(self) -> int:
         """Size of the encoded batches that are kept."""
         return self._encoded_bytes
+
+    @property
+    def stream_bytes(self) -> int:
+        """Size of what is planned and decoded beyond the offsets that were read."""
+        return self._streams_bytes
 
     def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
         """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
@@ -95,7 +104,7 @@ class RecordStreams:
             if known is not None:
                 self._encoded.move_to_end(place)
                 return known
-            stream = self._streams.pop(place, None)
+            stream = self._take(place)
         batch = None if stream is None else next(stream, None)
         if batch is None or stream is None:
             stream = self._open(topic, place, end)
@@ -104,10 +113,22 @@ class RecordStreams:
             if not self._is_latest(place):  # the partition was rewritten meanwhile
                 return batch
             self._remember(place, batch)
-            self._streams[(*place[:3], batch.end)] = stream
-            while len(self._streams) > _STREAMS_MAX:
-                self._streams.popitem(last=False)
+            self._keep((*place[:3], batch.end), stream)
         return batch
+
+    def _take(self, place: Place) -> "_Stream | None":
+        """A stream that was kept; it is kept no more."""
+        stream = self._streams.pop(place, None)
+        self._streams_bytes -= 0 if stream is None else stream.bytes
+        return stream
+
+    def _keep(self, place: Place, stream: "_Stream") -> None:
+        """Keep a stream, instead of those that were not read for the longest time."""
+        self._take(place)
+        self._streams[place] = stream
+        self._streams_bytes += stream.bytes
+        while len(self._streams) > _STREAMS_MAX or (self._streams_bytes > _STREAMS_BYTES and len(self._streams) > 1):
+            self._take(next(iter(self._streams)))
 
     def forget_rewritten(self) -> None:
         """Forget what was read of partitions that have been rewritten or deleted since. Raises the errors of the store.
@@ -142,7 +163,7 @@ class RecordStreams:
         if self._versions.pop(which, None) is None:
             return
         for place in [place for place in self._streams if place[:2] == which]:
-            del self._streams[place]
+            self._take(place)
         for place in [place for place in self._encoded if place[:2] == which]:
             self._encoded_bytes -= len(self._encoded.pop(place).data)
 
@@ -154,7 +175,7 @@ class RecordStreams:
             _, old = self._encoded.popitem(last=False)
             self._encoded_bytes -= len(old.data)
 
-    def _open(self, topic: Topic, place: Place, end: int) -> Iterator[EncodedBatch]:
+    def _open(self, topic: Topic, place: Place, end: int) -> "_Stream":
         _, partition, _, start = place
         tp = TopicPartition(topic.name, partition)
         with self._cluster.store.snapshot() as connection:
@@ -165,28 +186,40 @@ class RecordStreams:
             slices = planner.with_inline_data(connection, kept)
             whole = whole and len(slices) == len(kept)
         covered = end if whole or not slices else slices[-1].end
-        return _encoded_slices(Fetcher(self._cluster.log_dirs()), slices, start, covered)
+        return _Stream(Fetcher(self._cluster.log_dirs()), slices, start, covered)
 
 
-def _encoded_slices(fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> Iterator[EncodedBatch]:
+class _Stream(Iterator[EncodedBatch]):
     """Batches that cover [start, end) without a hole: offsets without a record are in a batch, or an empty one."""
-    at = start
-    for piece in slices:
-        type_ = TimestampType(piece.timestamp_type)
-        for records in fetcher.read([piece], _SCHEMA):
-            for part in _parts(records, type_):
-                stored = _stored(part)
-                last = int(stored.offsets[-1])
-                data = encode(
-                    stored, base_offset=at, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
-                )
-                yield EncodedBatch(at, last + 1, data)
-                at = last + 1
-        if at < piece.end:
-            yield _gap(at, piece.end, piece.leader_epoch)
-            at = piece.end
-    if at < end:
-        yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
+
+    def __init__(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> None:
+        self._inline_bytes = sum(piece.size for piece in slices if piece.data is not None)
+        self.bytes = self._inline_bytes
+        """Of what is planned and decoded."""
+        self._batches = self._encoded(fetcher, slices, start, end)
+
+    def __next__(self) -> EncodedBatch:
+        return next(self._batches)
+
+    def _encoded(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> Iterator[EncodedBatch]:
+        at = start
+        for piece in slices:
+            type_ = TimestampType(piece.timestamp_type)
+            for records in fetcher.read([piece], _SCHEMA):
+                self.bytes = self._inline_bytes + records.get_total_buffer_size()
+                for part in _parts(records, type_):
+                    stored = _stored(part)
+                    last = int(stored.offsets[-1])
+                    data = encode(
+                        stored, base_offset=at, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
+                    )
+                    yield EncodedBatch(at, last + 1, data)
+                    at = last + 1
+            if at < piece.end:
+                yield _gap(at, piece.end, piece.leader_epoch)
+                at = piece.end
+        if at < end:
+            yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
 
 
 def _gap(start: int, end: int, leader_epoch: int) -> EncodedBatch:

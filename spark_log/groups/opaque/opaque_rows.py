@@ -89,7 +89,7 @@ def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, Opa
 
 def expired_groups(connection: sa.Connection, now: StoreClock) -> list[str]:
     """Groups that have members whose sessions have ended."""
-    ended = (OPAQUE_MEMBER.clock_epoch != now.clock_epoch) | (OPAQUE_MEMBER.until_ms <= now.lease_ms)
+    ended = now.has_expired(OPAQUE_MEMBER)
     query = sa.select(OPAQUE_MEMBER.group_id).where(ended).distinct().order_by(OPAQUE_MEMBER.group_id)
     return list(connection.execute(query).scalars())
 

@@ -86,7 +86,7 @@ def expired(store: Store) -> set[str]:
 
 
 def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
-    return (WRITE_ID.clock_epoch != now.clock_epoch) | (WRITE_ID.until_ms <= now.lease_ms)
+    return now.has_expired(WRITE_ID)
 
 
 class Writer:

@@ -9,7 +9,7 @@ from kafka.protocol.admin import (
     DescribeUserScramCredentialsRequest,
 )
 
-from tests.contract.test_gateway_quotas import batch_of, produce
+from tests.contract.gateway.test_gateway_quotas import batch_of, produce
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make

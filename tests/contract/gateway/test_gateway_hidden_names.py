@@ -20,7 +20,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
-from tests.contract.test_gateway_acls import OPTIONS, acl, client, connect, put_users
+from tests.contract.gateway.test_gateway_acls import OPTIONS, acl, client, connect, put_users
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess

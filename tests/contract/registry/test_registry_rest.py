@@ -33,7 +33,7 @@ from spark_log.registry import rows as registry_rows
 from spark_log.registry import topic_schemas
 from spark_log.registry.schema_types import problems
 from spark_log.replication.controller.topic_operations import alter_configs
-from tests.contract.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
+from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
 from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of

@@ -9,7 +9,7 @@ import pytest
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import StorageUnavailableError
 from spark_log.tables import publication, publication_intent
-from tests.contract.test_delta import Topic
+from tests.contract.tables.test_delta import Topic
 
 pytestmark = pytest.mark.delta
 

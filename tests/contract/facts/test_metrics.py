@@ -32,7 +32,7 @@ from tests.support.ports import free_port
 from tests.support.records import table
 from tests.support.replicas import take_away, topic_on
 
-_CONF = Path(__file__).parents[2] / "conf"
+_CONF = Path(__file__).parents[3] / "conf"
 DASHBOARD = _CONF / "grafana/spark-log.json"
 
 

@@ -6,6 +6,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log import Consumer
+from spark_log.gateway.records import record_streams
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.log.log import Log
 from spark_log.log.records.kafka_batch.decode import FEW
@@ -120,6 +121,21 @@ def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster
     erase(cluster, "flights", [b"gone"], purge=True)
     streams.forget_rewritten()
     assert streams.cached_bytes == 0
+    log.close()
+
+
+def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, monkeypatch):
+    topic = make(cluster, "flights", 5, inline_max_bytes="0")
+    log, streams = Log(cluster), RecordStreams(cluster)
+    for number in range(5):
+        append_keyed(log, topic, *[(b"k", b"%d" % n * 30_000) for n in range(200)], partition=number)
+    monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 30_000_000)
+    for number in range(5):
+        assert len(streams.read(topic, number, (0, 0), 0, 200, 1)) == 1
+        assert 5_000_000 < streams.stream_bytes <= 30_000_000
+    monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 1)
+    first = streams.read(topic, 4, (0, 0), 0, 200, 100_000_000)
+    assert sum(map(len, first)) > 6_000_000 and streams.stream_bytes > 0
     log.close()
 
 

@@ -19,7 +19,7 @@ from tests.support.release_cluster import COMMITTED, EVENTS, GROUPS, ORDERS
 from tests.support.topics import stored
 from tests.support.wire_producer import WireProducer, call
 
-ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("cluster_*.tar.xz"))
+ARCHIVES = sorted((Path(__file__).parents[2] / "fixtures").glob("cluster_*.tar.xz"))
 DUPLICATE_CODES = (0, 46)
 EARLIER = [f"event {number}" for number in range(EVENTS)]
 LIVE = ["committed", "0", "1", "2", "ours"]
