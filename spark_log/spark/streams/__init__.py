@@ -73,14 +73,14 @@ _HOME = {
     "late_records": "windows",
     "mirror_topics": ".mirror.local_mirror",
     "observing_queries": "query_listener",
-    "read_table": "tables",
+    "read_table": "compacted_tables",
     "running": "aggregation",
-    "table_changes": "tables",
+    "table_changes": "compacted_tables",
     "typed": "formats.typed_records",
     "valid": "bad_records",
     "windowed": "windows",
     "write_stream": "outputs",
-    "write_table": "tables",
+    "write_table": "compacted_tables",
 }
 
 __all__ = [

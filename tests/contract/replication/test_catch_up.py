@@ -594,7 +594,7 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
             replicated.append(large("x"), partition=partition)
         until(lambda: behind(cluster, 3) == [(1, 3, 2, True, None)], cluster.store)
         assert not followers.drain(0.3)
-    assert [record for record in caplog.records if "t-1 on broker 3 does not catch up" in record.message]
+    assert [record for record in caplog.records if "t-1 on broker 3 does not catch up" in record.getMessage()]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(set(told)), "each error once"
     folder.unlink()
