@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 
 from spark_log import clock
 from spark_log.gateway.limits.memory_order import Waiter, WaitersOfClient, WaitingClients
@@ -152,7 +153,7 @@ class MemoryBudget:
         self._change(hold, size)
         if size < 0:
             self._serve_waiting()
-        elif self.bytes_held > self.bytes_max:
+        else:
             self._check_soon()
 
     def end(self, hold: Hold) -> None:
@@ -268,10 +269,18 @@ class MemoryBudget:
                     slowest.close()
         self._check_soon()
 
+    def _has_too_much(self) -> bool:
+        """Whether more is held than there is, apart from a large hold that is alone."""
+        if self.bytes_held <= self.bytes_max:
+            return False
+        largest = max(self._holds, key=attrgetter("bytes"))
+        is_alone = self._large <= {largest.client} and self._held[largest.client] == largest.bytes
+        return self.bytes_held - (largest.bytes if is_alone else 0) > self.bytes_max
+
     def _is_too_full(self) -> bool:
         """Whether a request has waited for long, or more is held than there is."""
-        if self.bytes_held > self.bytes_max:
-            return len(self._holds) > 1 or bool(self._waiting)
+        if self._has_too_much():
+            return True
         if not self._waiting:
             return False
         oldest, _ = next(iter(self._waiting.values()))
@@ -280,6 +289,6 @@ class MemoryBudget:
     def _would_help(self, hold: Hold) -> bool:
         """Whether its end helps the next request, or what exists beyond the budget."""
         waiter = self._next()
-        if waiter is None or self.bytes_held > self.bytes_max:
+        if waiter is None or self._has_too_much():
             return True
         return hold.waiter is not waiter and (self._is_small(waiter.client, waiter.size) or hold.client in self._large)

@@ -277,19 +277,41 @@ def test_what_is_taken_at_once_never_waits_and_passes_no_other_of_its_kind_that_
     asyncio.run(run())
 
 
-def test_thousands_of_clients_that_wait_cost_little():
+def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection():
+    """Although both together are more than there is."""
+
     async def run():
         budget = MemoryBudget(BYTES)
-        holder = Client(budget)
-        await holder.hold.more(1_600)
-        tasks = [asyncio.create_task(Client(budget, str(number)).hold.more(1_000)) for number in range(5_000)]
-        await asyncio.sleep(0)
-        began_s = clock.monotonic_s()
-        holder.hold.close()
-        for _ in tasks:
-            [served] = budget._holds
-            served.close()
-        await asyncio.gather(*tasks)
-        return clock.monotonic_s() - began_s
+        small = [Client(budget) for _ in range(6)]
+        for client in small:
+            await client.hold.more(100)
+            client.stall(10)
+        large = Client(budget)
+        await large.hold.more(1_500)
+        assert budget.bytes_held == 2_100
+        await asyncio.sleep(0.1)
+        assert not any(client.closed for client in small)
+        small[0].hold.set(1_200)  # two large ones
+        while not small[0].closed:
+            await asyncio.sleep(0.01)
+        assert not large.closed and not any(client.closed for client in small[1:])
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_so_many_connections_are_closed_in_one_turn(monkeypatch):
+    monkeypatch.setattr(memory_budget, "_CLOSED_AT_ONCE", 2)
+
+    async def run():
+        budget = MemoryBudget(BYTES)
+        stalled = [Client(budget) for _ in range(6)]
+        for client in stalled:
+            client.hold.set(500)
+            client.stall(10)
+        budget._check()
+        assert sum(client.closed for client in stalled) == 2
+        while budget.bytes_held > budget.bytes_max:
+            await asyncio.sleep(0.01)
+        assert sum(client.closed for client in stalled) == 3
+
+    asyncio.run(asyncio.wait_for(run(), 10))
