@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from ipaddress import IPv4Address, ip_address, ip_network
+from functools import cached_property
 
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.rights import Rule
 from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.networks import network_of
 from spark_log.gateway.protocol.request_limits import ORDINARY, RequestLimits
 from spark_log.gateway.protocol.wire import Message, RequestHeader, read_request_header
 from spark_log.gateway.services import Services
@@ -47,7 +47,7 @@ class Client:
     @property
     def key(self) -> str:
         """Whose share of the gateway's threads its requests use."""
-        return f"{self.principal}@{_network_of(self.host)}"
+        return f"{self.principal}@{network_of(self.host)}"
 
     @property
     def zone(self) -> str | None:
@@ -111,15 +111,3 @@ class Api:
 def read_header(frame: memoryview, apis: Mapping[int, Api]) -> RequestHeader:
     """The header of a request. MalformedRequestError."""
     return read_request_header(frame, lambda key, version: key in apis and apis[key].is_flexible(version))
-
-
-@lru_cache(maxsize=1024)
-def _network_of(host: str) -> str:
-    """The address, or the /64 network of an IPv6 address: one machine has all of its addresses."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, IPv4Address) or address.ipv4_mapped is not None:
-        return host
-    return str(ip_network((address, 64), strict=False))

@@ -24,6 +24,7 @@ from spark_log.gateway.groups import (
     group_requests,
 )
 from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.networks import network_of
 from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.live_gateways import GatewaySession
 from spark_log.gateway.records import fetch_requests, offset_requests, produce_requests
@@ -85,7 +86,7 @@ class Gateway:
         self.services = Services.of(cluster, settings, {api.key: api.advertised for api in apis})
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[Connection] = set()
-        self._hosts: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self._entry: Entry | None = None
         if settings.security_protocol != "PLAINTEXT":
@@ -155,16 +156,17 @@ class Gateway:
 
     async def _serve(self, reader: ClientReader, writer: asyncio.StreamWriter) -> None:
         host = (writer.get_extra_info("peername") or ("",))[0]
+        network = network_of(host)
         if (
             len(self._tasks) >= self._settings.connections_max
-            or self._hosts[host] >= self._settings.connections_per_ip_max
+            or self._networks[network] >= self._settings.connections_per_ip_max
         ):
             writer.close()
             return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._hosts[host] += 1
+        self._networks[network] += 1
         connection: Connection | None = None
         try:
             refused_after_s = self.services.quotas.refused_after_s(host)
@@ -174,7 +176,7 @@ class Gateway:
                 return
             admitted: Admitted | None = Admitted(reader, writer)
             if self._entry is not None:
-                request_context.set(RequestContext(Lane.LOGIN, host))
+                request_context.set(RequestContext(Lane.LOGIN, network))
                 admitted = await self._entry.admit(reader, writer)
             if admitted is not None:
                 connection = Connection(self.services, self._apis, admitted)
@@ -182,9 +184,9 @@ class Gateway:
                 await connection.serve()
         finally:
             self._tasks.discard(task)
-            self._hosts[host] -= 1
-            if not self._hosts[host]:
-                del self._hosts[host]
+            self._networks[network] -= 1
+            if not self._networks[network]:
+                del self._networks[network]
             if connection is not None:
                 self._connections.discard(connection)
 

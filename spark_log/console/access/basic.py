@@ -18,6 +18,7 @@ from spark_log.console.access.authentication import Refused, user_with_role
 from spark_log.console.access.passwords import hash_password, matches
 from spark_log.console.access.roles import Role, User
 from spark_log.console.access.sessions import Sessions
+from spark_log.gateway.limits.networks import network_of
 
 _REMEMBERED_S = 300
 _REMEMBERED_MAX = 10_000
@@ -46,18 +47,18 @@ class BasicAuthentication:
     async def user(self, request: Request) -> User:
         name, password = _credentials(request.headers.get("authorization", ""))
         user = self._users.get(name)
-        address = "" if request.client is None else request.client.host
-        if not await self._is_right(name, password, user, address) or user is None:
+        network = network_of("" if request.client is None else request.client.host)
+        if not await self._is_right(name, password, user, network) or user is None:
             raise Refused("A name and a password are needed.", {"WWW-Authenticate": 'Basic realm="spark-log"'})
         return user_with_role(name, user.groups, self._roles)
 
-    async def _is_right(self, name: str, password: str, user: FileUser | None, address: str) -> bool:
+    async def _is_right(self, name: str, password: str, user: FileUser | None, network: str) -> bool:
         if not name:
             return False
         digest = hmac.digest(self._key, f"{name}:{password}".encode(errors="replace"), "sha256")
         if self._is_remembered(digest):
             return True
-        async with self._turn(address), self._at_once:
+        async with self._turn(network), self._at_once:
             if self._is_remembered(digest):  # a browser sends several requests at the same time
                 return True
             # an unknown name takes as long as a known one
@@ -76,9 +77,9 @@ class BasicAuthentication:
         return True
 
     @asynccontextmanager
-    async def _turn(self, address: str) -> AsyncGenerator[None]:
+    async def _turn(self, network: str) -> AsyncGenerator[None]:
         """Wait for the other passwords from this address. Refused if there are too many."""
-        turns = self._turns.setdefault(address, _Turns())
+        turns = self._turns.setdefault(network, _Turns())
         if turns.count >= _OF_ONE_ADDRESS_MAX:
             raise Refused("Too many passwords are being checked: try again.", {"Retry-After": "1"}, 429)
         turns.count += 1
@@ -88,7 +89,7 @@ class BasicAuthentication:
         finally:
             turns.count -= 1
             if not turns.count:
-                del self._turns[address]
+                del self._turns[network]
 
 
 @dataclass

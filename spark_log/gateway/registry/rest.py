@@ -35,6 +35,7 @@ from spark_log.gateway.http.requests import (
     limited,
     sender_of,
 )
+from spark_log.gateway.limits.networks import network_of
 from spark_log.registry.registry import DEFAULT_MODE, Registry, Version
 from spark_log.registry.schemas import TYPES, Reference, Schema
 
@@ -96,7 +97,7 @@ Handler = Callable[[Registry, Call], Any]
 
 def application(registry: Registry, hosts: Collection[str] | None = None) -> ASGIApp:
     """The ASGI application that serves the registry. `hosts`: names of this server in header Host; None: any."""
-    of_addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+    of_networks: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def route(path: str, **handlers: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -104,8 +105,8 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
                 body = await request.body()
             except ClientDisconnect:
                 return Response()
-            address = request.client.host if request.client else ""
-            async with of_addresses.setdefault(address, asyncio.Semaphore(_OF_ONE_ADDRESS_MAX)):
+            network = network_of(request.client.host if request.client else "")
+            async with of_networks.setdefault(network, asyncio.Semaphore(_OF_ONE_ADDRESS_MAX)):
                 return await run_in_threadpool(_answer, registry, handlers[request.method.lower()], request, body)
 
         return Route(path, endpoint, methods=[method.upper() for method in handlers])
