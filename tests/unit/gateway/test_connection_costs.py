@@ -1,6 +1,7 @@
-"""What a connection reads and decodes is paid for: memory of frames, threads for many elements, quotas of bytes."""
+"""A connection takes memory for the frames that it reads, and a thread for requests of many elements."""
 
 import asyncio
+import struct
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from spark_log.cluster.quotas.rules import PRODUCER_BYTE_RATE, entity_of
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.api import Api
-from spark_log.gateway.client_reader import ClientReader
+from spark_log.gateway.client_reader import ClientReader, read_start
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
@@ -20,7 +21,9 @@ from spark_log.gateway.limits import memory_budget
 from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
 from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
+from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS, RECORDS
+from spark_log.gateway.protocol.wire import MalformedRequestError
 from tests.support.costly_requests import frame_of, produce_of
 
 
@@ -33,6 +36,9 @@ class Writer:
 
     def write(self, _data):
         pass
+
+    def fail(self, _data):
+        raise ConnectionResetError
 
     async def drain(self):
         pass
@@ -61,9 +67,9 @@ async def served(api, data, frames_bytes=1_000_000):
     )  # fmt: skip
     services.reader = ClientReader(asyncio.get_running_loop())
     services.reader.feed_data(data)
-    services.serving = asyncio.create_task(
-        Connection(services, {api.key: api}, Admitted(services.reader, Writer(services.reader))).serve()
-    )
+    services.writer = Writer(services.reader)
+    services.connection = Connection(services, {api.key: api}, Admitted(services.reader, services.writer))
+    services.serving = asyncio.create_task(services.connection.serve())
     try:
         yield services
     finally:
@@ -156,5 +162,55 @@ def test_a_large_frame_behind_a_slow_request_of_its_connection_gives_way_to_othe
                 await asyncio.sleep(0)
             await asyncio.wait_for(other.more(50_000), 10)
             await asyncio.wait_for(services.serving, 10)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_still_worked_for_keeps_its_memory_after_its_connection_has_failed():
+    async def run():
+        first, go_on, begun = asyncio.Event(), asyncio.Event(), []
+
+        async def produce(_services, request, _client):
+            begun.append(request)
+            await (first if len(begun) == 1 else go_on).wait()
+            return ProduceResponse(responses=[], throttle_time_ms=0)
+
+        frame = produce_of("flights", [bytes(50_000)])
+        async with served(produce_api(produce), frame * 3) as services:
+            services.writer.write = services.writer.fail
+            while len(begun) < 3:
+                await asyncio.sleep(0)
+            first.set()
+            await asyncio.wait([services.serving], timeout=10)
+            assert services.serving.done() and len(begun) == 3
+            assert services.frames.bytes_held == 2 * (len(frame) - 4)
+            go_on.set()
+            await asyncio.sleep(0.1)
+            assert services.frames.bytes_held == 0
+
+    asyncio.run(run())
+
+
+def test_what_the_client_takes_of_an_answer_counts():
+    async def run():
+        async with served(produce_api(None), b"") as services:
+            memory = RequestMemory(services.frames, services.records, MemoryBudget(10**9), 10**9, lambda: None, "me")
+            memory.response.set(1_000_000)
+            memory.response.waits_for_client(True)
+            before_s, written = memory.response.stalled_since_s, []
+            services.writer.write = lambda step: written.append(len(step))
+            await services.connection._send(bytes(1_000_000), memory)
+            assert sum(written) == 1_000_000 and max(written) <= 256 * 1024
+            assert memory.response.stalled_since_s > before_s + 0.2
+
+    asyncio.run(run())
+
+
+def test_a_long_client_id_is_refused_before_it_is_read():
+    async def run():
+        reader = ClientReader(asyncio.get_running_loop())
+        reader.feed_data(struct.pack(">ihhih", 100_000, 0, 3, 1, 5_000))
+        with pytest.raises(MalformedRequestError, match="a client id of 5000 bytes"):
+            await asyncio.wait_for(read_start(reader, lambda _: 10**6, lambda: 0), 10)
 
     asyncio.run(run())

@@ -1,12 +1,19 @@
 """How much memory a fetch asks for before it reads."""
 
+import asyncio
 import uuid
 from types import SimpleNamespace
 
 import pytest
+from kafka.protocol.consumer import FetchRequest
 
 from spark_log.config.topic_configs import TopicConfig
-from spark_log.gateway.records.fetch_requests import _Answer, _Asked, _bytes_to_read
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.memory_budget import MemoryBudget
+from spark_log.gateway.limits.request_context import RequestContext, request_context
+from spark_log.gateway.limits.request_memory import RequestMemory
+from spark_log.gateway.records import fetch_requests
+from spark_log.gateway.records.fetch_requests import _Answer, _Asked, _bytes_to_read, fetch
 from spark_log.gateway.records.record_streams import BATCH_BYTES
 
 LARGEST_RECORD = 2_000_000
@@ -34,3 +41,47 @@ def test_a_fetch_holds_memory_for_what_it_will_read(limits, response_bytes_max, 
     topic = SimpleNamespace(config=TopicConfig(max_message_bytes=LARGEST_RECORD))
     answers = [_Answer(topic=topic, version=(0, 0)) for _ in limits] + [_Answer()]  # nothing to be read from the last
     assert _bytes_to_read(asked, answers, response_bytes_max) == expected
+
+
+def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kept(monkeypatch):
+    reads, topic = [], SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
+
+    def positions(_services, asked):
+        return 0, [_Answer(topic=topic, version=(0, 0)) for _ in asked]
+
+    def read(_services, places, left):
+        reads.append(left)
+        for _, answer in places:
+            answer.records = bytes(5_000_000)
+        return 0
+
+    async def call(function, *arguments):
+        return function(*arguments)
+
+    monkeypatch.setattr(fetch_requests, "_positions", positions)
+    monkeypatch.setattr(fetch_requests, "_read", read)
+
+    async def run():
+        responses = MemoryBudget(8_000_000)
+        other = responses.hold(lambda: None, "other")
+        await other.more(3_000_000)
+        memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), responses, 10**9, lambda: None, "me")
+        request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+        request = FetchRequest(
+            max_wait_ms=0, min_bytes=1, max_bytes=1_000_000, session_id=0, session_epoch=-1, topics=[
+                FetchRequest.FetchTopic(topic="t", partitions=[
+                    FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000_000)
+                ])
+            ],
+        )  # fmt: skip
+        request.API_VERSION = 4
+        services = SimpleNamespace(call=call, compute=call)
+        task = asyncio.create_task(fetch(services, request, None))
+        await asyncio.sleep(0.05)
+        assert len(reads) == 1 and responses.bytes_held == 3_000_000
+        other.close()
+        response = await asyncio.wait_for(task, 10)
+        assert len(reads) == 2 and responses.bytes_held == 5_000_000
+        assert len(response.responses[0].partitions[0].records) == 5_000_000
+
+    asyncio.run(run())
