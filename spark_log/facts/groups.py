@@ -10,13 +10,15 @@ from spark_log.cluster.topics import find_topics
 from spark_log.groups import rows
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.groups.opaque import rules as opaque_rules
-from spark_log.groups.opaque.opaque_inspection import partitions_of, topics_of
 from spark_log.groups.opaque.opaque_rows import read_all_opaque, read_opaque
-from spark_log.groups.opaque.rules import OpaqueGroup, advance
-from spark_log.groups.rules import Group, Member, Partitions
+from spark_log.groups.opaque.rules import OpaqueGroup, OpaqueMember, advance
+from spark_log.groups.rules import NO_PARTITIONS, Group, Member, Partitions
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import positions
 from spark_log.metadata.store import Store, StoreClock
+
+_DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, UnicodeError)
+_DECODED_TYPE = "consumer"
 
 State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
@@ -158,7 +160,7 @@ def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberR
 
 
 def _list_opaque(group: OpaqueGroup) -> GroupListing:
-    topics = frozenset(topic for member in group.joined for topic in topics_of(group, member))
+    topics = frozenset(topic for member in group.joined for topic in _topics_of(group, member))
     state, kind = _STATES[group.state], group.protocol_type
     return GroupListing(group.group_id, state, len(group.joined), topics, OPAQUE_TYPE, kind)
 
@@ -239,11 +241,11 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
 def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
     members = []
     for member in group.joined:
-        partitions = partitions_of(group, member)
+        partitions = _partitions_of(group, member)
         encoded = Encoded(member.metadata(group.protocol), member.assignment)
         members.append(
             MemberDescription(
-                member.member_id, member.instance_id, member.client_id, member.host, topics_of(group, member),
+                member.member_id, member.instance_id, member.client_id, member.host, _topics_of(group, member),
                 partitions, partitions, group.generation, member.until_ms - now_ms, encoded, OPAQUE_TYPE,
             )
         )  # fmt: skip
@@ -251,3 +253,31 @@ def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
         group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), OPAQUE_TYPE,
         group.protocol_type, group.generation,
     )  # fmt: skip
+
+
+def _topics_of(group: OpaqueGroup, member: OpaqueMember) -> frozenset[str]:
+    """The topics of a consumer's subscription; empty for other types, and for what cannot be decoded."""
+    if group.protocol_type != _DECODED_TYPE or not member.protocols:
+        return frozenset()
+    from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+    try:
+        subscription = ConsumerProtocolSubscription.decode(member.metadata(group.protocol) or member.protocols[0][1])
+        return frozenset(subscription.topics)
+    except _DECODE_ERRORS:
+        return frozenset()
+
+
+def _partitions_of(group: OpaqueGroup, member: OpaqueMember) -> Partitions:
+    """The partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
+    if group.protocol_type != _DECODED_TYPE or not member.assignment:
+        return NO_PARTITIONS
+    from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
+
+    try:
+        assignment = ConsumerProtocolAssignment.decode(member.assignment)
+        return frozenset(
+            TopicPartition(each.topic, number) for each in assignment.assigned_partitions for number in each.partitions
+        )
+    except _DECODE_ERRORS:
+        return NO_PARTITIONS
