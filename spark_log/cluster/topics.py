@@ -142,7 +142,9 @@ def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> T
     return topic
 
 
-def unknown_topic(connection: sa.Connection, name: str, advice: str = "") -> UnknownTopicOrPartitionError:
+def unknown_topic(
+    connection: sa.Connection, name: str, advice: str = " (`spark-log topic list` shows those that exist)"
+) -> UnknownTopicOrPartitionError:
     """The error for a topic that does not exist; it names an existing topic with a similar name, and else `advice`."""
     names = connection.scalars(sa.select(TOPIC.name).limit(_NAMES_COMPARED_MAX)).all()
     similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything

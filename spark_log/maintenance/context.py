@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import sqlalchemy as sa
+
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_kept_by_store
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics, unknown_topic
 from spark_log.config import ClusterSettings
-from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import GROWTH
 
@@ -36,10 +37,15 @@ class MaintenanceContext:
 
         UnknownTopicOrPartitionError for a named topic that does not exist.
         """
-        topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
-        for name in self.topic_names or ():
-            if name not in topics:
-                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+
+        def find(connection: sa.Connection) -> dict[str, Topic]:
+            topics = find_topics(connection, self.topic_names)
+            for name in self.topic_names or ():
+                if name not in topics:
+                    raise unknown_topic(connection, name)
+            return topics
+
+        topics = self.cluster.store.read(find)
         for name in sorted(topics):
             if not is_kept_by_store(name):
                 yield topics[name]

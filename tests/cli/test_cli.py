@@ -263,7 +263,10 @@ def test_the_installed_program_runs(events: Path) -> None:
     assert version.stdout.startswith("spark-log 0.")
     bad = subprocess.run([*program, "consume", "nope"], capture_output=True, text=True, env=environment)
     assert (bad.returncode, bad.stdout) == (1, "")
-    assert bad.stderr == "spark-log: topic 'nope': unknown topic or partition\n"
+    assert (
+        bad.stderr
+        == "spark-log: topic 'nope': unknown topic or partition (`spark-log topic list` shows those that exist)\n"
+    )
     produce = ["-m", "spark_log", "produce", "events", "-p", "0", "--cluster", events]
     writer = PythonProcess(*produce, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert writer.stdin is not None

@@ -80,7 +80,7 @@ def test_errors_are_one_line(cluster: Path) -> None:
     assert "'tidy'" in unknown.stderr and "merge" in unknown.stderr
     missing = run("maintenance", "--topic", "nowhere", cluster=cluster)
     assert missing.exit_code == 1
-    assert missing.stderr == "spark-log: topic 'nowhere': unknown topic or partition\n"
+    assert missing.stderr.startswith("spark-log: topic 'nowhere': unknown topic or partition (`spark-log topic list`")
 
 
 def test_one_failing_task_is_reported_and_does_not_stop_the_others(cluster: Path) -> None:

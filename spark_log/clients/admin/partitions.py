@@ -15,8 +15,8 @@ from spark_log.cluster.brokers import BrokerStatus, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import lease_status
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import find_topics
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.cluster.topics import find_topics, unknown_topic
+from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicPartition
 from spark_log.replication.controller.balance import ReplicaFacts, load_replicas
 from spark_log.replication.controller.controller import LEASE
@@ -169,5 +169,5 @@ def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicParti
     names = sorted(topics) if topic_partitions is None else list(topic_partitions)
     for name in names:
         if name not in topics:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+            raise unknown_topic(connection, name)
     return [TopicPartition(name, number) for name in names for number in range(topics[name].partition_count)]
