@@ -85,18 +85,19 @@ async def read_start(
     if size < _ID_START:
         raise MalformedRequestError(f"a frame of {size} bytes")
     is_small = size <= uncounted_bytes()
-    data = await reader.readexactly(_ID_START if is_small else _HEADER_BYTES)
+    data = await reader.readexactly(size if is_small else _HEADER_BYTES)
     api_key = int.from_bytes(data[:2], "big", signed=True)
     if size > bytes_max(api_key):
         raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
     if len(data) < _ID_START:
         data += await reader.readexactly(_ID_START - len(data))
-    id_size = max(0, int.from_bytes(data[_HEADER_BYTES:], "big", signed=True))
+    id_size = max(0, int.from_bytes(data[_HEADER_BYTES:_ID_START], "big", signed=True))
     if id_size > _ID_BYTES_MAX:
         raise MalformedRequestError(f"a client id of {id_size} bytes")
     if _ID_START + id_size > size:
         raise MalformedRequestError("a request header is cut off")
-    data += await reader.readexactly(size - _ID_START if is_small else id_size)
+    if not is_small:
+        data += await reader.readexactly(id_size)
     return FrameStart(size, api_key, data[_ID_START : _ID_START + id_size].decode(errors="replace"), data)
 
 

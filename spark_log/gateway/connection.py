@@ -270,7 +270,8 @@ class Connection:
             counters.fetched_bytes += len(answer)
             memory.response.waits_for_client(True)  # it waits because of its own use: others may need the memory
             await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self._reader.gone.done)
-        throttled_s = max(quotas.wait_s(used), quotas.wait_s(None if share is None else share[0]))
+        paying = [bucket for bucket in (used, None if share is None else share[0]) if bucket is not None]
+        throttled_s = max(map(quotas.wait_s, paying), default=0.0)
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = min(math.ceil(throttled_s * 1000), _INT32_MAX)
             answer = await self._encoded(response, header)
@@ -345,7 +346,8 @@ def _array_fields(kind: type) -> list[str]:
 def _is_large(response: Message) -> bool:
     """Whether encoding it may take long: an array of it is long, or of the first elements of an array."""
     for _ in range(2):
-        fields = _array_fields(type(response))  # type: ignore[arg-type]
+        if not (fields := _array_fields(type(response))):  # type: ignore[arg-type]
+            return False
         arrays = [value for field in fields if (value := getattr(response, field))]
         if any(len(array) > _LARGE_ELEMENTS for array in arrays):
             return True

@@ -37,18 +37,20 @@ _CLIENTS_REMEMBERED = 10_000
 class Hold:
     """The part of one request in a budget. After `close` it holds nothing any more."""
 
+    # values of the class: each request has three holds, and most of them stay as they begin
+    bytes = 0
+    closed = False
+    stalled_since_s: float | None = None
+    """Since when it has waited for the client to send or to take bytes, or for more memory than it has; later by the
+    time that the bytes may take which the client has sent or taken meanwhile.
+    """
+    waiter: Waiter | None = None
+    """While it waits for memory."""
+    _began_s, _moved = 0.0, 0
+
     def __init__(self, budget: "MemoryBudget", abort: Callable[[], None], client: str) -> None:
         """`abort` closes the connection at once. `client`: as `Client.key`."""
         self._budget, self.abort, self.client = budget, abort, client
-        self.bytes = 0
-        self.closed = False
-        self.stalled_since_s: float | None = None
-        """Since when it has waited for the client to send or to take bytes, or for more memory than it has; later by
-        the time that the bytes may take which the client has sent or taken meanwhile.
-        """
-        self._began_s, self._moved = 0.0, 0
-        self.waiter: Waiter | None = None
-        """While it waits for memory."""
 
     async def more(self, size: int) -> None:
         """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
@@ -81,7 +83,8 @@ class Hold:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._budget.end(self)
+            if self.bytes or self.waiter is not None:
+                self._budget.end(self)
 
 
 class MemoryBudget:

@@ -115,11 +115,20 @@ def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
     return message
 
 
+class _ResponseHeader(NamedTuple):
+    """Encodes as kafka-python's headers of responses do, v0 and v1; theirs take a third of a small response's time."""
+
+    correlation_id: int
+
+    def encode(self, flexible: bool) -> bytes:
+        return self.correlation_id.to_bytes(4, "big", signed=True) + (b"\0" if flexible else b"")
+
+
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
     """The whole frame. A response can be encoded again after a change."""
-    response._header = None
+    response._header = None  # else it is told the version
     response.API_VERSION = version
-    response.with_header(correlation_id)
+    response._header = _ResponseHeader(correlation_id)
     return response.encode(header=True, framed=True)  # type: ignore[no-any-return]
 
 
