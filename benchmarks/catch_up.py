@@ -23,8 +23,9 @@ from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
@@ -60,7 +61,7 @@ def prepare(cluster: Cluster, folder: Path, segments: int, megabytes: int) -> To
     assert topic is not None
     cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
     empty(cluster)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for number in range(segments):
         (outcome,) = log.append(topic, [Records(0, records(megabytes, number))], acks=1)
         assert isinstance(outcome, Appended), outcome

@@ -23,8 +23,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.partitioner import partition_of, split_by_partition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
 from spark_log.replication.controller.topic_operations import create_topic
 
@@ -58,7 +59,7 @@ def _fill(folder: Path, records: int, partitions: int) -> None:
     configs = {"cleanup.policy": "compact"}
     with Cluster.init(str(folder)) as cluster:
         topic = create_topic(cluster, TOPIC, partitions, configs=configs)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         for first in range(0, records, _CHUNK):
             rows = min(_CHUNK, records - first)
             data = pa.py_buffer(random.integers(0, 256, size=rows * 100, dtype=np.uint8).tobytes())

@@ -30,8 +30,9 @@ from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.position import Position
 from spark_log.console.search.search import Budget, Conditions, Search
 from spark_log.ids import OffsetRange
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import normalise, read_schema
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
 
@@ -49,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
         cluster = Cluster.init(str(Path(folder) / "cluster"))
         flights = normalise(flights_as_json(), timestamp_ms=time.time_ns() // 1_000_000)
-        with closing(Log(cluster)) as log:
+        with closing(ClientLog(cluster)) as log:
             table = Table(title=f"{flights.num_rows * arguments.copies:,} records, {arguments.rounds} rounds")
             for column in ("what", "records/s", "pyarrow.compute, records/s", "ratio"):
                 table.add_column(column)
@@ -93,7 +94,9 @@ def _cases() -> list[tuple[str, str, list[str], Peer]]:
     ]
 
 
-def _compared(log: Log, topic: Topic, text: str, columns: list[str], peer: Peer, rounds: int) -> tuple[float, float]:
+def _compared(
+    log: ClientLog, topic: Topic, text: str, columns: list[str], peer: Peer, rounds: int
+) -> tuple[float, float]:
     typed = topic.columns.fields if topic.columns else None
     conditions = Conditions(filter=compile_filter(text, typed))
     limits = {tp.partition: at for tp, at in log.positions(topic).items()}

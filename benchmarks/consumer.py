@@ -23,8 +23,9 @@ from benchmarks.machine import describe_machine, seconds_of
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 
 VALUE_BYTES = 100
@@ -36,11 +37,12 @@ WRITER = """
 import sys, time
 import pyarrow as pa
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.log.records.schema import RECORD_SCHEMA
 address, count, pause_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with Cluster.open(address) as cluster:
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic("latency")
     sys.stdin.readline()
     for _ in range(count):
@@ -98,7 +100,7 @@ def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> l
 
 
 def _fill(cluster: Cluster, topic: Topic, records: int) -> None:
-    log = Log(cluster)
+    log = ClientLog(cluster)
     random = np.random.default_rng(1)
     for first in range(0, records, _APPEND_RECORDS):
         rows = min(_APPEND_RECORDS, records - first)

@@ -28,7 +28,7 @@ from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import connector_jars
@@ -157,7 +157,7 @@ class Bench:
         assert topic is not None
         with Producer(cluster=self.address) as client:
             client.send_table("flights", flights).get()
-        log = Log(self.cluster)
+        log = ClientLog(self.cluster)
         log.seal(topic, range(4))
         log.close()
         stored = {OURS: _size(self.folder / "cluster", "flights-*/**/*")}

@@ -26,9 +26,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance import MaintenanceContext, Report
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.rewrite_tasks import merge_segments
 from spark_log.maintenance.spark_merge import merge_on_spark
 from spark_log.replication.controller.topic_operations import create_topic
@@ -84,7 +85,7 @@ def _small_segments(cluster: Cluster, name: str, arguments: argparse.Namespace) 
     assert topic is not None
     per_file = arguments.records // arguments.files
     random = np.random.default_rng(1)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for first in range(0, arguments.files, _FILES_A_CALL):
         numbers = range(first, min(first + _FILES_A_CALL, arguments.files))
         log.append(topic, [Records(number % arguments.partitions, _table(per_file, random)) for number in numbers])

@@ -18,7 +18,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions
@@ -60,7 +60,7 @@ def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> l
     assert wide is not None and long is not None
     _insert_segments(cluster, wide, arguments.partitions)
     _insert_segments(cluster, long, arguments.segments)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     every = {tp: OffsetRange(*limits) for tp, limits in log.positions(long).items()}
     middle = every[TopicPartition("long", 0)].end // 2
     few = {TopicPartition("long", 0): OffsetRange(middle, middle + 10 * RECORDS_PER_SEGMENT - 1)}

@@ -27,9 +27,10 @@ from spark_log.cluster.lease import Lease
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partitions
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import LEASE, elect_leaders
@@ -75,7 +76,7 @@ def failover(cluster: Cluster) -> tuple[float, float]:
     """Seconds from the end of a dead broker's lease to the last new leader, and to the next acks=all append."""
     topic = create_topic(cluster, "failover", FAILED_PARTITIONS, 3, {"inline.max.bytes": "0"})
     assert topic is not None
-    log = Log(cluster)
+    log = ClientLog(cluster)
     session = BrokerSession(cluster.store, 2, LEASE_MS)
     with Coordinator(cluster, settings=ClusterSettings(auto_leader_rebalance_enable=False)) as coordinator:
         while not coordinator.controller.acting:

@@ -25,7 +25,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
@@ -59,7 +60,7 @@ def main() -> int:
 
 
 def measure(cluster: Cluster, address: str, store: str, segments: int) -> Iterator[Row]:
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for partitions in (1, 1_000):
         topic = create_topic(cluster, f"t-{partitions}", partitions, configs=YOUNG)
         assert topic is not None

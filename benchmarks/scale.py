@@ -38,8 +38,9 @@ from spark_log.config import ClusterSettings
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
 from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
@@ -174,7 +175,7 @@ def _find(cluster: Cluster, name: str) -> Topic:
 
 def operations(cluster: Cluster, address: str, topic: Topic, rounds: int) -> Iterator[tuple[str, tuple[float, float]]]:
     """Operations and their costs, in (wall, CPU) milliseconds."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     yield "append of one record", _cost(lambda: log.append(topic, [Records(0, ONE)]), 20 * rounds)
     wanted = _ten_segments(log, topic)
     yield "plan of 10 segments", _cost(lambda: log.plan(wanted), 4 * rounds)
@@ -203,7 +204,7 @@ def operations(cluster: Cluster, address: str, topic: Topic, rounds: int) -> Ite
     yield from _idle_tasks(cluster)
 
 
-def _ten_segments(log: Log, topic: Topic) -> dict[TopicPartition, OffsetRange]:
+def _ten_segments(log: ClientLog, topic: Topic) -> dict[TopicPartition, OffsetRange]:
     """A range of ten segments in the middle of a long partition, or else the first segments of ten partitions."""
     limits = log.positions(topic)
     last = TopicPartition(topic.name, topic.partition_count - 1)

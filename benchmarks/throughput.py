@@ -28,8 +28,9 @@ from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark import launcher
 from spark_log.spark.datasource.read.read_topic import read_topic
@@ -139,7 +140,7 @@ class Bench:
         if address != self.address:
             cluster = Cluster.init(address, log_dir=str(self.folder / "postgresql-log-dir"))
         topic = create_topic(cluster, f"latency-{name.lower()}", 1)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         record = pa.table(
             {
                 "key": pa.array([b"key"], pa.binary()),
@@ -163,7 +164,7 @@ class Bench:
 
     def _micro_batch(self) -> list[Result]:
         create_topic(self.cluster, "ticks", 1)
-        log = Log(self.cluster)
+        log = ClientLog(self.cluster)
         topic = log.find_topic("ticks")
         options = {"cluster": self.address, "subscribe": "ticks", "startingOffsets": "earliest"}
         checkpoint = str(self.folder / "micro-batch")

@@ -34,9 +34,10 @@ from benchmarks.throughput import Result, spark_session
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import normalise
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.delta_jars import DELTA_SETTINGS
 from spark_log.tables.publication import delta_tables
@@ -73,7 +74,7 @@ class Bench:
         self.folder, self.arguments, self.console = folder, arguments, console
         self.address = str(folder / "cluster")
         self.cluster = Cluster.init(self.address)
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         self.flights = normalise(flights_as_json(), timestamp_ms=time.time_ns() // 1_000_000)
         self.records = self.flights.num_rows * arguments.copies
         self.at_most: set[str] = set()

@@ -20,7 +20,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 
 PROCESSES = (1, 2, 4, 8, 16, 32)
@@ -76,7 +77,7 @@ def run(address: str, count: int, seconds: float) -> tuple[list[float], float]:
 def append(address: str, partition: int, seconds: float, pipe: Connection) -> None:
     """In a process of its own: append to one partition until the time is over."""
     with Cluster.open(address) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         topic = log.find_topic("t")
         records = [Records(partition, values(1))]
         log.append(topic, records)

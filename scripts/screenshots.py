@@ -30,8 +30,9 @@ from spark_log.console.routes import Allow
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records, find_recorded
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.browser import WIDTHS, running_browser, visiting
@@ -146,7 +147,7 @@ def record_history(cluster: Cluster) -> None:
             {"kind": "task", "name": f"maintenance: {task}", "lease": "c", "start_ms": start_ms, "seconds": 0.4,
              "outcome": "failed" if error else "succeeded", "error": error, "notes": "" if error else "orders: 3 files"}
         )  # fmt: skip
-    log = Log(cluster, internal=True)
+    log = ClientLog(cluster, internal=True)
     for kind, rows in of_kind.items():
         per_time = max(1, len(rows) // len(times))
         stamps = [

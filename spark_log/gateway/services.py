@@ -24,7 +24,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.appender import Appender
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.gateway.records.topic_cache import TopicCache
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Services:
     settings: GatewaySettings
     bulkheads: Bulkheads
     topics: TopicCache
-    log: Log
+    log: ClientLog
     appender: Appender
     streams: RecordStreams
     changes: ChangeWatch
@@ -70,7 +70,7 @@ class Services:
         """Of a gateway whose event loop runs. Nothing is started yet."""
         loop, store = asyncio.get_running_loop(), cluster.store
         bulkheads, topics, counters = Bulkheads(), TopicCache(cluster), Counters()
-        log = Log(cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
+        log = ClientLog(cluster, holder="gateway", in_thread=True, inline_bytes_min=_INLINE_BYTES)
         frames, records, responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
         return cls(
             cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, log=log,

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     NotLeaderForPartitionError,
@@ -17,6 +18,7 @@ from spark_log.errors import (
     WriteIdExpiredError,
 )
 from spark_log.ids import WriteId
+from spark_log.log.append.companions import Replication
 from spark_log.log.append.encoding import LOG_DIR_FAILURES, Encoding, SegmentFiles, Target, segment_batch
 from spark_log.log.append.failed_append_files import delete_files
 from spark_log.log.append.rules import (
@@ -28,8 +30,6 @@ from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import Writer
 from spark_log.process import in_parallel
-from spark_log.replication.controller.fallback_controller import FallbackController
-from spark_log.replication.controller.log_dir_inspection import report_failure
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class Records:
 class BatchFiles:
     """Writes files into the log dirs of the leader and the ISR. Safe to share between threads."""
 
-    def __init__(self, cluster: Cluster, writer: Writer, fallback: FallbackController) -> None:
-        self._cluster, self._writer, self._fallback = cluster, writer, fallback
+    def __init__(self, cluster: Cluster, writer: Writer, replication: Replication) -> None:
+        self._cluster, self._writer, self._replication = cluster, writer, replication
 
     def write(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
@@ -66,7 +66,7 @@ class BatchFiles:
         if not again:
             return write_id, found
         try:
-            self._fallback.detect_failures()
+            self._replication.detect_failures()
             second, rewritten = self._write_files([items[number] for number in again], encodings, acks, timeout_ms)
             for number, outcome in zip(again, rewritten, strict=True):
                 found[number] = outcome

@@ -4,28 +4,27 @@ An append goes through these steps, each in one place:
 
     validate    `Log.append`: `log.append.encoding.prepare` refuses invalid records
     write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
-    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicated_append` runs it again
+    append      `Log.append_batches`: the append transaction, which assigns offsets; its `Replication` runs it again
                 where leader or ISR have changed meanwhile
-    follow up   `Log._follow_up`: force to disk, seal full tails, publish to the Delta tables
+    follow up   `Log._follow_up`: force to disk, then tell the listeners what was appended
+
+A `Log` does no maintenance: `maintenance.client_log` has the listeners that copy, seal and publish.
 """
 
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
-from spark_log.config import ClusterSettings
-from spark_log.errors import (
-    SparkLogError,
-    redact,
-)
+from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
+from spark_log.log.append.companions import Append, AppendListener, Replication, TailLimit
 from spark_log.log.append.encoding import (
     Encoding,
     Target,
@@ -41,26 +40,15 @@ from spark_log.log.append.rules import (
     Rejected,
 )
 from spark_log.log.append.targets import targets_of
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.reader import LogReader
-from spark_log.maintenance.removal.expired_records import ExpiredWatch
-from spark_log.maintenance.rewrite.client_sealer import Sealer
-from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
-from spark_log.replication.controller.fallback_controller import FallbackController
-from spark_log.replication.replicas.followers import Followers
-from spark_log.replication.replicas.replicated_append import replicated_append
-from spark_log.tables.publication import try_publish
 
 __all__ = ["Log", "Records", "WrittenBatches"]
 
 logger = logging.getLogger(__name__)
-
-_DRAIN_S = 10.0
-_TAILS_MAX = 4
-"""Multiple of inline.tail.bytes at which an append seals a tail itself, even if tails are sealed in the background."""
 
 
 @dataclass(frozen=True)
@@ -73,70 +61,38 @@ class WrittenBatches:
 
 
 class Log(LogReader):
-    """Appends to and reads from a cluster. Safe to share between threads.
-
-    >>> log = Log(Cluster.open("/data/log"))                                  # doctest: +SKIP
-    >>> log.append(topic, [Records(0, table)])                                # doctest: +SKIP
-    """
+    """Appends to and reads from a cluster. Safe to share between threads."""
 
     def __init__(
         self,
         cluster: Cluster,
+        writer: Writer,
+        replication: Replication,
+        listeners: Sequence[AppendListener] = (),
         *,
-        settings: ClusterSettings | None = None,
-        holder: str = "log",
-        seal_beside: bool = False,
-        inline_bytes_min: tuple[int, int] = (0, 0),
+        tail_limit: TailLimit | None = None,
+        inline_max_bytes_min: int = 0,
         internal: bool = False,
     ) -> None:
-        """With `seal_beside` tails are sealed and files are published in the background, for a process that appends
-        repeatedly. An append seals a full tail itself only if the background thread does not keep up.
+        """`writer` names its files. `listeners` hear of each append, in their order.
 
-        `inline_bytes_min`: lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this Log to topics
-        that leave these configs at their defaults. For a process that gathers the batches of many clients: a file for
-        each of them costs several times a blob. `internal`: it appends to internal topics for the cluster itself.
+        `inline_max_bytes_min`: lower bound of inline.max.bytes for appends to topics that leave it at its default.
+        `internal`: it appends to internal topics for the cluster itself.
         """
-        self._internal = internal
-        self._inline_max_bytes_min, self._inline_tail_bytes_min = inline_bytes_min
-        super().__init__(cluster, settings=settings, holder=holder)
-        self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
-        self._seal_beside = seal_beside
-        self._fallback = FallbackController(cluster, settings)
-        self._files = BatchFiles(cluster, self._writer, self._fallback)
-        self._followers = Followers(cluster)
-        self.expired = ExpiredWatch(cluster.store)
-        """Finds appended records that are already older than retention.ms: `take` them and warn."""
-        self._left_behind = False
+        super().__init__(cluster, tail_limit)
+        self._writer, self._replication, self._listeners = writer, replication, listeners
+        self._inline_max_bytes_min, self._internal = inline_max_bytes_min, internal
+        self._files = BatchFiles(cluster, writer, replication)
         self._doubts: list[InDoubt] = []
         self._doubts_lock = threading.Lock()
 
-    def close(self, *, more_to_come: bool = False) -> None:
-        """Copy to the replicas that lag behind this log's appends, and seal the tails that it appended to if no
-        coordinator runs. Takes a few seconds at most.
-
-        With `more_to_come` (after a micro-batch) another Log will append to the same topics: tails are sealed as often
-        as delta.max.lag.ms needs, not after every append.
-        """
-        if self._left_behind:
-            self._followers.drain(_DRAIN_S)
-            self._followers.close(_DRAIN_S)
-        self._sealer.close(_DRAIN_S, more_to_come=more_to_come)
+    def close(self) -> None:
+        """Decide the files of failed appends, and give the write id back."""
         try:
             self._settle_doubts(READ_TIMEOUT_MS)
         except SparkLogError as error:
             logger.info("files of appends that failed are left to the clean-up: %s", redact(str(error)))
-        super().close()
-
-    def seal_at_close(self, topics: Iterable[Topic]) -> None:
-        """Seal the tails of these topics at close, as if this log had appended to them. For the micro-batches of a
-        query, each of which has a Log of its own.
-        """
-        for topic in topics:
-            self._sealer.watch(topic)
-
-    def stop_sealing(self) -> None:
-        """Make a running or later `close` in another thread start no further sealing."""
-        self._sealer.stop_after_current_tail()
+        self._writer.close()
 
     def append(
         self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -291,7 +247,7 @@ class Log(LogReader):
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
         """Run the append transaction, then its follow-up work (`_follow_up`)."""
-        result = replicated_append(self.cluster, self._fallback, request, topics, timeout_ms)
+        result = self._replication.append(request, topics, timeout_ms)
         if not result.committed_before:
             self._follow_up(request, topics, result)
         return result
@@ -307,47 +263,11 @@ class Log(LogReader):
         return result
 
     def _follow_up(self, request: AppendRequest, topics: Mapping[int, Topic], result: AppendResult) -> None:
-        """Wake followers, warn of expired records, force to disk, seal full tails, publish."""
-        if any(_has_lagging_replica(state) for state in result.partitions.values()):
-            self._left_behind = True
-            self._followers.wake()  # followers of embedded brokers: no other process copies for them
-        self.expired.check(request.batches, result.outcomes, topics)
         if not request.durable:
             self._force_due_partitions(topics, result)
-        touched = {
-            batch.topic_id
-            for batch, outcome in zip(request.batches, result.outcomes, strict=True)
-            if isinstance(outcome, Appended) and not outcome.duplicate and not batch.inline
-        }
-        for (topic_id, partition), state in result.partitions.items():
-            topic = topics[topic_id]
-            full_bytes = topic.config.inline_tail_bytes
-            if "inline.tail.bytes" not in topic.overrides:
-                full_bytes = max(full_bytes, self._inline_tail_bytes_min)
-            if state.tail_bytes < full_bytes:
-                if state.tail_bytes:
-                    self._sealer.watch(topic)
-                continue
-            if self._seal_beside and state.tail_bytes < _TAILS_MAX * full_bytes:
-                self._sealer.add(topic, partition)
-            elif self._try_seal(topic, partition):
-                touched.add(topic_id)
-        for topic_id in sorted(touched):
-            if self._seal_beside:
-                self._sealer.publish(topics[topic_id])
-            elif not try_publish(self.cluster, [topics[topic_id]]):
-                self._sealer.watch(topics[topic_id])
-        self._sealer.run_due()
-
-    def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
-        """Seal the tails of the partitions now, and publish; returns the number of new segment files.
-
-        0 for a topic that has been deleted, or deleted and created again.
-        """
-        files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
-        if files:
-            try_publish(self.cluster, [topic])
-        return files
+        appended = Append(request.batches, result.outcomes, topics, result.partitions)
+        for listener in self._listeners:
+            listener.appended(appended)
 
     def targets(
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
@@ -375,7 +295,3 @@ def not_stored(batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected]
     """The batches that were refused, and duplicates."""
     pairs = zip(batches, outcomes, strict=True)
     return [batch for batch, outcome in pairs if isinstance(outcome, Rejected) or outcome.duplicate]
-
-
-def _has_lagging_replica(state: PartitionState) -> bool:
-    return any(replica.log_end_offset < state.log_end_offset for replica in state.replicas)

@@ -3,31 +3,28 @@
 Spark drivers import this module to plan a read. So modules that few reads need are imported in functions.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, find_topics
-from spark_log.config import ClusterSettings
 from spark_log.errors import (
     DataLossError,
     OffsetOutOfRangeError,
-    SparkLogError,
     UnknownTopicOrPartitionError,
-    redact,
 )
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.append.write_ids import Writer
+from spark_log.log.append.companions import TailLimit
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
 
-logger = logging.getLogger(__name__)
-
 _ALL_TIMES = TimestampBounds()
+_PLANNED_AT_ONCE = 64
+"""Partitions whose inline tails a read holds."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,13 @@ class LogReader:
     >>> reader.read(reader.positions(topic))                                  # doctest: +SKIP
     """
 
-    def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
+    def __init__(self, cluster: Cluster, tail_limit: TailLimit | None = None) -> None:
+        """`tail_limit`: of plans that are sent to other processes."""
         self.cluster = cluster
-        self._given = settings
-        self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
+        self._tail_limit = tail_limit
 
     def close(self) -> None:
-        self._writer.close()
-
-    @property
-    def settings(self) -> ClusterSettings:
-        """The given settings, otherwise the cluster's."""
-        return self._given or self.cluster.store.settings
+        """Nothing to do for reads."""
 
     def find_topic(self, name: str) -> Topic:
         """The topic, or UnknownTopicOrPartitionError."""
@@ -84,7 +76,7 @@ class LogReader:
         topics: Mapping[str, Topic] | None = None,
         rack: str | None = None,
     ) -> ReadPlan:
-        """The slices of the ranges, in one snapshot. Tails that are too long for a plan are sealed first.
+        """The slices of the ranges, in one snapshot. Tails beyond the `tail_limit` are sealed first.
 
         Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
         and high watermark; `topics` pins topics by their id: DataLossError if one was recreated.
@@ -114,31 +106,17 @@ class LogReader:
         self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:
         """The slices of the ranges that `find` returns, from the same snapshot. `find` runs again after sealing."""
-        sealing = True
+        limit = self._tail_limit
         while True:
             wanted, slices, too_long = self.cluster.store.read(
-                lambda connection: self._find_and_plan(connection, find, times, rack, sealing=sealing)  # noqa: B023
+                lambda connection: _find_and_plan(connection, find, times, rack, limit)  # noqa: B023
             )
-            if not too_long:
+            if limit is None or not too_long:
                 # the log dirs are read after the slices: all that the slices name are among them
                 return ReadPlan(slices, self.cluster.log_dirs())
-            # tails that another process has sealed, or that cannot be sealed, are planned as they are
-            sealing = sum(self._try_seal(wanted.topics[name], partition) for name, partition in too_long) > 0
-
-    def _find_and_plan(
-        self,
-        connection: sa.Connection,
-        find: Callable[[sa.Connection], Wanted],
-        times: TimestampBounds,
-        rack: str | None,
-        *,
-        sealing: bool,
-    ) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
-        """The requested ranges, the slices, and the tails that must be sealed first."""
-        wanted = find(connection)
-        slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
-        too_long = self._too_long(planner.inline_bytes(slices)) if sealing else []
-        return wanted, slices if too_long else planner.with_inline_data(connection, slices), too_long
+            sealed = [name for name, partition in too_long if limit.seal(wanted.topics[name], partition)]
+            if not sealed:  # tails that another process has sealed, or that cannot be sealed, are planned as they are
+                limit = None
 
     def read(
         self,
@@ -152,11 +130,18 @@ class LogReader:
         Raises the errors of `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with
         `topics`.
         """
+        partitions = list(ranges)
+        parts = [partitions[first : first + _PLANNED_AT_ONCE] for first in range(0, len(partitions), _PLANNED_AT_ONCE)]
+        plans = (self.plan({each: ranges[each] for each in part}, topics=topics, rack=rack) for part in parts)
+        first = next(plans, None)  # its errors are raised here, not by the first batch
+        return self._read_plans(chain([] if first is None else [first], plans), schema)
+
+    def _read_plans(self, plans: Iterable[ReadPlan], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
         from spark_log.log.records.schema import read_schema
         from spark_log.log.segments.fetcher import Fetcher
 
-        plan = self.plan(ranges, topics=topics, rack=rack)
-        return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
+        for plan in plans:
+            yield from Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
 
     def offsets_for_times(
         self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
@@ -169,27 +154,19 @@ class LogReader:
 
         return offsets_for_times(self.cluster, topic, timestamps_ms, rack)
 
-    def _try_seal(self, topic: Topic, partition: int) -> int:
-        """Seal a tail. A failure is logged, not raised: neither a finished append nor a read depends on it."""
-        from spark_log.maintenance.rewrite.tail_seal import seal  # few reads need it
 
-        try:
-            return seal(self.cluster, self._writer, topic, partition)
-        except (SparkLogError, OSError) as error:
-            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
-            return 0
-
-    def _too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The longest tails, chosen so that the other tails stay within the limits of a plan."""
-        per_task, total = self.settings.plan_inline_bytes_per_task_max, self.settings.plan_inline_bytes_max
-        excess = sum(sizes.values()) - total
-        chosen: list[TopicPartition] = []
-        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            if size <= per_task and excess <= 0:
-                break
-            chosen.append(partition)
-            excess -= size
-        return chosen
+def _find_and_plan(
+    connection: sa.Connection,
+    find: Callable[[sa.Connection], Wanted],
+    times: TimestampBounds,
+    rack: str | None,
+    limit: TailLimit | None,
+) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
+    """The requested ranges, the slices, and the tails that must be sealed first."""
+    wanted = find(connection)
+    slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
+    too_long = [] if limit is None else limit.too_long(planner.inline_bytes(slices))
+    return wanted, slices if too_long else planner.with_inline_data(connection, slices), too_long
 
 
 def _check_topics(

@@ -16,7 +16,8 @@ from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_backfill, partitions_to_backfill
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
-from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
+from spark_log.maintenance.rewrite.table_schedule import Tail, due_tails
+from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.registry.external_ids import learn_schemas
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import publish

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir_failures import any_log_dir_offline
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
@@ -34,7 +35,7 @@ from spark_log.maintenance.upkeep_tasks import (
 )
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
-from spark_log.replication.controller.fallback_controller import FallbackController, any_log_dir_offline
+from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.text import count_of
 from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
 

@@ -4,7 +4,8 @@ import json
 
 from spark_log import Producer
 from spark_log.console.paths import url
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP, TOPIC, VALUES
 from tests.support.records import table
@@ -13,7 +14,7 @@ ROWS = "main tbody tr"
 
 
 def appended(console, topic, *values):
-    log = Log(console.cluster)
+    log = ClientLog(console.cluster)
     try:
         log.append(log.find_topic(topic), [Records(0, table(*values))])
     finally:

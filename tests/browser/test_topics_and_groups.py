@@ -4,7 +4,7 @@ from spark_log.cluster.topics import find_topic
 from spark_log.console.paths import url
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP
 from tests.support.topics import fill
@@ -14,7 +14,7 @@ STATUS = "[role=status]"
 
 def test_offsets_are_reset_to_what_the_preview_shows(visit, hostile):
     topic, group = create_topic(hostile.cluster, "reset", 2, 1), f"{MARKUP}/reset"
-    log = Log(hostile.cluster)
+    log = ClientLog(hostile.cluster)
     fill(log, topic, [5, 3])
     log.close()
     commit_offsets(hostile.cluster.store, group, {TopicPartition("reset", 0): 4, TopicPartition("reset", 1): 1})

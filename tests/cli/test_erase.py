@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import run
@@ -18,7 +18,7 @@ def test_erase_asks_reports_and_never_prints_a_key(cluster: Path, tmp_path: Path
     keys = tmp_path / "keys"
     keys.write_bytes(b"secret-a\nsecret-b\n")
     with Cluster.open(str(cluster)) as opened:
-        topic, log = create_topic(opened, "t", 2), Log(opened)
+        topic, log = create_topic(opened, "t", 2), ClientLog(opened)
         for partition in (0, 1):
             append_keyed(log, topic, (b"secret-a", b"1"), (b"stays", b"2"), (b"secret-c", b"3"), partition=partition)
         log.close()

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from spark_log.cli.operations.maintenance import maintenance
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
 from spark_log.maintenance import TASKS
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import events as events
@@ -32,7 +32,7 @@ def test_report_of_a_run(cluster: Path) -> None:
         topic = create_topic(opened, "t", configs=FILES)
         other = create_topic(opened, "other", configs=FILES)
         assert topic is not None and other is not None
-        log = Log(opened)
+        log = ClientLog(opened)
         for value in ("a", "b", "c", "d"):
             append(log, "t", value)
             append(log, "other", value)
@@ -56,7 +56,7 @@ def test_report_of_a_run(cluster: Path) -> None:
 def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         create_topic(opened, "t")
-        log = Log(opened)
+        log = ClientLog(opened)
         append(log, "t", "a", "b")
         waiting = ok("maintenance", "seal", cluster=cluster)
         assert waiting == (
@@ -87,7 +87,7 @@ def test_one_failing_task_is_reported_and_does_not_stop_the_others(cluster: Path
     with Cluster.open(str(cluster)) as opened:
         for name in ("broken", "good"):
             create_topic(opened, name, configs=FILES)
-        log = Log(opened)
+        log = ClientLog(opened)
         for value in ("a", "b"):
             append(log, "broken", value)
             append(log, "good", value)

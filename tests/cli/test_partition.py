@@ -9,7 +9,7 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.reassignments import begin_reassignments
 from tests.cli.test_cli import cluster as cluster
@@ -29,13 +29,13 @@ def brokers(cluster: Path, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def log(brokers: Cluster) -> Iterator[Log]:
-    log = Log(brokers)
+def log(brokers: Cluster) -> Iterator[ClientLog]:
+    log = ClientLog(brokers)
     yield log
     log.close()
 
 
-def test_replicas_move_to_other_brokers(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_replicas_move_to_other_brokers(cluster: Path, brokers: Cluster, log: ClientLog) -> None:
     topic = topic_on(brokers, "t", [[1, 2], [2, 1]], inline_max_bytes="0")
     for value in ("a", "b", "c"):
         append(log, "t", value)
@@ -79,7 +79,7 @@ def test_reassign_changes_the_replication_factor(cluster: Path, brokers: Cluster
     assert [sorted(ar) for ar in assigned(brokers, "t")] == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_status_cancel_and_continue_a_reassignment(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_status_cancel_and_continue_a_reassignment(cluster: Path, brokers: Cluster, log: ClientLog) -> None:
     topic_on(brokers, "t", [[1, 2], [1, 2]], inline_max_bytes="0")
     append(log, "t", "a")
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -113,7 +113,7 @@ def test_preferred_leaders_are_elected(cluster: Path, brokers: Cluster) -> None:
     assert [row["elected"] for row in shown] == [False, False]
 
 
-def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, brokers: Cluster, log: ClientLog) -> None:
     topic_on(brokers, "t", [[2, 3], [4]], inline_max_bytes="0")
     take_away(brokers, 3)
     append(log, "t", "a", "b")
@@ -145,7 +145,7 @@ def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, broke
     assert "2 records lost in all." in ok("partition", "losses", "--topic", "t", cluster=cluster)
 
 
-def test_balance_names_the_largest_partitions(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_balance_names_the_largest_partitions(cluster: Path, brokers: Cluster, log: ClientLog) -> None:
     topic_on(brokers, "t", [[1], [2], [3], [4]], inline_max_bytes="0")
     append(log, "t", *(f"{number * 2_654_435_761 % 2**32:x}" for number in range(5_000)), partition=2)
     append(log, "t", "y", partition=0)

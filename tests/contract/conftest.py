@@ -7,7 +7,7 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
 
@@ -50,7 +50,7 @@ def three_brokers(request, cluster_address, tmp_path, on_s3):
 
 @pytest.fixture
 def log(cluster):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     yield log
     log.close()
 

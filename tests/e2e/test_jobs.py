@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.topics import describe_topics
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.delta_lag import delta_lags
 from tests.support.jobs import run_job
@@ -172,7 +172,7 @@ def test_sigterm_lets_the_batch_finish(spark: SparkSession, cluster: Path, tmp_p
 
 def test_erase_reads_its_keys_from_parquet(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
-        topic, log = create_topic(opened, "t", 2), Log(opened)
+        topic, log = create_topic(opened, "t", 2), ClientLog(opened)
         for partition in (0, 1):
             append_keyed(log, topic, (b"goes", b"private"), (b"stays", b"1"), (b"goes too", b"x"), partition=partition)
         log.close()

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.e2e.test_jobs import summary_of
 from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.slow
 HOUR = "2013-01-01T{:02d}:00:00Z"
 
 
-def fly(log: Log, flight: int, tail: str, hour: int) -> None:
+def fly(log: ClientLog, flight: int, tail: str, hour: int) -> None:
     append(log, "flights", json.dumps({"flight": flight, "origin": "JFK", "tail": tail, "hour": HOUR.format(hour)}))
 
 
-def blow(log: Log, wind: float, hour: int) -> None:
+def blow(log: ClientLog, wind: float, hour: int) -> None:
     append(log, "weather", json.dumps({"origin": "JFK", "hour": HOUR.format(hour), "wind": wind}))
 
 
@@ -38,7 +38,7 @@ def joined(cluster: Cluster) -> dict[int, tuple[float | None, int | None]]:
 def test_the_join_job_ends_at_sigterm_and_continues_at_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     with Cluster.init(str(folder)) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         for topic in ("flights", "weather", "out"):
             make(cluster, topic)
         planes = make(cluster, "planes", cleanup_policy="compact")

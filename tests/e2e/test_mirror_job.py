@@ -6,7 +6,8 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs import mirror
 from tests.support.jobs import run_job
 from tests.support.mirroring import everything, make_source
@@ -25,7 +26,7 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
         commit_offsets(source.store, "readers", {here: 12, TopicPartition("t", 3): 0})
         arguments = ["--to-cluster", postgres_url, "--subscribe-pattern", "^t$", "--create-topics", "--groups"]
         arguments += ["--replication-factor", "2", "--max-offsets-per-trigger", "100"]
-        log = Log(source)
+        log = ClientLog(source)
         before_append = []
 
         def shows_the_record_sent_while_it_runs(printed):
@@ -58,7 +59,7 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
         expected = {here: 12, TopicPartition("t", 1): 30, TopicPartition("t", 3): 0}
         assert committed_offsets(target.store, "readers") == expected, "never back"
         log.append(topic, [Records(3, table("not in the target"))])
-        foreign = Log(target)
+        foreign = ClientLog(target)
         foreign.append(foreign.find_topic("t"), [Records(3, table("foreign"))])
         assert mirror.main(again) == 1
         assert capsys.readouterr().err.startswith("mirror: t-3: something else has written the offsets [1, 2)")

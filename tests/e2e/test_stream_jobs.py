@@ -14,7 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics.history import read_queries
 from spark_log.ids import OffsetRange
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs import window
 from tests.e2e.test_jobs import command, environment, summary_of
 from tests.support.jobs import run_job
@@ -37,12 +37,12 @@ json = true
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
+def log(tmp_path: Path) -> Iterator[ClientLog]:
     (tmp_path / "cluster").mkdir()
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         for name in ("flights", "delays", "bad"):
             make(cluster, name)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         yield log
         log.close()
 
@@ -51,12 +51,12 @@ def flight(origin: str, at: str, delay: float) -> str:
     return json.dumps({"origin": origin, "at": f"2013-01-01T{at}:00Z", "delay": delay})
 
 
-def records(log: Log, topic: str) -> list[dict[str, Any]]:
+def records(log: ClientLog, topic: str) -> list[dict[str, Any]]:
     ranges = {tp: OffsetRange(*positions) for tp, positions in log.positions(log.find_topic(topic)).items()}
     return [row for batch in log.read(ranges) for row in batch.to_pylist()]
 
 
-def delays(log: Log) -> list[tuple[str, str, int, float]]:
+def delays(log: ClientLog) -> list[tuple[str, str, int, float]]:
     found = records(log, "delays")
     rows = [json.loads(record["value"]) for record in found]
     for row, record in zip(rows, found, strict=True):
@@ -64,7 +64,7 @@ def delays(log: Log) -> list[tuple[str, str, int, float]]:
     return sorted((row["window_start"][11:16], row["origin"], row["flights"], row["mean_delay"]) for row in rows)
 
 
-def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: ClientLog, tmp_path: Path) -> None:
     """First spark-submit with the settings of conf/, then in this process."""
     folder = tmp_path / "cluster"
     (tmp_path / "job.toml").write_text(CONFIG)
@@ -100,7 +100,7 @@ def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: 
     assert [(report.query_name, report.state, report.lag) for report in reports] == [("window", "terminated", 0)]
 
 
-def test_running_totals(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+def test_running_totals(spark: SparkSession, log: ClientLog, tmp_path: Path) -> None:
     append(log, "flights", *(flight(origin, "05:00", delay) for origin, delay in (("EWR", 1), ("JFK", 2), ("EWR", 5))))
     said = run_job(
         spark, tmp_path / "cluster", "aggregate", "--subscribe", "flights",
@@ -115,7 +115,7 @@ def test_running_totals(spark: SparkSession, log: Log, tmp_path: Path) -> None:
 
 
 def test_missing_clusters_and_topics_are_named_before_spark_starts(
-    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    log: ClientLog, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_LOG_CLUSTER", raising=False)
     (tmp_path / "job.toml").write_text(CONFIG)

@@ -11,7 +11,7 @@ import pytest
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.groups import describe_groups
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.e2e.test_jobs import command as spark_submit
 from tests.e2e.test_jobs import environment
 from tests.support.python_process import PythonProcess
@@ -46,7 +46,7 @@ def cluster(tmp_path):
     """
     (tmp_path / "billing.py").write_text(FUNCTIONS)
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         fill(log, make(cluster, "orders", 2), [2, 2])
         make(cluster, "bills", 2)
         log.close()
@@ -75,7 +75,7 @@ def finish(process, exit_code=0):
 
 
 def test_each_order_is_billed_once_when_the_job_is_killed_between_all_steps(cluster):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     bills = {0: ["paid 0/0", "paid 0/1"], 1: ["paid 1/0", "paid 1/1"]}
     finish(start(cluster, *BILL, failpoint="transaction.initialized"), -signal.SIGKILL)
     assert stored(cluster, "bills") == {}

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 
 
 @pytest.fixture
@@ -14,6 +14,6 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def log(cluster):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     yield log
     log.close()

@@ -14,7 +14,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
 from tests.support.batch_source import read_values
@@ -34,7 +35,7 @@ HEADERS = ("headers", "array<struct<key:string,value:binary>>")
 
 
 @pytest.fixture
-def t(cluster: Cluster, log: Log) -> None:
+def t(cluster: Cluster, log: ClientLog) -> None:
     """Topic t: 5 records in partition 0, 3 in 1, none in 2."""
     make(cluster, "t", 3)
     fill(log, "t", [5, 3])
@@ -44,7 +45,7 @@ def t(cluster: Cluster, log: Log) -> None:
 
 
 def test_the_format_needs_no_registration_and_has_the_columns_of_the_kafka_source(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None
 ) -> None:
     frame = read(spark, cluster, subscribe="t")
     assert frame.dtypes == COLUMNS and all(field.nullable for field in frame.schema)
@@ -54,7 +55,7 @@ def test_the_format_needs_no_registration_and_has_the_columns_of_the_kafka_sourc
     assert row.timestamp.timestamp() * 1000 == NOON_MS + 2000
 
 
-def test_headers(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_headers(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t")
     append(log, "t", "with", headers=[("a", b"1"), ("a", b"2"), ("b", None)])  # type: ignore[list-item]
     append(log, "t", "without")
@@ -65,7 +66,7 @@ def test_headers(spark: SparkSession, cluster: Cluster, log: Log) -> None:
     assert second.headers is None
 
 
-def test_only_selected_columns_are_read(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+def test_only_selected_columns_are_read(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:
     frame = read(spark, cluster, subscribe="t", columns="OFFSET, partition,headers")
     assert frame.dtypes == [("offset", "bigint"), ("partition", "int"), HEADERS]
     assert sorted((r.partition, r.offset) for r in frame.collect()) == [(0, n) for n in range(5)] + [
@@ -240,7 +241,7 @@ def test_sql(spark: SparkSession, cluster: Cluster, t: None) -> None:
 # --- subscriptions --------------------------------------------------------------------------------------------------
 
 
-def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     for name in ("news.eu", "news.us", "olds", "x-news"):
         make(cluster, name, 2)
         append(log, name, name, partition=1)
@@ -293,7 +294,7 @@ def test_start_and_end_options_select_ranges(
     assert found == {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
 
 
-def test_a_dataframe_is_one_snapshot(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+def test_a_dataframe_is_one_snapshot(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:
     frame = read(spark, cluster, subscribe="t")
     assert frame.count() == 8
     fill(log, "t", [2, 2, 2])
@@ -308,7 +309,7 @@ def tasks(frame: Any) -> int:
     return int(frame.rdd.getNumPartitions())
 
 
-def test_splitting(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_splitting(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     topic = make(cluster, "t", 2)
     log.append(topic, [Records(0, table(*map(str, range(90)))), Records(1, table(*map(str, range(10))))])
     for options, count in [
@@ -322,7 +323,7 @@ def test_splitting(spark: SparkSession, cluster: Cluster, log: Log) -> None:
         assert values(frame) == {0: [str(n) for n in range(90)], 1: [str(n) for n in range(10)]}
 
 
-def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     topic = make(cluster, "t", 8)
     other = make(cluster, "u", 1)
     for partition in range(8):
@@ -354,7 +355,7 @@ def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Clust
         assert rows["true"] == rows["false"], condition
 
 
-def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:
     """NOON_MS is 2023-11-14 22:13:20 UTC."""
     key = "spark.sql.session.timeZone"
     before = spark.conf.get(key)
@@ -370,7 +371,7 @@ def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cl
 # --- data loss ------------------------------------------------------------------------------------------------------
 
 
-def test_deleted_records(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+def test_deleted_records(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:
     delete_records(cluster, {TopicPartition("t", 0): 3})
     assert values(read(spark, cluster, subscribe="t"))[0] == ["0/3", "0/4"]  # earliest is the log start offset
     asked = {"subscribe": "t", "startingOffsets": '{"t":{"0":1,"1":0,"2":0}}'}
@@ -401,7 +402,7 @@ def test_read_topic_of_an_empty_topic(spark: SparkSession, cluster: Cluster) -> 
         read_topic(spark, cluster, "nowhere")
 
 
-def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     """Sealed segments and tail, headers, a log start inside a segment, both timestamp types in one partition."""
     topic = make(cluster, "t", 3, inline_max_bytes="2000")
     fill(log, topic, [3, 2])
@@ -425,7 +426,7 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
 
 
 def test_read_topic_of_many_segments_and_of_equal_sizes(
-    spark: SparkSession, cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two cases that need a join with the files' facts: too many files for an expression, or two of one size."""
     topic = make(cluster, "t", 2, inline_max_bytes="0")
@@ -439,7 +440,9 @@ def test_read_topic_of_many_segments_and_of_equal_sizes(
     check_equal(spark, cluster)
 
 
-def test_read_topic_over_several_log_dirs(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_read_topic_over_several_log_dirs(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
     from spark_log.cluster.cluster import FIRST_BROKER
 
     cluster.add_log_dir(FIRST_BROKER, str(tmp_path / "second"))
@@ -451,7 +454,7 @@ def test_read_topic_over_several_log_dirs(spark: SparkSession, cluster: Cluster,
 
 @pytest.mark.parametrize("damage", ["empty", "another segment", "missing"])
 def test_a_segment_that_differs_from_its_metadata_is_an_error(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, damage: str
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, damage: str
 ) -> None:
     topic = make(cluster, "t", 1, inline_max_bytes="0")
     append(log, topic, "first", "second")
@@ -471,7 +474,7 @@ def test_a_segment_that_differs_from_its_metadata_is_an_error(
 
 
 def test_a_flipped_bit_is_an_error_in_both_paths(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     topic = make(cluster, "t", 1, inline_max_bytes="0", compression_type="none")
     log.append(topic, [Records(0, table(*(f"{n:05}" * 20 for n in range(500))))])

@@ -15,7 +15,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets, read_commits
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.source import SparkLogDataSource
@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def topics(cluster: Cluster, log: Log) -> None:
+def topics(cluster: Cluster, log: ClientLog) -> None:
     """Topic `in` with four records; records of `a` are inline, records of `b` are in files."""
     make(cluster, "in")
     make(cluster, "a")
@@ -111,7 +111,7 @@ def pending(cluster: Cluster) -> int:
 
 
 def test_topics_and_offsets_become_visible_at_once_and_once(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     dones, inside = list[bool](), list[tuple[Seen, int]]()
 
@@ -137,7 +137,7 @@ def test_topics_and_offsets_become_visible_at_once_and_once(
 
 
 def test_a_repeated_batch_is_written_into_the_recreated_topic_only(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     process = in_a_transaction(str(cluster.store.address), both)
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
@@ -152,7 +152,7 @@ def test_a_repeated_batch_is_written_into_the_recreated_topic_only(
 
 
 def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
 
@@ -209,7 +209,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
 
 
 def test_copied_checkpoints_and_foreign_sources_are_refused(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     """The copy of a checkpoint continues with other batches under the same ids: an error, as for the sink."""
     address = str(cluster.store.address)
@@ -231,7 +231,7 @@ def test_copied_checkpoints_and_foreign_sources_are_refused(
         run(frame, twin, process)
     with Cluster.init(str(checkpoint.parent / "other")) as other:
         make(other, "in")
-        other_log = Log(other)
+        other_log = ClientLog(other)
         append(other_log, "in", "1")
         other_log.close()
         with fails("group.id 'g': no spark_log source of the query reads from this cluster"):
@@ -262,7 +262,12 @@ def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options:
 
 
 def test_the_sink_commits_offsets_with_its_rows(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    cluster: Cluster,
+    log: ClientLog,
+    topics: None,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its commit runs in a Python worker, which is killed after the commit."""
     monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", "append.committed")
@@ -277,7 +282,7 @@ def test_the_sink_commits_offsets_with_its_rows(
 
 
 def test_the_sink_commits_the_offsets_of_every_spark_log_source(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     make(cluster, "too", 2)
     append(log, "too", "x", partition=1)

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
@@ -247,7 +247,7 @@ def test_no_address_hand_off_file_is_left(spark: SparkSession, cluster: Cluster)
     assert str(cluster.store.address) not in contents
 
 
-def test_a_write_into_the_topic_that_it_reads(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_write_into_the_topic_that_it_reads(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     """The plan of the read is a snapshot: it does not include the rows that the write appends."""
     make(cluster, "t")
     append(log, "t", "a", "b")

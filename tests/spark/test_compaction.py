@@ -14,9 +14,10 @@ from spark_log.errors import InvalidConfigurationError, StorageUnavailableError,
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.partitioner import partition_of, split_by_partition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance import compact_on_spark
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.jobs import compact as job
@@ -66,7 +67,7 @@ def fill(log, topic, batches, rows, keys, latest, hot=0.0):
                 latest[partition, key] = (offset, value)
 
 
-def found_in(log: Log, topic, *partitions: int) -> Latest:
+def found_in(log: ClientLog, topic, *partitions: int) -> Latest:
     """The records of these partitions, or of all; there must be one per key."""
     ranges = {
         tp: OffsetRange(*where)
@@ -81,7 +82,7 @@ def found_in(log: Log, topic, *partitions: int) -> Latest:
 
 
 @pytest.fixture
-def compacted(spark: SparkSession, cluster: Cluster, log: Log):
+def compacted(spark: SparkSession, cluster: Cluster, log: ClientLog):
     """Topic `t` of three partitions and many units, compacted beside another, and its records that must remain."""
     latest: Latest = {}
     topic = make(cluster, "t", 3, cleanup_policy="compact", inline_max_bytes="3000", segment_bytes="9000")
@@ -102,7 +103,7 @@ def compacted(spark: SparkSession, cluster: Cluster, log: Log):
 
 
 def test_many_partitions_at_once_and_every_kind_of_reader(
-    spark: SparkSession, cluster: Cluster, log: Log, compacted, tmp_path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, compacted, tmp_path
 ) -> None:
     topic, latest = compacted
     assert found_in(log, topic) == latest
@@ -147,7 +148,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
 
 
 def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
-    spark: SparkSession, cluster: Cluster, log: Log, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, cluster: Cluster, log: ClientLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
     latest: Latest = {}
     topic = make(cluster, "t", 2, delete_retention_ms="0", inline_max_bytes="0")
@@ -175,7 +176,7 @@ def test_damaged_replicas_are_repaired_or_delay_their_partition_only(spark: Spar
     """A segment that Spark cannot read is repaired from another replica; without one, only its partition waits."""
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         add_brokers(cluster, tmp_path, 2)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         latest: Latest = {}
         topic = topic_on(cluster, "t", [[1, 2], [1]], cleanup_policy="compact", inline_max_bytes="0")
         fill(log, topic, 2, 200, 100, latest)

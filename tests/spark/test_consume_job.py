@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.jobs import run_job
 from tests.support.topics import fill, make
 
@@ -20,7 +20,7 @@ def tasks_of(spark: SparkSession, group: str) -> int:
 
 
 def test_limit_ends_the_read_at_the_first_partitions(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     make(cluster, "t", 8)
     fill(log, "t", [4] * 8)

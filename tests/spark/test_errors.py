@@ -6,7 +6,8 @@ from pyspark.errors import PySparkException
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import table
 
@@ -53,7 +54,7 @@ def test_the_error_message_is_in_the_first_lines(spark, cluster, tmp_path) -> No
 
 def test_a_missing_file_system_of_hadoop_is_named(spark, tmp_path, s3_uri) -> None:
     with Cluster.init(str(tmp_path / "cluster"), log_dir=s3_uri) as cluster:
-        log, topic = Log(cluster), create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+        log, topic = ClientLog(cluster), create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
         log.append(topic, [Records(0, table("a", "b"))])
         log.close()
         address = str(cluster.store.address)

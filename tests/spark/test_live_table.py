@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError, PolicyViolationError
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import live_table, outputs
 from spark_log.spark.streams.compacted_tables import read_table
 from spark_log.spark.streams.formats.codecs import Json
@@ -25,7 +25,7 @@ from tests.support.truncation import truncate
 
 
 @pytest.fixture
-def topics(cluster: Cluster, log: Log) -> None:
+def topics(cluster: Cluster, log: ClientLog) -> None:
     """`planes`: a has 1 seat, b 1, in files; `flights` with the tail number as value; two outputs."""
     make(cluster, "flights", 2)
     make(cluster, "first")
@@ -34,7 +34,7 @@ def topics(cluster: Cluster, log: Log) -> None:
     change(log, a=1, b=1)
 
 
-def change(log: Log, **seats: int | None) -> None:
+def change(log: ClientLog, **seats: int | None) -> None:
     """New values of planes; None: deleted. Keys from m on are in partition 1."""
     for partition in (0, 1):
         rows = [
@@ -68,7 +68,7 @@ def run(spark: SparkSession, cluster: Cluster, checkpoint: Path, to: str = "firs
 
 
 def test_the_join_sees_changes_during_the_query(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
     address = str(cluster.store.address)
     flights = read_stream(spark, cluster, subscribe="flights", startingOffsets="earliest")
@@ -101,7 +101,9 @@ def test_the_join_sees_changes_during_the_query(
         )
 
 
-def test_inner_and_left_joins_of_a_batch_frame(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+def test_inner_and_left_joins_of_a_batch_frame(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None
+) -> None:
     frame = spark.createDataFrame([("a", 1), ("a", 2), ("x", 3), (None, 4)], "tail string, n int")
     with Table(spark, str(cluster.store.address), "planes") as planes:
         seats = sf.col("plane.value").cast("string").alias("seats")
@@ -120,7 +122,7 @@ def test_inner_and_left_joins_of_a_batch_frame(spark: SparkSession, cluster: Clu
 
 
 def test_a_truncated_log_is_read_again(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(log, a=2)
     with Table(spark, str(cluster.store.address), "planes") as planes:
@@ -132,7 +134,7 @@ def test_a_truncated_log_is_read_again(
         assert "an unclean leader election truncated records of the table" in caplog.text
 
 
-def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     """An invalid value counts as deleted, in the base and in later changes."""
     topic = make(cluster, "planes", cleanup_policy="compact")
     append_keyed(log, topic, (b"a", b'{"seats": 1}'), (b"bad", b"{"), (b"later", b'{"seats": 2}'))
@@ -147,7 +149,7 @@ def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) 
             append_keyed(log, topic, (b"later", b"nonsense"))
 
 
-def test_invalid_joins_are_refused(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+def test_invalid_joins_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None) -> None:
     address = str(cluster.store.address)
     with pytest.raises(PolicyViolationError, match="'flights' is not compacted"):
         Table(spark, address, "flights")
@@ -179,7 +181,7 @@ def dies_at(point: str, count: int) -> Callable[[str], None]:
 
 
 def test_a_repeated_batch_sees_the_same_table(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
     """The batch ends at one point after the other, and the table changes each time."""
     checkpoint = tmp_path / "checkpoint"
@@ -201,7 +203,7 @@ def test_a_repeated_batch_sees_the_same_table(
 def test_a_repeated_batch_after_a_compaction(
     spark: SparkSession,
     cluster: Cluster,
-    log: Log,
+    log: ClientLog,
     topics: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

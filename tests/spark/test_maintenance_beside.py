@@ -21,8 +21,8 @@ from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.failpoints import POINTS
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
@@ -145,7 +145,7 @@ def number_of(value: bytes | None) -> int:
     return -1 if value is None else int(value.partition(b".")[0])
 
 
-def log_of(log: Log, topic: Topic) -> Seen:
+def log_of(log: ClientLog, topic: Topic) -> Seen:
     rows: Seen = []
     for batch in log.read(ranges_of(log, topic)):
         columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "value"))
@@ -201,7 +201,7 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     spark: SparkSession,
     cluster: Cluster,
     address: str,
-    log: Log,
+    log: ClientLog,
     topics: dict[str, Topic],
     producer: Process,
     tmp_path: Path,

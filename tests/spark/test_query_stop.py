@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs.queries.measurement import bytes_of, measured
 from spark_log.spark.jobs.queries.query_runner import run_to_end
 from tests.support.topics import append, make, read_stream
@@ -53,7 +53,7 @@ class BatchBeginsAfterStatus:
 
 @pytest.mark.parametrize("trigger", ["0 seconds", "1 hour"])
 def test_every_written_record_is_counted(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, trigger: str
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, trigger: str
 ) -> None:
     """With 0 seconds a batch can begin at any time; with 1 hour the query waits when the signal comes."""
     make(cluster, "in")

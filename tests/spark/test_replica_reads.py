@@ -12,7 +12,7 @@ from spark_log import read_topic
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import DAMAGES, StoredFile, replicas_of
@@ -31,7 +31,7 @@ class Replicated:
         self.cluster = Cluster.init(str(address), log_dir=log_dirs[1])
         for broker_id in (2, 3):
             add_broker(self.cluster, broker_id, [log_dirs[broker_id]], RACKS[broker_id])
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         topic = create_topic(self.cluster, "t", PARTITIONS, 3, configs={"inline.max.bytes": "0"})
         assert topic is not None
         self.topic: Topic = topic

@@ -15,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS
@@ -62,7 +62,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def t(cluster: Cluster, log: Log) -> None:
+def t(cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t", 2)
     fill(log, "t", [3, 1])
 
@@ -101,7 +101,7 @@ def test_invalid_options_are_named(cluster: Cluster, t: None, options: dict[str,
 
 
 def test_latest_is_where_a_stream_starts(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
     query = run.start()
@@ -133,7 +133,7 @@ def test_starts(cluster: Cluster, t: None, options: dict[str, Any], expected: di
 
 
 def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint).to_end()
     fill(log, "t", [1, 0], first=3)
@@ -144,7 +144,7 @@ def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
 
 @pytest.mark.parametrize("starts", [("earliest", "latest"), ("latest", "earliest")])
 def test_a_replayed_batch_0_keeps_its_start(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path, starts: tuple[str, str]
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path, starts: tuple[str, str]
 ) -> None:
     """Killed between the offsets of batch 0 and its commit; meanwhile the topic gets more records."""
 
@@ -163,7 +163,7 @@ def test_a_replayed_batch_0_keeps_its_start(
 
 
 def test_an_empty_pattern_waits_for_its_topics(
-    spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribePattern="^news"), checkpoint)
     query = run.start()
@@ -178,7 +178,7 @@ def test_an_empty_pattern_waits_for_its_topics(
 
 
 def test_new_partitions_are_read_from_their_earliest(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
     query = run.start()
@@ -196,7 +196,7 @@ def test_new_partitions_are_read_from_their_earliest(
 
 
 def test_the_rate_limit_is_shared_in_proportion(
-    spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, checkpoint: Path
 ) -> None:
     make(cluster, "t", 3)
     for partition, count in enumerate((12, 4)):
@@ -210,7 +210,7 @@ def test_the_rate_limit_is_shared_in_proportion(
 
 
 def test_available_now_fixes_its_end(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     def more(number: int) -> None:
         append(log, "t", f"late {number}", partition=0)
@@ -233,7 +233,7 @@ def test_trigger_once_ignores_limits(spark: SparkSession, cluster: Cluster, t: N
 
 
 def test_a_minimum_of_offsets_waits_until_its_maximum_delay(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     options = {"subscribe": "t", "startingOffsets": "earliest", "minOffsetsPerTrigger": 5, "maxTriggerDelay": "10m"}
     run = Run(read_stream(spark, cluster, **options), checkpoint)
@@ -270,7 +270,7 @@ def read_once(spark: SparkSession, cluster: Cluster, checkpoint: Path, **options
     return Run(read_stream(spark, cluster, subscribe="t", **options), checkpoint).to_end()
 
 
-def test_aged_out_records(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+def test_aged_out_records(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path) -> None:
     read_once(spark, cluster, checkpoint, startingOffsets="earliest")
     fill(log, "t", [4, 0], first=3)
     delete_records(cluster, {TopicPartition("t", 0): 5})
@@ -279,7 +279,7 @@ def test_aged_out_records(spark: SparkSession, cluster: Cluster, log: Log, t: No
     assert read_once(spark, cluster, checkpoint, failOnDataLoss=False).all == {0: numbers(0, 5, 7)}
 
 
-def test_a_deleted_topic(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+def test_a_deleted_topic(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path) -> None:
     make(cluster, "u")
     append(log, "u", "u")
     options = {"subscribe": "t,u", "startingOffsets": "earliest"}
@@ -294,7 +294,7 @@ def test_a_deleted_topic(spark: SparkSession, cluster: Cluster, log: Log, t: Non
     assert run.all == {0: ["0/3"]}
 
 
-def test_a_recreated_topic(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+def test_a_recreated_topic(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path) -> None:
     """The new topic has grown beyond the old offset: offsets alone would not reveal the recreation."""
     read_once(spark, cluster, checkpoint, startingOffsets="earliest")
     delete_topic(cluster, "t")
@@ -310,7 +310,7 @@ def test_a_recreated_topic(spark: SparkSession, cluster: Cluster, log: Log, t: N
 
 
 def test_a_topic_deleted_between_two_batches(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
     query = run.start()
@@ -328,7 +328,7 @@ def test_a_topic_deleted_between_two_batches(
 
 
 def test_a_group_gets_the_end_offsets(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     options = {"subscribe": "t", "startingOffsets": "earliest", "kafka.group.id": "g", "maxOffsetsPerTrigger": 2}
     frame = read_stream(spark, cluster, **options)
@@ -348,7 +348,7 @@ def test_a_group_gets_the_end_offsets(
 
 
 def test_progress_shows_offsets_as_kafkas_source_does(
-    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
     query = run.start()

@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams.joins import Bounds, Kind, Side, join_static, join_streams
 from spark_log.spark.streams.windows import Tumbling, late_records, windowed
 from tests.support.records import NOON_MS
@@ -27,17 +27,17 @@ def sides(source: DataFrame, watermark: str | None = "10 minutes") -> tuple[Side
     return Side(orders, "ordered", watermark), Side(payments, "paid_at", watermark)
 
 
-def send(log: Log, topic: str, key: str, value: str, minute: int) -> None:
+def send(log: ClientLog, topic: str, key: str, value: str, minute: int) -> None:
     append(log, topic, value, key=key.encode(), timestamp_ms=NOON_MS + minute * MINUTE_MS)
 
 
 @pytest.fixture
-def topics(cluster: Cluster, log: Log) -> None:
+def topics(cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "orders")
     make(cluster, "payments")
 
 
-def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None) -> None:
     """o1 twice; p-early and p-late are out of the bounds by one minute, p-from and p-to just within; o3
     has no match.
     """
@@ -70,7 +70,7 @@ def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Log, t
 
 
 def test_outer_rows_are_emitted_when_the_watermark_passes(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
     source = read_stream(spark, cluster, subscribe="orders,payments", startingOffsets="earliest")
     joined = join_streams(*sides(source), {"id": "paid_id"}, within=Bounds("10 minutes", "10 minutes"), how="full")
@@ -107,7 +107,7 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
 
 
 def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
     """Like flights and weather of the same place and hour; followed by a window of the joined rows in
     the same query.
@@ -136,7 +136,7 @@ def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
     assert found == [("JFK", "rain", 2)]
 
 
-def test_a_static_side(spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path) -> None:
+def test_a_static_side(spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path) -> None:
     send(log, "orders", "o1", "tea", 0)
     send(log, "orders", "o2", "sugar", 0)
     prices = spark.createDataFrame([("tea", 3)], "item string, price int")

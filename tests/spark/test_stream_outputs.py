@@ -11,7 +11,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.spark.streams.outputs import Output
 from tests.support.python_process import killed_at, run_process
@@ -32,7 +32,7 @@ def uncommit(checkpoint: Path, batch: int) -> None:
 
 
 def test_parts_of_a_batch_go_to_several_outputs_once(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One topic is missing at first: the other gets no record either. A repeated batch changes nothing."""
     address, table, checkpoint = str(cluster.store.address), str(tmp_path / "table"), tmp_path / "checkpoint"
@@ -66,7 +66,7 @@ def test_parts_of_a_batch_go_to_several_outputs_once(
     assert "batch 1" in capsys.readouterr().out
 
 
-def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     """Mode update into a topic by key and a Delta table by MERGE; mode complete into a table that is replaced."""
     make(cluster, "in")
     make(cluster, "out", cleanup_policy="compact")
@@ -92,7 +92,7 @@ def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, 
         ]
 
 
-def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     make(cluster, "in")
     append(log, "in", "1")
     frame, topic = numbers(spark, cluster), TopicOutput(str(cluster.store.address), "in")
@@ -147,7 +147,7 @@ KILLS = (
 
 
 def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     """Counts by window in mode update: each change is in both topics once, and visible together with the offsets.
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables
 from spark_log.spark.datasource.source import SparkLogDataSource
 from tests.support.subprocess_python import REPOSITORY
@@ -33,7 +33,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def topics(cluster: Cluster, log: Log) -> None:
+def topics(cluster: Cluster, log: ClientLog) -> None:
     """Topic `in` with two partitions, one of large records; in `out`, large records are in files and
     small ones inline.
     """
@@ -42,7 +42,7 @@ def topics(cluster: Cluster, log: Log) -> None:
     feed(log, 0)
 
 
-def feed(log: Log, batch: int) -> None:
+def feed(log: ClientLog, batch: int) -> None:
     append(log, "in", *(f"{batch}/{n} " + "x" * 500 for n in range(5)), partition=0)
     append(log, "in", *(f"{batch}/{n}" for n in range(5)), partition=1)
 
@@ -77,7 +77,7 @@ def orphans(cluster: Cluster, folder: Path) -> list[str]:
 # --- repeated batches -----------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
+def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path) -> None:
     for batch in range(2):
         copy(source(spark, cluster, maxOffsetsPerTrigger=6), cluster, checkpoint)
         assert stored(cluster, "out") == stored(cluster, "in")
@@ -87,7 +87,7 @@ def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: Log, topics
 
 
 def test_a_replay_of_the_last_batch_changes_nothing(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     for _ in range(2):
         copy(source(spark, cluster), cluster, checkpoint)
@@ -100,7 +100,7 @@ def test_a_replay_of_the_last_batch_changes_nothing(
 
 
 def test_a_rolled_back_checkpoint_is_an_error(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     copy(source(spark, cluster), cluster, checkpoint)
     old = checkpoint.with_name("old")
@@ -117,7 +117,7 @@ def test_a_rolled_back_checkpoint_is_an_error(
 
 
 def test_a_copied_checkpoint_is_an_error(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     copy(source(spark, cluster), cluster, checkpoint)
     twin = checkpoint.with_name("twin")
@@ -159,7 +159,9 @@ def test_two_queries_and_two_targets_are_independent(
     assert {p: len(values) for p, values in stored(cluster, "out").items()} == {0: 10, 1: 10}
 
 
-def test_the_column_topic_routes_a_stream(spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path) -> None:
+def test_the_column_topic_routes_a_stream(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, checkpoint: Path
+) -> None:
     for name in ("in", "a", "b"):
         make(cluster, name)
     append(log, "in", "a1", "b1", "a2")
@@ -187,7 +189,7 @@ def test_a_failed_task_fails_the_whole_batch(
     assert stored(cluster, "out") == stored(cluster, "in")
 
 
-def test_output_mode_complete(spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path) -> None:
+def test_output_mode_complete(spark: SparkSession, cluster: Cluster, log: ClientLog, checkpoint: Path) -> None:
     """As Kafka's sink: every batch appends all groups. (Spark does not allow update for Python data sources.)"""
     make(cluster, "in")
     make(cluster, "out")
@@ -265,7 +267,7 @@ WORKER_KILLS = ("file.renamed", "append.committed", "publish.committed")
 def test_rows_are_stored_once_when_workers_are_killed(
     spark: SparkSession,
     cluster: Cluster,
-    log: Log,
+    log: ClientLog,
     topics: None,
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -305,7 +307,7 @@ print("done")
 
 @pytest.mark.slow
 def test_rows_are_stored_once_when_the_driver_is_killed_repeatedly(
-    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
     """kill -9 of the JVM and its workers during the batches; the output equals the input, once and in order."""
     append(log, "in", *(f"1/{n} " + "y" * 500 for n in range(500)), partition=0)

@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError, PolicyViolationError
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams.compacted_tables import read_table, table_changes, write_table
 from spark_log.spark.streams.deduplication import deduplicated, keep_first, keep_last
@@ -26,7 +26,7 @@ def shown(spark: SparkSession, cluster: Cluster, topic: str):
     return table.selectExpr("CAST(key AS string)", "CAST(value AS string)", "partition", "offset")
 
 
-def test_a_table_has_the_last_value_of_each_key(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_table_has_the_last_value_of_each_key(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     topic = make(cluster, "planes", 2, cleanup_policy="compact", inline_max_bytes="0")
     append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"gone", b"1"))
     append_keyed(log, topic, (b"c", b"1"), (b"c", b"2"), partition=1)
@@ -41,7 +41,7 @@ def test_a_table_has_the_last_value_of_each_key(spark: SparkSession, cluster: Cl
     assert row.timestamp.timestamp() * 1000 == NOON_MS
 
 
-def test_a_key_that_moved_to_a_new_partition(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_key_that_moved_to_a_new_partition(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t", cleanup_policy="compact")
     append(log, "t", "old", "older", key=b"k", timestamp_ms=NOON_MS)
     add_partitions(cluster, "t", 2)
@@ -49,14 +49,16 @@ def test_a_key_that_moved_to_a_new_partition(spark: SparkSession, cluster: Clust
     assert [row.value for row in read_table(spark, cluster, "t").collect()] == [b"new"]
 
 
-def test_a_topic_without_records_and_records_without_keys(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_topic_without_records_and_records_without_keys(
+    spark: SparkSession, cluster: Cluster, log: ClientLog
+) -> None:
     make(cluster, "t")
     assert read_table(spark, cluster, "t").collect() == []
     append(log, "t", "x", key=None)
     assert read_table(spark, cluster, "t").collect() == []
 
 
-def test_changes_upsert_and_delete(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_changes_upsert_and_delete(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     address = str(cluster.store.address)
     make(cluster, "planes", cleanup_policy="compact")
     rows = "tailnum string, seats int, gone boolean"
@@ -79,7 +81,7 @@ def test_changes_upsert_and_delete(spark: SparkSession, cluster: Cluster, log: L
     assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_changes_that_are_refused(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_changes_that_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     address = str(cluster.store.address)
     make(cluster, "plain")
     topic = make(cluster, "planes", cleanup_policy="compact,delete")
@@ -105,7 +107,7 @@ def test_changes_that_are_refused(spark: SparkSession, cluster: Cluster, log: Lo
     assert log.positions(topic) == {("planes", 0): (0, 0)}
 
 
-def test_keep_last_and_first(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_keep_last_and_first(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t")
     append(log, "t", "a1", "a2", key=b"a")
     append(log, "t", "b1", key=b"b")
@@ -124,7 +126,7 @@ def test_keep_last_and_first(spark: SparkSession, cluster: Cluster, log: Log) ->
             call()
 
 
-def test_duplicates_within_a_time(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_duplicates_within_a_time(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     """Keeps the first row of each key; a repetition after the interval counts as new, and a late row is dropped."""
     make(cluster, "t")
     minute = 60_000

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import activate_session, write_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import TopicOutput, batch_transaction, write_stream, write_table
 from tests.support.topics import all_stored, append, fails, make, read_stream, write
 
@@ -69,7 +69,7 @@ def test_an_active_session_is_not_replaced(spark: SparkSession) -> None:
 
 
 def test_tables_and_streams_are_written_from_any_thread(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     address = str(cluster.store.address)
     make(cluster, "table", cleanup_policy="compact")
@@ -90,7 +90,7 @@ def test_tables_and_streams_are_written_from_any_thread(
 
 
 def test_the_writes_of_a_batch_transaction_may_be_concurrent(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     for name in ("in", "out"):
         make(cluster, name)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spark_log import read_topic
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
 from tests.support.topics import append, make, read
@@ -27,7 +27,7 @@ def orders(cluster):
     """Partition 0: a file that was never decoded. 1: a file of an older version. 2 and 3: files with all columns, the
     last one with nulls, a bad value, -0.0 and long strings. 4: a tail.
     """
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = make(cluster, "orders", 5, inline_max_bytes="0")
     append(log, topic, document(1), document(9), partition=0)
     topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": SCHEMA})

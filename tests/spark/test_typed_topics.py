@@ -7,9 +7,9 @@ from pyspark.sql import functions as sf
 
 from spark_log import read_topic
 from spark_log.log.columns.types import to_ddl
-from spark_log.log.log import Log
 from spark_log.log.segments import typed_columns
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
 from tests.support.topics import append, fails, make, read, read_stream
@@ -36,7 +36,7 @@ def orders(cluster):
     """A topic with an old file (without the present columns), a file with them, and a tail with a bad value and a bad
     key.
     """
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = make(cluster, "orders", value_format="json", value_schema=SCHEMA, inline_max_bytes="0")
     append(log, topic, document(1), document(2), key=b'{"id": 1}')
     topic = alter_configs(cluster, "orders", {"value.schema": WIDER, "key.format": "json", "key.schema": "id BIGINT"})
@@ -112,7 +112,7 @@ def test_a_stream_of_records_continues_through_a_change_of_the_schema(spark, clu
     )
     run(frame)
     topic = alter_configs(cluster, "orders", {"value.schema": WIDER + ", extra STRING"})
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, topic, document(5, extra="e"))
     log.close()
     run(frame)  # the same DataFrame, with the type that the topic had before
@@ -157,7 +157,7 @@ def test_the_delta_table_is_readable_before_and_after_a_reset(spark, cluster, or
         cluster, "orders", {"value.schema": WIDER.replace("price DOUBLE", "price STRING")}, reset=True
     )
     assert prices("record.item", "record.price") == before
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, topic, document(5, price="free"))
     log.close()
     assert prices("record.item", "record.price") == [*before, ("i5", None)]

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.log.columns.decoding import decoder
 from spark_log.log.columns.types import to_ddl
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import typed
 from spark_log.tables.publication import delta_tables
 from tests.support.topics import fails, make
@@ -38,7 +38,7 @@ def write(frame, cluster, topic="orders"):
 
 def stored(cluster, name="orders"):
     """The columns of keys and values of every record in the topic's files, and the decoded values."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic(name)
     log.close()
     [location] = delta_tables(cluster, topic).values()

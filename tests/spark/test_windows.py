@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import (
     Session,
     Sliding,
@@ -70,13 +70,13 @@ SESSIONS = [
 
 
 @pytest.fixture
-def topics(cluster: Cluster, log: Log) -> None:
+def topics(cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "in")
     make(cluster, "out")
     feed(log, *BATCHES)
 
 
-def feed(log: Log, *batches: tuple[tuple[str, str | None, int], ...]) -> None:
+def feed(log: ClientLog, *batches: tuple[tuple[str, str | None, int], ...]) -> None:
     for batch in batches:
         rows = [{"k": k, "x": x, "at": at and f"2013-01-01T{at}:00Z"} for k, at, x in batch]
         append(log, "in", *(json.dumps(row) for row in rows))
@@ -128,7 +128,7 @@ def test_windows_with_late_and_duplicate_records(
 
 
 def test_changed_windows_and_groups_over_restarts(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
     """Mode update, with two queries stopped and restarted: the last row of each window and group is correct."""
     make(cluster, "in")

@@ -18,8 +18,9 @@ from spark_log.config import ClusterSettings
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction import passes
 from spark_log.maintenance.context import MaintenanceContext
@@ -133,7 +134,7 @@ class Model:
         return model
 
     def run(self, steps: Sequence[Step]) -> None:
-        self._log = Log(self.cluster)
+        self._log = ClientLog(self.cluster)
         self._context = MaintenanceContext(
             self.cluster, ClusterSettings(), Writer(self.cluster.store, "model", 60_000), topic_names=[self.topic.name]
         )

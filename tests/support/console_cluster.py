@@ -9,9 +9,10 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.measurement import task_records
-from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 
 MARKUP = "<script>alert(1)</script>\"'&amp;<img src=x onerror=alert(2)>{{7*7}}"

@@ -9,8 +9,8 @@ from pyarrow import BufferReader, fs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
-from spark_log.log.log import Log
 from spark_log.log.segments.slices import Slice
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of
 
 _KEY, _VALUE = 2, 3
@@ -75,7 +75,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-def replicas_of(cluster: Cluster, log: Log, topic: Topic, rack: str | None = None) -> list[list[StoredFile]]:
+def replicas_of(cluster: Cluster, log: ClientLog, topic: Topic, rack: str | None = None) -> list[list[StoredFile]]:
     """The files of each segment of the topic, in the order in which a reader in `rack` tries them."""
     infos = cluster.log_dirs()
     slices: Sequence[Slice] = log.plan(ranges_of(log, topic), rack=rack).slices

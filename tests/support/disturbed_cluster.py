@@ -12,7 +12,7 @@ from spark_log import Admin
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
@@ -28,53 +28,53 @@ SECOND = NOON_MS + 1000
 # Changes between two accesses ----------------------------------------------------------------------------------------
 
 
-def _delete(log: Log) -> None:
+def _delete(log: ClientLog) -> None:
     delete_topic(log.cluster, "t")
 
 
-def _recreate(log: Log) -> None:
+def _recreate(log: ClientLog) -> None:
     """Recreate with fewer partitions, and another record."""
     _delete(log)
     append(log, _make_topic(log.cluster, 1), "new", key=b"n", timestamp_ms=SECOND)
 
 
-def _recreate_longer(log: Log) -> None:
+def _recreate_longer(log: ClientLog) -> None:
     """Recreate with as many partitions, the first of which exceeds every offset of the old one."""
     _delete(log)
     append(log, _make_topic(log.cluster, 2), *(f"new{n}" for n in range(9)), key=b"n", timestamp_ms=SECOND)
 
 
-def _shorten(log: Log) -> None:
+def _shorten(log: ClientLog) -> None:
     """Delete records up to the middle of a segment."""
     delete_records(log.cluster, {T0: 1})
 
 
-def _empty(log: Log) -> None:
+def _empty(log: ClientLog) -> None:
     """Delete all records."""
     delete_records(log.cluster, {T0: -1, T1: -1})
 
 
-def _compact(log: Log) -> None:
+def _compact(log: ClientLog) -> None:
     compact_now(log.cluster, "t")
 
 
-def _grow(log: Log) -> None:
+def _grow(log: ClientLog) -> None:
     """Append one record to the tail and seal it: its blobs no longer exist."""
     append(log, "t", "more", key=b"m", timestamp_ms=NOON_MS + 9000)
     log.seal(log.find_topic("t"), [0, 1])
 
 
-def _consume(log: Log) -> None:
+def _consume(log: ClientLog) -> None:
     """The group commits the end of the records that were appended meanwhile."""
     _grow(log)
     commit_offsets(log.cluster.store, "g", {T0: 5, T1: 1})
 
 
-def _add_partition(log: Log) -> None:
+def _add_partition(log: ClientLog) -> None:
     add_partitions(log.cluster, "t", 3)
 
 
-def _erase(log: Log) -> None:
+def _erase(log: ClientLog) -> None:
     erase(log.cluster, "t", [b"a"])
 
 
@@ -106,7 +106,7 @@ class Open:
     """A copy of the cluster, as the calls see it."""
 
     address: str
-    log: Log
+    log: ClientLog
     admin: Admin
 
 
@@ -127,7 +127,7 @@ class Call:
 def _prepare(folder: Path) -> None:
     """A cluster with a compacted topic `t`: segments and a tail in partition 0, a tail in partition 1; and `u`."""
     with Cluster.init(str(folder)) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         topic = _make_topic(cluster, 2)
         for number, key in enumerate((b"a", b"b", b"a")):
             append(log, topic, f"{number}", key=key, timestamp_ms=NOON_MS + number)
@@ -159,7 +159,7 @@ class Matrix:
         for name, disturbance in DISTURBANCES.items():
             shutil.copytree(folder / "undisturbed", folder / name)
             with Cluster.open(str(folder / name)) as cluster:
-                log = Log(cluster)
+                log = ClientLog(cluster)
                 disturbance(log)
                 log.close()
 
@@ -173,9 +173,9 @@ class Matrix:
             return self._run(call, "undisturbed", number, lambda copy: self._disturb(copy, DISTURBANCES[name]))
         return self._run(call, "undisturbed", number, lambda copy: self._put(copy, name))
 
-    def _disturb(self, copy: Path, disturbance: Callable[[Log], None]) -> None:
+    def _disturb(self, copy: Path, disturbance: Callable[[ClientLog], None]) -> None:
         with Cluster.open(str(copy)) as cluster:  # like another process: it does not share the locks of the call
-            log = Log(cluster)
+            log = ClientLog(cluster)
             disturbance(log)
             log.close()
 
@@ -193,7 +193,7 @@ class Matrix:
         shutil.copytree(self._folder / state, copy)
         try:
             with Cluster.open(str(copy)) as cluster, Admin(cluster=str(copy)) as admin:
-                log = Log(cluster)
+                log = ClientLog(cluster)
                 value, error = None, None
                 with self._gaps.disturb_before(number, None if action is None else lambda: action(copy)):
                     try:

@@ -18,7 +18,7 @@ from typing import Any
 import pandas  # noqa: F401 - pyarrow imports it with its first value: here once, not in each process
 
 from spark_log import Cluster, Consumer, Producer, create_topic
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.store import Attempt
 from tests.support.records import read_all
 
@@ -152,7 +152,7 @@ def _sent(producer: Producer, value: str) -> int:
 def _log(address: str) -> list[str]:
     """The value at each offset."""
     with Cluster.open(address) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         topic = log.find_topic("t")
         assert topic is not None
         found = read_all(log, topic)

@@ -10,8 +10,9 @@ from spark_log.log.append.rules import (
     Acks,
     Appended,
 )
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import NOON_MS, ranges_of
 
 Rows = list[tuple[int, int, bytes | None, bytes | None]]
@@ -30,7 +31,7 @@ def keyed(rows: Sequence[tuple[bytes | None, bytes | None]], headers: Sequence[t
 
 
 def append_keyed(
-    log: Log,
+    log: ClientLog,
     topic: Topic,
     *rows: tuple[bytes | None, bytes | None],
     partition: int = 0,
@@ -42,7 +43,7 @@ def append_keyed(
     assert isinstance(outcome, Appended), outcome
 
 
-def rows_of(log: Log, topic: Topic) -> Rows:
+def rows_of(log: ClientLog, topic: Topic) -> Rows:
     """Every readable record of the topic, by partition and offset."""
     schema = read_schema(columns=["partition", "offset", "key", "value"])
     tables = [pa.Table.from_batches([batch]) for batch in log.read(ranges_of(log, topic), schema)]

@@ -14,7 +14,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.facts.topics import PartitionInfo, describe_topics
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import delete_topic
@@ -49,7 +50,7 @@ class TaggedLog:
         if {info.broker_id for info in cluster.log_dirs().values()} == {1}:
             for broker_id in (2, 3):
                 add_broker(cluster, broker_id, [str(folder / f"broker-{broker_id}")])
-        self.log = Log(cluster)
+        self.log = ClientLog(cluster)
         self.lineages: list[tuple[Tag, ...]] = []
         self._create()
 

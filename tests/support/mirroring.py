@@ -16,8 +16,9 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
@@ -35,7 +36,7 @@ def make_source(cluster: Cluster) -> Topic:
     configs = {"inline.max.bytes": "1000", "compression.type": "none", "retention.ms": "-1"}
     topic = create_topic(cluster, "t", PARTITIONS, configs=configs)
     assert topic is not None
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for number in range(3):
         few = table(f"few-{number}", "", headers=[("a", b"1"), ("a", b"\x00")], timestamp_ms=NOON_MS + number)
         log.append(topic, [Records(0, few)])
@@ -74,7 +75,7 @@ def compact(cluster: Cluster, topic: Topic, partition: int, stays: Any) -> None:
 
 def everything(cluster: Cluster, name: str = "t") -> list[dict[str, Any]]:
     """Every readable record with all its fields except the topic, by partition and offset."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     columns = [field for field in read_schema(True).names if field != "topic"]
     schema = read_schema(True, columns)
     found = [row for batch in log.read(ranges_of(log, log.find_topic(name)), schema) for row in batch.to_pylist()]

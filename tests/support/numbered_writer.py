@@ -11,7 +11,8 @@ import sys
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import table
 
 SMALL_TAILS = {"inline.max.bytes": "1000", "inline.tail.bytes": "1500"}
@@ -29,7 +30,7 @@ def name(text: str) -> str:
 
 
 def main(address: str, topic_name: str, writer: str, count: int) -> None:
-    log = Log(Cluster.open(address))
+    log = ClientLog(Cluster.open(address))
     topic = log.find_topic(topic_name)
     for number in range(count):
         print(f"sent {number}", flush=True)

@@ -5,11 +5,11 @@ to a producer.
 from typing import Any
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of
 
 
-def rows(log: Log, topic: str) -> list[dict[str, Any]]:
+def rows(log: ClientLog, topic: str) -> list[dict[str, Any]]:
     """Every record of a topic by partition and offset; offsets must be dense."""
     found = log.find_topic(topic)
     read = [row for batch in log.read(ranges_of(log, found)) for row in batch.to_pylist()]
@@ -19,7 +19,7 @@ def rows(log: Log, topic: str) -> list[dict[str, Any]]:
     return read
 
 
-def stored(log: Log, topic: str) -> dict[int, list[bytes]]:
+def stored(log: ClientLog, topic: str) -> dict[int, list[bytes]]:
     """The values of each partition that has any, in order."""
     found: dict[int, list[bytes]] = {}
     for row in rows(log, topic):

@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.maintenance.client_log import ClientLog
 
 NOON_MS = 1_700_000_000_000
 
@@ -29,12 +29,12 @@ def table(
     return pa.table(columns, schema=RECORD_SCHEMA)
 
 
-def ranges_of(log: Log, topic: Topic) -> dict[TopicPartition, OffsetRange]:
+def ranges_of(log: ClientLog, topic: Topic) -> dict[TopicPartition, OffsetRange]:
     """The ranges of all readable records of a topic."""
     return {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
 
 
-def read_all(log: Log, topic: Topic) -> list[tuple[int, int, str]]:
+def read_all(log: ClientLog, topic: Topic) -> list[tuple[int, int, str]]:
     """(partition, offset, value) of every readable record of the topic, in order."""
     schema = read_schema(columns=["partition", "offset", "value"])
     return [

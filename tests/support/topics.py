@@ -11,7 +11,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS, table
 
@@ -23,14 +24,14 @@ def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> To
     return topic
 
 
-def append(log: Log, topic: Topic | str, *values: str, partition: int = 0, **columns: Any) -> None:
+def append(log: ClientLog, topic: Topic | str, *values: str, partition: int = 0, **columns: Any) -> None:
     """Append records to one partition, in one batch."""
     found = log.find_topic(topic) if isinstance(topic, str) else topic
     [outcome] = log.append(found, [Records(partition, table(*values, **columns))])
     assert isinstance(outcome, Appended), outcome
 
 
-def fill(log: Log, topic: Topic | str, counts: Sequence[int], first: int = 0) -> None:
+def fill(log: ClientLog, topic: Topic | str, counts: Sequence[int], first: int = 0) -> None:
     """Append `counts[p]` records "p/n" to partition p, a second of record time apart."""
     for partition, count in enumerate(counts):
         for n in range(first, first + count):
@@ -55,7 +56,7 @@ def write(frame: DataFrame, cluster: Cluster, mode: str = "append", **options: A
 
 def stored(cluster: Cluster, topic: str) -> dict[int, list[str]]:
     """The values ("null" for null) of each partition in offset order, read without Spark; offsets must be dense."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     try:
         positions = log.positions(log.find_topic(topic))
         found: dict[int, list[str]] = {}

@@ -12,8 +12,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.log.columns.key_and_value import PARTS
-from spark_log.log.log import Log
 from spark_log.log.records.schema import SEGMENT_SCHEMA, read_schema
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.sql_columns import SEGMENT
 from tests.support.records import ranges_of
 from tests.support.topics import make
@@ -79,7 +79,7 @@ def check_records(rows: pa.Table) -> None:
                 assert (error is not None) == (given is not None and expected is None)
 
 
-def check_columns(cluster: Cluster, log: Log, name: str = "orders") -> dict[int, bytes | None]:
+def check_columns(cluster: Cluster, log: ClientLog, name: str = "orders") -> dict[int, bytes | None]:
     """The columns in files, and those that a reader gets, are the decoded keys and values. Returns the value of each
     offset.
     """

@@ -88,10 +88,10 @@ def consume(
 
     from spark_log.cli.topics.topic_reader import TopicReader
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.log import Log
+    from spark_log.log.reader import LogReader
 
     with Cluster.open(cluster) as opened:
-        log = Log(opened, holder="spark-log consume")
+        log = LogReader(opened)
         reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
         reader.seek(position)
         batches = reader.follow(idle) if follow else reader.read_available()

@@ -11,7 +11,7 @@ from spark_log.cli.records.position import AtTimestamp, Position, start_offset
 from spark_log.cluster.topics import Topic
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log
+from spark_log.log.reader import LogReader
 from spark_log.log.segments.slices import Positions
 
 POLL_S = 1.0
@@ -22,7 +22,7 @@ POLL_S = 1.0
 class TopicReader:
     """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
 
-    log: Log
+    log: LogReader
     topic: Topic
     partitions: Sequence[int] | None
     """None: all, also partitions that are added while following."""

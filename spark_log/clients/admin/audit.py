@@ -24,7 +24,8 @@ from typing import Any
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import redact
 from spark_log.facts.metrics.recorded_reads import read_newest
-from spark_log.facts.metrics.recorded_topics import AUDIT, Recorded, append_records
+from spark_log.facts.metrics.recorded_topics import AUDIT, Recorded
+from spark_log.maintenance.recorded_appends import append_records
 
 logger = logging.getLogger(__name__)
 

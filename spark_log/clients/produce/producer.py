@@ -28,7 +28,7 @@ from spark_log.clients.produce.table_batches import checked, topic_batches
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
 from spark_log.log.append.partitioner import partition_of
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Finalizer
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Producer:
         self._accumulator = Accumulator(settings)
         self._topics = KnownTopics(cluster, settings, self._accumulator)
         self._view = ClusterView(self._topics.by_name)
-        log = Log(cluster, holder=f"producer {settings.client_id}", seal_beside=True)
+        log = ClientLog(cluster, holder=f"producer {settings.client_id}", in_thread=True)
         self._log = log
         self._transaction = _transaction(cluster, settings)
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
@@ -265,7 +265,7 @@ class Producer:
         from spark_log.clients.produce.producer_transaction import committer, of_topics_read
         from spark_log.groups.committed_offsets import check_commits
 
-        commits = of_topics_read(check_commits(offsets, self._log.settings), group_metadata)
+        commits = of_topics_read(check_commits(offsets, self._cluster.store.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
 
     @kafka_errors()

@@ -42,7 +42,8 @@ from spark_log.log.append.rules import (
     Rejected,
 )
 from spark_log.log.append.sequence_rules import ProducerSequence
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import stop_at_exit
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Sender(threading.Thread):
     def __init__(
         self,
         cluster: Cluster,
-        log: Log,
+        log: ClientLog,
         settings: ProducerSettings,
         accumulator: Accumulator,
         topics: KnownTopics,

@@ -17,8 +17,9 @@ from spark_log.console.routes import Allow, Call, Change, Done, View
 from spark_log.errors import InvalidOptionError
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.log.append.rules import Rejected
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, normalise
+from spark_log.maintenance.client_log import ClientLog
 
 ENCODINGS = ("text", "json", "base64", "null")
 
@@ -92,7 +93,7 @@ def _produce(call: Call) -> Done:
     columns = {"key": [key], "value": [value], "headers": [_headers(call.form.get("headers", ""))]}
     arrays = [pa.array(columns[name], RECORD_SCHEMA.field(name).type) for name in columns]
     table = normalise(pa.table(arrays, list(columns)), timestamp_ms=call.cluster.store.now().wall_ms)
-    with closing(Log(call.cluster, holder="console")) as log:
+    with closing(ClientLog(call.cluster, holder="console")) as log:
         [outcome] = log.append(topic, [Records(partition, table)])
     if isinstance(outcome, Rejected):
         raise outcome.error

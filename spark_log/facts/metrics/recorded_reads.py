@@ -72,7 +72,7 @@ def read_records(
     known = [name for name in dict.fromkeys([*names, *filters]) if name in topic.columns.value.fields.names]
     if not {*filters} <= {*known}:
         return empty
-    reader = LogReader(cluster, holder="history")
+    reader = LogReader(cluster)
     try:
         here = TopicPartition(topic.name, partition)
         limits = reader.positions(topic).get(here)

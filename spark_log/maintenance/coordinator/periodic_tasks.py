@@ -5,21 +5,22 @@ from collections.abc import Callable, Sequence
 
 from spark_log import clock
 from spark_log.cluster import promotion as acceptance
+from spark_log.cluster.log_dir_failures import suspected_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError
-from spark_log.facts.metrics.recorder import Recorder, record_task_runs
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.target_assignment import groups_with_members, reconcile_group, stale_groups
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
+from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
 from spark_log.replication.controller.isr_lag import LagWatch, read_lagging_members
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs, suspected_log_dirs
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas.replica_moves import switch_reassignments
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Retention deletes whole segments from the start of a log, by their largest times
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -15,11 +15,8 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
-from spark_log.log.append.rules import (
-    Appended,
-    Batch,
-    Rejected,
-)
+from spark_log.log.append.companions import Append
+from spark_log.log.append.rules import Appended
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.removal.retention import next_to_delete
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
@@ -131,15 +128,13 @@ class ExpiredWatch:
         self._noticed: set[int] = set()
         self._untold: list[Expired] = []
 
-    def check(
-        self, batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected], topics: Mapping[int, Topic]
-    ) -> None:
-        """Check the batches that were just appended. An error of the store is only logged: the append is committed."""
-        for topic_id, written in expired_batches(batches, outcomes, topics, self._store.now().wall_ms).items():
+    def appended(self, append: Append) -> None:
+        """As `AppendListener.appended`. An error of the store is only logged: the append is committed."""
+        for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
             if topic_id in self._noticed:
                 continue
             try:
-                found = find_expired(self._store, topics[topic_id], written)
+                found = find_expired(self._store, append.topics[topic_id], written)
             except SparkLogError as error:
                 logger.debug("topic %s: expired records were not looked for: %s", topic_id, redact(str(error)))
                 continue
@@ -155,19 +150,15 @@ class ExpiredWatch:
         return untold
 
 
-def expired_batches(
-    batches: Sequence[Batch],
-    outcomes: Sequence[Appended | Rejected],
-    topics: Mapping[int, Topic],
-    now_ms: int,
-) -> dict[int, dict[int, OffsetRange]]:
+def expired_batches(append: Append, now_ms: int) -> dict[int, dict[int, OffsetRange]]:
     """Return the offset ranges of the expired ones among the appended batches, by topic id and partition. Pure."""
-    configs = {topic_id: topic.config for topic_id, topic in topics.items()}
     found: dict[int, dict[int, OffsetRange]] = {}
-    for batch, outcome in zip(batches, outcomes, strict=True):
+    for batch, outcome in zip(append.batches, append.outcomes, strict=True):
         if not isinstance(outcome, Appended) or outcome.duplicate or batch.offsets is not None:
             continue
-        if batch.max_timestamp_ms >= 0 and is_expired(batch.max_timestamp_ms, configs[batch.topic_id], now_ms):
+        if batch.max_timestamp_ms >= 0 and is_expired(
+            batch.max_timestamp_ms, append.topics[batch.topic_id].config, now_ms
+        ):
             here = found.setdefault(batch.topic_id, {})
             start, _ = here.get(batch.partition, (outcome.base_offset, 0))
             here[batch.partition] = OffsetRange(start, outcome.end_offset)

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
@@ -41,7 +42,6 @@ from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
-from spark_log.replication.controller.log_dir_inspection import report_failure
 from spark_log.tables import publication_state
 
 OFFSETS_MAX = 2**31 - 1

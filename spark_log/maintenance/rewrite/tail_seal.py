@@ -1,7 +1,7 @@
 """Sealing: writes the inline tail of a partition into Parquet segments, at the same offsets."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.config import TopicConfig
 from spark_log.errors import SchemaRegistryUnavailableError
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
@@ -27,6 +26,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     swap,
     write,
 )
+from spark_log.maintenance.rewrite.table_schedule import Tail
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
@@ -116,44 +116,6 @@ def _schema_ids(rewriting: Rewriting) -> dict[str, set[int]]:
         for source, ids in found.items():
             ids.update(np.unique(unframed(records.column(source).combine_chunks())[1]).tolist())
     return found
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The inline tail of a partition; `first_appended_ms` is the append time of its first blob, by the store's
-    clock.
-    """
-
-    partition: int
-    bytes: int
-    first_appended_ms: int
-
-
-def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
-    """The tails of a topic that are to be sealed; `ahead_ms`: time until the next check.
-
-    If one tail has reached delta.max.lag.ms, all are due: they make one Delta commit. Otherwise due are the tails that
-    are older than segment.ms, or as large as inline.tail.bytes (sealing them failed before).
-    """
-    if any(lag_is_over(tail, config, now_ms + ahead_ms) for tail in tails):
-        return list(tails)
-    return [
-        tail
-        for tail in tails
-        if tail.bytes >= config.inline_tail_bytes or now_ms - tail.first_appended_ms >= config.segment_ms
-    ]
-
-
-def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
-    """Whether to seal the tail for delta.max.lag.ms, of which the last tenth is reserved for sealing and publication;
-    also if the clock was set back since the tail's first record.
-    """
-    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config)
-
-
-def seal_after_ms(config: TopicConfig) -> int:
-    """Time that the first record of a tail may wait, in ms."""
-    return config.delta_max_lag_ms * 9 // 10
 
 
 def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:

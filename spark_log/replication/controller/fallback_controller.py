@@ -3,13 +3,10 @@
 import logging
 import threading
 
-import sqlalchemy as sa
-
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, SparkLogError, redact
-from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.replication.controller.controller import elect_leaders, fallback_term
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 
@@ -17,11 +14,6 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 _WAIT_S = 0.1
-
-
-def any_log_dir_offline(connection: sa.Connection) -> bool:
-    """Whether a log dir is marked as failed. It may be back, which an inspection finds out."""
-    return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
 
 
 class FallbackController:

@@ -91,21 +91,6 @@ def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDir
     return InspectionResult(out, back)
 
 
-def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
-    """Ask the controller to inspect a log dir where a file of `size` bytes could not be written."""
-
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
-
-    store.transact(body, announce=True)
-
-
-def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
-    """Online log dirs with a reported failure (`report_failure`)."""
-    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
-    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
-
-
 def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     """Inspect every log dir. Failed ones are marked offline; ones that answer again are marked online.
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     NotLeaderForPartitionError,
@@ -30,7 +31,6 @@ from spark_log.log.partitions.replication_rules import CopiedRange, PartitionSta
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
-from spark_log.replication.controller.log_dir_inspection import report_failure
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
 

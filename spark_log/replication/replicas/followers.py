@@ -9,6 +9,8 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.log.append.companions import Append
+from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.replication.replicas.catch_up import ReplicaCopy
 from spark_log.replication.replicas.replicas_to_copy import LaggingReplica, find_lagging_replicas
@@ -93,6 +95,15 @@ class Followers:
         self._publishing: set[int] = set()
         self._throttles: dict[int, Throttle] = {}
         self._poll_failure: str | None = None
+
+    @property
+    def woken(self) -> bool:
+        return self._woken > 0
+
+    def appended(self, append: Append) -> None:
+        """As `AppendListener.appended`: copies for embedded brokers, for which no other process does."""
+        if any(_has_lagging_replica(state) for state in append.partitions.values()):
+            self.wake()
 
     def wake(self) -> None:
         """Poll for lagging replicas soon."""
@@ -250,3 +261,7 @@ class Followers:
             return None
         with self._changed:
             return self._throttles.setdefault(bytes_per_s, Throttle(bytes_per_s))
+
+
+def _has_lagging_replica(state: PartitionState) -> bool:
+    return any(replica.log_end_offset < state.log_end_offset for replica in state.replicas)

@@ -15,7 +15,9 @@ from dataclasses import replace
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
 from spark_log.errors import (
     CorruptRecordError,
     NotEnoughReplicasAfterAppendError,
@@ -40,7 +42,6 @@ from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment
 from spark_log.replication.controller.fallback_controller import FallbackController
-from spark_log.replication.controller.log_dir_inspection import report_failure
 from spark_log.replication.replicas.catch_up import catch_up
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,23 @@ _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.0005, 0.2
 _RETRIABLE = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
 
 
-def replicated_append(
+class ReplicatedAppends:
+    """The replication of a `Log`. Thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
+        self._cluster = cluster
+        self._fallback = FallbackController(cluster, settings)
+
+    def append(self, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int) -> AppendResult:
+        """As `Replication.append`."""
+        return _append(self._cluster, self._fallback, request, topics, timeout_ms)
+
+    def detect_failures(self) -> None:
+        """As `Replication.detect_failures`."""
+        self._fallback.detect_failures()
+
+
+def _append(
     cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
 ) -> AppendResult:
     """Run the append transaction, and repeat it for batches that were refused because replicas lack records."""

@@ -35,13 +35,14 @@ from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.encoding import Encoding
 from spark_log.log.append.rules import Rejected
 from spark_log.log.append.transfer import Transfer, Transferred, cut_pieces
-from spark_log.log.log import Log
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions, Slice
+from spark_log.maintenance.client_log import ClientLog, TaskReader
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.datasource.read.rate_limit import rate_limit
@@ -122,15 +123,15 @@ class Mirror:
     source: Cluster
     target: Cluster
     settings: MirrorSettings
-    _source_log: Log = field(init=False)
-    _target_log: Log = field(init=False)
+    _source_log: TaskReader = field(init=False)
+    _target_log: ClientLog = field(init=False)
     _seen: dict[str, Pair] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.source.cluster_id == self.target.cluster_id:
             raise InvalidOptionError("the source and the target are the same cluster")
-        self._source_log = Log(self.source, holder="mirror")
-        self._target_log = Log(self.target, holder="mirror")
+        self._source_log = TaskReader(self.source, holder="mirror")
+        self._target_log = ClientLog(self.target, holder="mirror")
 
     def close(self) -> None:
         self._source_log.close()
@@ -279,7 +280,7 @@ class Mirror:
                     " source's: something else has written to it, or the source was deleted and created again"
                 )
 
-    def _records(self, log: Log, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
+    def _records(self, log: LogReader, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
         rows = (row for batch in log.read({tp: where}, _COMPARED_SCHEMA) for row in batch.to_pylist())
         return {row["offset"]: row for row in rows}
 

@@ -28,8 +28,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
 from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
-from spark_log.facts.metrics.recorded_topics import METRICS, append_records
+from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.log.segments import plan as planner
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.process import stop_at_exit
 from spark_log.spark.datasource.checkpoint.stream_offsets import StreamOffset
 

@@ -9,10 +9,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
-from spark_log.log.reader import ReadPlan, Wanted
+from spark_log.log.reader import LogReader, ReadPlan, Wanted
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.gaps import count_gaps
 
@@ -94,7 +93,7 @@ class TableVersion:
         return cls(str(found["topic"]), partitions)
 
 
-def read_version(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
+def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
     """The topic, and its version up to the high watermarks or up to the end offsets of `at`.
 
     The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
@@ -106,7 +105,7 @@ class _GoneError(Exception):
     """Records of the version have been removed from the log."""
 
 
-def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
+def plan_at(log: LogReader, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
     """The plan that reads ranges of the topic at `version`; None if records of the version have been removed.
 
     Both are found in one snapshot. Raises UnknownTopicOrPartitionError.

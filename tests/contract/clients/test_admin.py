@@ -23,7 +23,7 @@ from spark_log import Admin, Consumer
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.config import ClusterSettings
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import fallback_term
 from spark_log.replication.replicas.catch_up import catch_up
@@ -141,7 +141,7 @@ def test_wrong_configs_change_nothing(admin):
 
 def test_offsets_and_records(admin, cluster):
     admin.create_topics({"a": {"num_partitions": 2}})
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, "a", "x", "y", timestamp_ms=NOON_MS)
     append(log, "a", "z", timestamp_ms=NOON_MS + 10)
     append(log, "a", "late", timestamp_ms=NOON_MS + 5)
@@ -208,7 +208,7 @@ def test_unsupported_calls_are_refused_by_name(admin):
 def consuming(admin, cluster, cluster_address):
     """A consumer with both partitions of topic a, and 3 records in each."""
     admin.create_topics({"a": {"num_partitions": 2}})
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for partition in (0, 1):
         append(log, "a", "x", "y", "z", partition=partition)
     log.close()

@@ -14,7 +14,7 @@ from kafka.errors import IllegalStateError
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
@@ -114,7 +114,7 @@ def test_postgresql_crashes_under_idempotent_producers(own_postgres_server, tmp_
         done = {name: process.finish() for name, process in crowd.items()}
         assert [code for code, _ in done.values()] == [0, 0, 0]
         assert [len(acked) for _, acked in done.values()] == [count] * 3
-        log = Log(cluster)
+        log = ClientLog(cluster)
         total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(names, count))
         assert total == 3 * count
         log.close()

@@ -17,10 +17,11 @@ from spark_log.console.pages import overview
 from spark_log.console.routes import View
 from spark_log.facts.metrics.history import DAY_MS
 from spark_log.facts.metrics.measurement import task_records
-from spark_log.facts.metrics.recorded_topics import METRICS, append_records
+from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.facts.metrics.task_runs import TaskRun
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import controller_status, coordinator_status
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
 from tests.support.group_members import until
@@ -141,7 +142,7 @@ def test_a_restarted_postgresql_is_survived(own_postgres_server, tmp_path, monke
 
 
 def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_address, cluster):
-    fill(log := Log(cluster), create_topic(cluster, "t", 1), [10])
+    fill(log := ClientLog(cluster), create_topic(cluster, "t", 1), [10])
     log.close()
     command = ["-m", "spark_log", "console", "--cluster", cluster_address, "--port", "0", "--metrics-port", "0"]
     with PythonProcess(*command, stdout=subprocess.PIPE, text=True) as process:

@@ -21,11 +21,12 @@ from spark_log.console.routes import Allow
 from spark_log.console.settings import AuthMethod
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.measurement import task_records
-from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
-from spark_log.facts.metrics.recorder import Recorder
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.recorder import Recorder
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.metadata import tables as t
 from spark_log.registry.registry import Registry
 from spark_log.replication.controller.topic_operations import alter_configs

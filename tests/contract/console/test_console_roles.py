@@ -8,7 +8,8 @@ from spark_log.console.access.access_file import read_access_file
 from spark_log.console.app import table
 from spark_log.console.paths import encode_segment, url
 from spark_log.facts.metrics.history import Kind
-from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
 from tests.support.console_cluster import EXAMPLES, TOPIC, hostile_cluster

@@ -13,7 +13,8 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
 from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
@@ -50,7 +51,7 @@ def running(tmp_path):
 
 def append(cluster, topic, count):
     """Records of 15 minutes ago."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table(*"x" * count, timestamp_ms=cluster.store.now().wall_ms - 900_000))])
     log.close()
 

@@ -21,7 +21,8 @@ from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, re
 from spark_log.facts.metrics.http_server import serving_metrics
 from spark_log.facts.metrics.query_metrics import QueryCollector
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic
@@ -45,7 +46,7 @@ def value(found, name, **labels):
 
 
 def append(cluster, topic, *values, partition=0, age_s=0):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     timestamp_ms = clock.wall_ms() - 1000 * age_s
     log.append(topic, [Records(partition, table(*values, timestamp_ms=timestamp_ms))])
     log.close()

@@ -13,8 +13,8 @@ import kafka
 import pytest
 
 from spark_log import Consumer, Producer
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.records import NOON_MS, ranges_of
 from tests.support.topics import make
@@ -65,7 +65,7 @@ def consumed(consumer, count):
 
 def read(cluster, name):
     """All rows of a topic."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     rows = [row for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
     log.close()
     return rows

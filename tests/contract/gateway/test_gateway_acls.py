@@ -48,7 +48,7 @@ from spark_log.cluster.security.users import Upsertion, alter_credentials, upser
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, Each, Every, Whole
 from spark_log.gateway.server import APIS
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.records import ranges_of
@@ -367,7 +367,7 @@ def test_producer_id_belongs_to_the_principal_that_got_it(cluster, gateway):
             assert send(ben, b"ben", producer_id, epoch) == INVALID_PRODUCER_ID_MAPPING
         assert send(anna, b"anna", producer_id, 0) == 0
         assert send(anna, b"anna", producer_id, 0) == 0, "a repetition"
-    log = Log(cluster)
+    log = ClientLog(cluster)
     rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic("orders"))) for row in batch.to_pylist()]
     log.close()
     assert rows == [b"anna"]

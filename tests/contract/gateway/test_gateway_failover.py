@@ -7,7 +7,7 @@ from collections import Counter
 import confluent_kafka as rdkafka
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.java_producer import java_producer
 from tests.support.records import ranges_of
@@ -99,7 +99,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
                 thread.join()
             for gateway in gateways:
                 gateway.kill()
-        log = Log(cluster)
+        log = ClientLog(cluster)
         rows = [row for batch in log.read(ranges_of(log, log.find_topic("t"))) for row in batch.to_pylist()]
         log.close()
     assert errors == []

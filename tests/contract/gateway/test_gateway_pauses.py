@@ -9,7 +9,7 @@ import pytest
 
 from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.records import ranges_of
@@ -20,7 +20,7 @@ POINT = "gateway.transaction-request-read"
 
 
 def values(cluster, name):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
     log.close()
     return rows

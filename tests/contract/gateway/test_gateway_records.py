@@ -8,11 +8,11 @@ from kafka.protocol.producer.produce import ProduceRequest
 from spark_log import Consumer
 from spark_log.gateway.records import record_streams
 from spark_log.gateway.records.record_streams import RecordStreams
-from spark_log.log.log import Log
 from spark_log.log.records.kafka_batch.decode import FEW
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from spark_log.log.records.kafka_batch.varint import varint
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
@@ -32,7 +32,7 @@ def gateway(cluster, cluster_address, tmp_path):
 
 
 def values(cluster, name):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
     log.close()
     return rows
@@ -111,7 +111,7 @@ def test_a_running_gateway_forgets_erased_records(cluster, gateway):
 @pytest.mark.delta
 def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster):
     topic = make(cluster, "flights", 2)
-    log, streams = Log(cluster), RecordStreams(cluster)
+    log, streams = ClientLog(cluster), RecordStreams(cluster)
     for number in range(2):
         append_keyed(log, topic, (b"gone", b"private"), (b"stays", b"1"), partition=number)
         streams.read(topic, number, (0, 0), 0, 2, 1_000_000)
@@ -126,7 +126,7 @@ def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster
 
 def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, monkeypatch):
     topic = make(cluster, "flights", 5, inline_max_bytes="0")
-    log, streams = Log(cluster), RecordStreams(cluster)
+    log, streams = ClientLog(cluster), RecordStreams(cluster)
     for number in range(5):
         append_keyed(log, topic, *[(b"k", b"%d" % n * 30_000) for n in range(200)], partition=number)
     monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 30_000_000)
@@ -142,7 +142,7 @@ def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, monkeyp
 @pytest.mark.delta
 def test_a_consumer_forgets_erased_records_that_it_has_not_returned(cluster, cluster_address):
     topic = make(cluster, "flights", 1)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append_keyed(log, topic, *[(b"gone", b"private")] * 3, (b"stays", b"1"))
     consumer = Consumer(cluster=cluster_address, auto_offset_reset="earliest", max_poll_records=1)
     partition = TopicPartition("flights", 0)

@@ -19,7 +19,8 @@ from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.replication.controller.topic_operations import delete_topic
@@ -140,7 +141,7 @@ CLIENTS = {"librdkafka": (Librdkafka, -1001), "kafka-python": (KafkaPython, -1),
 
 
 def values(cluster, name):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
     log.close()
     return rows
@@ -333,7 +334,7 @@ def append_as_if_it_were_not_transactional(cluster, producer):
     """A batch with the producer's first sequence, as clusters accepted it that did not check this."""
     row = t.producer.update().where(PRODUCER.producer_id == producer.producer_id)
     change(cluster, row.values(transactional_id=None))
-    log = Log(cluster)
+    log = ClientLog(cluster)
     sequence = ProducerSequence(producer.producer_id, producer.epoch, 0)
     [outcome] = log.append(log.find_topic("t"), [Records(0, table("strange"), sequence)])
     log.close()

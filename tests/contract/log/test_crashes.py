@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 from spark_log.cluster.cluster import Cluster
 from spark_log.failpoints import POINTS
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
@@ -68,7 +69,7 @@ def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
         code, sent, acked = write(address, "w", failpoint)
         assert code == -signal.SIGKILL, f"the writer never came to {failpoint}"
 
-        log = Log(cluster)
+        log = ClientLog(cluster)
         survived = read_all(log, topic)
         assert [offset for _, offset, _ in survived] == list(range(len(survived))), "dense offsets"
         values = [text for _, _, text in survived]
@@ -99,7 +100,7 @@ def test_a_writer_killed_on_postgresql_loses_nothing(point, postgres_url, tmp_pa
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
         code, _, acked = write(postgres_url, "w", f"{point}:3")
         assert code == -signal.SIGKILL
-        log = Log(cluster)
+        log = ClientLog(cluster)
         values = [text for _, _, text in read_all(log, topic)]
         assert values == [value("w", number) for number in range(len(values))]
         assert len(acked) <= len(values) <= len(acked) + 1
@@ -116,7 +117,7 @@ def test_a_killed_init_can_be_repeated(point, tmp_path):
     killed_at(point, "-c", program, address)
     with Cluster.init(address) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(topic, [Records(0, table(value("w", 2)))])
         assert read_all(log, topic) == [(0, 0, value("w", 2))]
         log.close()

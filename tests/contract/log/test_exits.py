@@ -9,21 +9,23 @@ PROGRAMS = {
 import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
 from spark_log import Cluster, create_topic
-from spark_log.maintenance.rewrite.client_sealer import Sealer
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite import table_loop
+from tests.support.topics import append
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()
 
-def seal(topic, partition):
+def seal(*arguments):
     began.set()
     for _ in range(20):
         pq.write_table(table, io.BytesIO())
     print("sealed")
-    return 0
 
+table_loop.seal = seal
 cluster = Cluster.init(sys.argv[1])
-sealer = Sealer(cluster, None, seal, beside=True)
-sealer.add(create_topic(cluster, "t"), 0)
+log = ClientLog(cluster, in_thread=True)
+append(log, create_topic(cluster, "t", configs={"inline.tail.bytes": "100"}), "x" * 100)
 began.wait()
 """,
     "a periodic task": """

@@ -15,7 +15,8 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.new_file import LocalFile
 from spark_log.errors import SparkLogError
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
@@ -115,7 +116,7 @@ def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_addre
 
     def work():
         with Cluster.open(cluster_address) as own:
-            return Log(own).append(topic, [Records(0, table("b"))]) != [Appended(1, 2)]
+            return ClientLog(own).append(topic, [Records(0, table("b"))]) != [Appended(1, 2)]
 
     assert in_child(work) == 0
     publish(cluster, topic)

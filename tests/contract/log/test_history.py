@@ -26,13 +26,15 @@ from spark_log.errors import (
 )
 from spark_log.facts.metrics.history import HOUR_MS, Kind, read_queries, read_series, read_task_runs
 from spark_log.facts.metrics.recorded_reads import read_records
-from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records
-from spark_log.facts.metrics.recorder import Recorder, record_task_runs
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.facts.metrics.task_runs import TaskRun, TaskRunBuffer
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support.group_members import until
@@ -43,7 +45,7 @@ MINUTE_MS = 60_000
 
 
 def append(cluster, topic, count, partition=0):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(partition, table(*map(str, range(count)), timestamp_ms=cluster.store.now().wall_ms))])
     log.close()
 
@@ -106,7 +108,7 @@ def test_an_idle_cluster_writes_one_record_an_interval(cluster):
 
 
 def records_of_partitions(cluster):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     found = log.positions(metrics_topic(cluster))
     log.close()
     return [position.high_watermark for _, position in sorted(found.items())]
@@ -179,7 +181,7 @@ def test_metrics_are_files_and_a_delta_table_that_retention_shortens(cluster):
     run_tasks_until_empty(cluster)
     assert total(cluster, Kind.CLUSTER)["records"] is None
     with pytest.raises(PolicyViolationError, match="__metrics"):
-        Log(cluster).append(topic, [Records(0, table("{}"))])
+        ClientLog(cluster).append(topic, [Records(0, table("{}"))])
 
 
 def run_tasks_until_empty(cluster):
@@ -251,7 +253,7 @@ def test_a_day_of_a_thousand_topics_is_read_quickly(cluster):
     append_records(
         cluster, METRICS, [Recorded(int(Kind.CLUSTER), "", {"kind": "cluster", "name": "", "interval_s": 60})]
     )
-    log = Log(cluster, internal=True)
+    log = ClientLog(cluster, internal=True)
     topic = metrics_topic(cluster)
     for hour in range(24):
         minutes = range(60)
@@ -278,7 +280,7 @@ def test_the_last_report_of_each_query_is_read_newest_first(cluster):
     now_ms = cluster.store.now().wall_ms
     reports = [("first", 20), ("second", 20), ("first", 10), ("second", 9.9)]  # hours ago
     rows = [{"name": name, "run_id": "r", "state": "running", "batch_id": i} for i, (name, _) in enumerate(reports)]
-    log = Log(cluster, internal=True)
+    log = ClientLog(cluster, internal=True)
     times = [now_ms - int(hours * HOUR_MS) for _, hours in reports]
     log.append(metrics_topic(cluster), [Records(int(Kind.QUERY), json_table(rows, times))])
     log.close()

@@ -14,8 +14,9 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import StorageUnavailableError, StoreChangedError
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import publish
@@ -47,7 +48,7 @@ def cluster(s3_server, proxy, tmp_path):
 
 @pytest.fixture
 def log(cluster):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     yield log
     log.close()
 
@@ -146,7 +147,7 @@ def test_a_plain_http_endpoint_of_the_environment_serves_delta_too(s3_server, s3
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
     folder = s3_uri.partition("?")[0].rpartition("@")[2]
     with Cluster.init(str(tmp_path / "cluster"), log_dir=f"s3://{folder}") as cluster:
-        log, topic = Log(cluster), create_topic(cluster, "t", configs=FILES)
+        log, topic = ClientLog(cluster), create_topic(cluster, "t", configs=FILES)
         log.append(topic, [Records(0, table("a", "b"))])
         log.close()
         assert_delta_is_the_log(cluster)

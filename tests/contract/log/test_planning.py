@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.segments import plan as planner
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS, read_all, table
@@ -109,7 +110,7 @@ def test_a_timestamp_is_found_by_an_index(cluster, long_topic):
 def test_any_range_of_a_log_of_blobs_files_and_sealed_runs(cluster):
     """Compared with a list: ranges of offsets, and timestamps."""
     dice = random.Random(3)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000"})
     written = []
     for number in range(60):

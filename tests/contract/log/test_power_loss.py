@@ -7,8 +7,9 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import ClusterNotFoundError, UnknownTopicOrPartitionError
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
@@ -29,7 +30,7 @@ def work(address, told):
         told.append("cluster")
         topics = {name: create_topic(cluster, name, configs=configs) for name, configs in TOPICS.items()}
         told.append("topics")
-        log = Log(cluster)
+        log = ClientLog(cluster)
         large = os.urandom(1_000).hex()
         pairs = [("forced", "a"), ("unforced", "b"), ("forced", large), ("unforced", "c"), ("forced", "d")]
         for name, value in [*pairs, ("forced", large)]:
@@ -49,7 +50,7 @@ def check(left):
         assert not left.told
         return
     with cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         for name in TOPICS:
             try:
                 topic = log.find_topic(name)

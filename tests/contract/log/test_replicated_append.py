@@ -15,7 +15,8 @@ from spark_log.cluster.lease import unfenced
 from spark_log.errors import NotEnoughReplicasError
 from spark_log.facts.topics import describe_topics
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
@@ -174,10 +175,10 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
 
 
 def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_path):
-    """A second Log has its own cache: it learns of the election when its append is refused."""
+    """A second ClientLog has its own cache: it learns of the election when its append is refused."""
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     with Cluster.open(cluster_address) as other:
-        first, second = Log(cluster), Log(other)
+        first, second = ClientLog(cluster), ClientLog(other)
         assert isinstance(first.append(topic, [Records(0, table("a"))])[0], Appended)
         assert isinstance(second.append(topic, [Records(0, table("b"))])[0], Appended)
         shutil.rmtree(tmp_path / "d1")

@@ -27,7 +27,8 @@ from spark_log.errors import (
 )
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.delta_table import storage_options
 from spark_log.tables.publication import delta_tables, publish
@@ -68,7 +69,7 @@ def segment_files(folder):
 def test_append_seal_read_and_publish(stored):
     import deltalake
 
-    log = Log(stored)
+    log = ClientLog(stored)
     topic = create_topic(stored, "t", 2, configs={"inline.max.bytes": "1000"})
     log.append(topic, [Records(0, table("a", "b")), Records(1, table(big(1)))])
     log.append(topic, [Records(0, table(big(2)))])
@@ -114,7 +115,7 @@ def test_a_log_dir_that_shows_another_id_is_not_read_or_written(stored):
     directory = LogDir(info.uri)
     marker = directory.read_marker()
     topic = create_topic(stored, "t", configs=FILES)
-    log = Log(stored)
+    log = ClientLog(stored)
     log.append(topic, [Records(0, table("a"))])
     ranges = {TopicPartition("t", 0): OffsetRange(0, 1)}
     directory.write_marker(log_dirs.Marker(marker.cluster_id, marker.broker_id, "another", 0))
@@ -122,7 +123,7 @@ def test_a_log_dir_that_shows_another_id_is_not_read_or_written(stored):
         Cluster.open(str(stored.store.address)) as again,
         pytest.raises(LogDirMismatchError, match=r"another.*swapped"),
     ):
-        Log(again).append(topic, [Records(0, table("b"))])
+        ClientLog(again).append(topic, [Records(0, table("b"))])
     with pytest.raises(LogDirMismatchError):
         list(log.read(ranges))
     directory.write_marker(marker)
@@ -144,7 +145,7 @@ def test_a_log_dir_that_is_empty_or_missing_gets_no_writes(local):
     """Unmounted after the process has checked it: nothing is written in its place, and nothing is acknowledged."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     away = folder.with_name("away")
     folder.rename(away)
@@ -170,7 +171,7 @@ def test_an_empty_mount_over_the_log_dir_gets_no_writes(local):
     """A real mount covers the log dir, as root."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     with mounted(folder, "1m"), pytest.raises(LogDirMismatchError, match="not mounted"):
         log.append(topic, [Records(0, table("b"))])
@@ -241,7 +242,7 @@ def test_folders_with_odd_names(name, tmp_path):
 
     with Cluster.init(str(tmp_path / name)) as cluster:
         topic = create_topic(cluster, "t", configs=FILES)
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(topic, [Records(0, table("a"))])
         assert read_all(log, topic) == [(0, 0, "a")]
         (location,) = delta_tables(cluster, topic).values()
@@ -249,7 +250,7 @@ def test_folders_with_odd_names(name, tmp_path):
         log.close()
     (tmp_path / name).rename(tmp_path / "moved")
     with Cluster.open(str(tmp_path / "moved")) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         assert log.append(log.find_topic("t"), [Records(0, table("b"))]) == [Appended(1, 2)]
         assert read_all(log, log.find_topic("t")) == [(0, 0, "a"), (0, 1, "b")]
         log.close()
@@ -262,7 +263,7 @@ def test_a_folder_that_deltalake_cannot_name_is_refused(tmp_path):
     with Cluster.init(str(tmp_path / "per%20cent"), log_dir=str(tmp_path / "per cent")) as cluster:
         with pytest.raises(InvalidConfigurationError, match="%"):
             cluster.add_log_dir(FIRST_BROKER, str(tmp_path / "5%"))
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(create_topic(cluster, "t"), [Records(0, table("a"))])
         assert read_all(log, log.find_topic("t")) == [(0, 0, "a")]
 
@@ -302,7 +303,7 @@ def test_invalid_segment_names_in_the_metadata_are_refused(folder, name):
 def test_a_symbolic_link_in_a_log_dir_is_not_followed(local, tmp_path):
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     (segment,) = segment_files(folder)
     shutil.move(segment, tmp_path / "elsewhere.parquet")
@@ -326,7 +327,7 @@ def test_a_damaged_segment_is_never_read_as_other_data(local):
     """Truncated, zeroed, missing, one bit flipped: a read returns the written records or CorruptRecordError."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table(*(big(number, 300) for number in range(50)), headers=[("h", b"v")]))])
     whole = read_all(log, topic)
     (segment,) = segment_files(folder)
@@ -369,7 +370,7 @@ def test_a_damaged_segment_is_never_read_as_other_data(local):
 def test_a_file_with_the_content_of_another_segment_is_refused(local):
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a", "b"))])
     log.append(topic, [Records(0, table("c"))])
     one, other = segment_files(folder)
@@ -398,7 +399,7 @@ def files_may_not_grow_beyond(size):
 def test_the_kernel_refuses_a_segment(local):
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     large = [big(number, 1_000_000) for number in range(2)]
     with files_may_not_grow_beyond(800_000):  # the store's own files stay below
@@ -415,7 +416,7 @@ def test_the_kernel_refuses_a_segment(local):
 def test_the_kernel_refuses_a_commit(local):
     cluster, _ = local
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000000"})
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     with files_may_not_grow_beyond(200_000):
         for _ in range(2):
@@ -436,7 +437,7 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
         Cluster.init(str(tmp_path / "c"), log_dir=str(tmp_path / "small")) as cluster,
     ):
         topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000", "inline.tail.bytes": "3000"})
-        log = Log(cluster)
+        log = ClientLog(cluster)
         acked = []
 
         def send(text):
@@ -491,7 +492,7 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
     with mounted(tmp_path / "small", "4m"):
         with Cluster.init(str(tmp_path / "small" / "c"), log_dir=str(tmp_path / "room")) as cluster:
             topic = create_topic(cluster, "t", configs={"inline.max.bytes": "100000"})
-            log = Log(cluster)
+            log = ClientLog(cluster)
             acked = []
             filler = None
             for number in range(40):
@@ -511,7 +512,7 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
             assert read_all(log, topic) == acked
             log.close()
         with Cluster.open(str(tmp_path / "small" / "c")) as cluster:
-            log = Log(cluster)
+            log = ClientLog(cluster)
             assert read_all(log, log.find_topic("t")) == acked
             log.close()
 
@@ -539,7 +540,7 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
         real_rename(source, target)
 
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     # as by another writer, killed before it forced them
     Path(folder, topic.folder, "_segments", "0").mkdir(parents=True)
     monkeypatch.setattr(os, "fsync", fsync)
@@ -578,7 +579,7 @@ def test_a_delta_commit_is_forced_to_disk_too(local, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     topic = create_topic(cluster, "t", configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("a"))])
     for version in (0, 1):
         assert f"{topic.folder}/_delta_log/{version:020d}.json" in synced

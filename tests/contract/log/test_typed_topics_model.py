@@ -16,9 +16,10 @@ from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import normalise
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
@@ -82,7 +83,7 @@ class TypedTopic:
     """A topic, and what has been appended to it: `appended[offset]` is (key, value)."""
 
     def __init__(self, cluster, name, mirror):
-        self.cluster, self.name, self.log, self.mirror = cluster, name, Log(cluster), mirror
+        self.cluster, self.name, self.log, self.mirror = cluster, name, ClientLog(cluster), mirror
         self.appended, self.erased, self.compacted = [], set(), False
         create_topic(cluster, name, 1, 2, CONFIGS)
 
@@ -211,7 +212,7 @@ def test_columns_are_the_decoded_keys_and_values_after_any_sequence_of_steps(rep
     assert {found for found, _ in files(replicated, topic.log.find_topic(topic.name))} <= {version}
     assert_delta_is_the_log(replicated)
     topic.step("mirror")
-    copy = Log(target)
+    copy = ClientLog(target)
     copied = check_columns(target, copy, topic.name)
     assert read.items() <= copied.items()  # what was erased or compacted after the mirror has read it is there too
     assert all(topic.appended[offset][1] == value for offset, value in copied.items())

@@ -14,7 +14,8 @@ from spark_log.log.append.rules import (
     Appended,
     Rejected,
 )
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
@@ -80,7 +81,7 @@ def _follower(connection):
 
 
 def test_a_partly_refused_append_deletes_only_the_refused_file(three_brokers):
-    cluster, log = three_brokers, Log(three_brokers)
+    cluster, log = three_brokers, ClientLog(three_brokers)
     good, bad = create_topic(cluster, "good", 1, 3, FILES), create_topic(cluster, "bad", 1, 3, FILES)
     cluster.store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
     outcomes = log.append_prepared([(good, Records(0, table("a"))), (bad, Records(0, table("b")))])
@@ -156,7 +157,7 @@ def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypat
         raise StorageUnavailableError("the answer was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr("spark_log.log.log.try_publish", lost)
+        patched.setattr("spark_log.log.log.Log._follow_up", lost)
         with pytest.raises(StorageUnavailableError):
             log.append(topic, [Records(0, table("a"))])
     log.append(topic, [Records(0, table("b"))])

@@ -20,10 +20,11 @@ from spark_log.log.append.rules import (
     Appended,
     Rejected,
 )
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
@@ -92,7 +93,7 @@ def everything_fits(cluster):
 
 def test_a_retired_file_is_kept_for_its_readers_and_then_deleted_in_every_log_dir(three_brokers, tmp_path):
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append(log, topic, "old", "older")
     append(log, topic, "young", timestamp_ms=clock.wall_ms())
@@ -137,7 +138,7 @@ def test_a_file_is_kept_while_a_delta_table_lists_it(cluster, log, tmp_path):
 
 def test_an_offline_log_dir_does_not_stop_the_others_and_is_cleaned_when_it_returns(three_brokers, tmp_path):
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
     doomed = create_topic(cluster, "doomed", 1, 3, FILES)
     for one in (topic, doomed):
@@ -294,7 +295,7 @@ def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
 def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
     """A disk that was swapped without notice: nothing is deleted there, and the other log dirs are cleaned."""
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
     append(log, topic, "old")
     log.close()
@@ -350,7 +351,7 @@ def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_addres
     failures, outcomes = [], []
 
     def write(partition):
-        log = Log(cluster)
+        log = ClientLog(cluster)
         try:
             for number in range(15):
                 try:
@@ -380,7 +381,7 @@ def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_addres
     beside.join()
     assert failures == []
     appended = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
-    log = Log(cluster)
+    log = ClientLog(cluster)
     assert len(read_all(log, topic)) == len(appended)
     publish(cluster, topic)
     everything_fits(cluster)
@@ -390,7 +391,7 @@ def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_addres
 
 def test_clean_up_in_object_storage(tmp_path, s3_uri):
     with Cluster.init(str(tmp_path / "cluster"), log_dir=s3_uri) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         topic, doomed = create_topic(cluster, "t", configs=AT_ONCE), create_topic(cluster, "doomed", configs=FILES)
         append(log, topic, "old")
         append(log, topic, "young", timestamp_ms=clock.wall_ms())

@@ -15,9 +15,10 @@ from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction import last_offsets
 from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
@@ -88,7 +89,7 @@ def local(tmp_path):
 
 @pytest.fixture
 def local_log(local):
-    log = Log(local)
+    log = ClientLog(local)
     yield log
     log.close()
 
@@ -141,7 +142,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
 def test_a_follower_copies_the_compacted_files(three_brokers):
     """It was offline, and still has the files from before the pass."""
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = topic_on(cluster, "t", [[1, 2, 3]], cleanup_policy="compact", inline_max_bytes="0")
     append(log, topic, "a1 b1", "a2")
     take_away(cluster, 3)
@@ -162,7 +163,7 @@ def test_a_follower_copies_the_compacted_files(three_brokers):
 
 def test_an_unclean_election_forgets_the_passes_over_truncated_records(three_brokers):
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     configs = {"cleanup_policy": "compact", "delete_retention_ms": "0", "inline_max_bytes": "0"}
     topic = topic_on(cluster, "t", [[2, 3]], unclean_leader_election_enable="true", **configs)
     append(log, topic, "a1 a2")
@@ -183,7 +184,7 @@ def test_an_unclean_election_forgets_the_passes_over_truncated_records(three_bro
 
 def test_a_pass_ends_when_the_isr_changes(three_brokers, monkeypatch):
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = topic_on(cluster, "t", [[1, 2]], cleanup_policy="compact", **FILES)
     append(log, topic, "a1 b1", "a2 b2 c1", "c2")
     compact_unit = task.compact_unit

@@ -25,8 +25,8 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import POINTS
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
@@ -122,12 +122,12 @@ def test_an_erase_ends_at_the_given_offsets_and_refuses_invalid_arguments(cluste
 
 def test_a_restored_store_purges_nothing(postgres_url, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "d")) as cluster:
-        topic, log = create_topic(cluster, "t", configs=FILES), Log(cluster)
+        topic, log = create_topic(cluster, "t", configs=FILES), ClientLog(cluster)
         append_keyed(log, topic, (GONE, PRIVATE))
         log.close()
         cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(timeline=0)))
     with Cluster.open(postgres_url) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         with pytest.raises(StoreChangedError):
             erase(cluster, "t", [GONE], purge=True)
         assert rows_of(log, topic) and files_with(tmp_path, PRIVATE)
@@ -183,7 +183,7 @@ def log_of():
     made = []
 
     def make(cluster):
-        made.append(Log(cluster))
+        made.append(ClientLog(cluster))
         return made[-1]
 
     yield make
@@ -269,7 +269,7 @@ def small_cluster(tmp_path_factory):
 def test_the_remaining_records_are_those_of_a_list_model(small_cluster, batches, seals, more, erases):
     """Compared with a plain list: batches, some sealed, erases up to some offset, and more batches in between."""
     topic = create_topic(small_cluster, f"t{uuid.uuid4().hex}")
-    log = Log(small_cluster)
+    log = ClientLog(small_cluster)
     model = []
 
     def append(rows):

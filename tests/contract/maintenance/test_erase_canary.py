@@ -17,8 +17,9 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicPartition
 from spark_log.log.append.encoding import Encoding, prepare
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata.address import SQLITE_FILE
@@ -51,7 +52,7 @@ class History:
         for broker_id in (2, 3):
             add_broker(self.cluster, broker_id, [str(root / f"d{broker_id}")], rack=f"r{broker_id}")
         self.topic = create_topic(self.cluster, "t", 1, 2, CONFIGS)
-        self.log = Log(self.cluster, holder="loader")
+        self.log = ClientLog(self.cluster, holder="loader")
         self.away = None
         self.producer = None
         self.reader = None

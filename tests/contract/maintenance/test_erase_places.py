@@ -10,8 +10,8 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata import tables as t
@@ -50,7 +50,7 @@ def sqlite_cluster(tmp_path):
 
 
 def test_a_reader_that_keeps_the_write_ahead_log_is_named(sqlite_cluster, tmp_path, monkeypatch):
-    cluster, log = sqlite_cluster, Log(sqlite_cluster)
+    cluster, log = sqlite_cluster, ClientLog(sqlite_cluster)
     monkeypatch.setattr(scrub, "WAIT_MS", 200)
     topic = create_topic(cluster, "t", configs=READABLE)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
@@ -85,7 +85,7 @@ def test_a_database_that_cannot_be_rewritten_is_named_and_the_erase_is_done(sqli
 
 def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postgres_server, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as cluster:
-        log, topic = Log(cluster), create_topic(cluster, "t", configs=READABLE)
+        log, topic = ClientLog(cluster), create_topic(cluster, "t", configs=READABLE)
         append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
         [note] = purge(cluster).notes
         assert "VACUUM FULL blob" in note and "write-ahead log" in note and "backups" in note
@@ -104,7 +104,7 @@ def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postg
 
 
 def test_files_on_a_log_dir_that_was_offline_are_deleted_although_their_producer_is_open(three_brokers, tmp_path):
-    cluster, log = three_brokers, Log(three_brokers)
+    cluster, log = three_brokers, ClientLog(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
     take_away(cluster, 3)
@@ -121,7 +121,7 @@ def test_files_on_a_log_dir_that_was_offline_are_deleted_although_their_producer
 
 
 def test_clean_up_deletes_files_that_were_retired_while_a_log_dir_was_offline(three_brokers, tmp_path):
-    cluster, log = three_brokers, Log(three_brokers)
+    cluster, log = three_brokers, ClientLog(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
     take_away(cluster, 3)
@@ -136,7 +136,7 @@ def test_clean_up_deletes_files_that_were_retired_while_a_log_dir_was_offline(th
 
 
 def test_a_replica_that_moved_away_from_an_offline_log_dir_is_named(three_brokers, tmp_path):
-    cluster, log = three_brokers, Log(three_brokers)
+    cluster, log = three_brokers, ClientLog(three_brokers)
     add_broker(cluster, 4, [str(tmp_path / "d4")])
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
@@ -193,7 +193,7 @@ def test_an_open_transaction_of_a_deleted_topic_is_named(cluster, cluster_addres
 
 
 def test_files_of_a_deleted_topic_of_the_same_name_are_deleted_too(three_brokers, tmp_path):
-    cluster, log = three_brokers, Log(three_brokers)
+    cluster, log = three_brokers, ClientLog(three_brokers)
     old = create_topic(cluster, "t", 1, 3, FILES)
     other = create_topic(cluster, "t-00000000", 1, 3, FILES)
     append_keyed(log, old, (GONE, PRIVATE), (STAYS, b"1"))
@@ -217,7 +217,7 @@ def test_files_of_a_deleted_topic_of_the_same_name_are_deleted_too(three_brokers
 
 
 def test_a_file_that_its_writer_may_still_append_is_named_with_the_writer(sqlite_cluster, tmp_path):
-    cluster, log = sqlite_cluster, Log(sqlite_cluster, holder="loader on host-7")
+    cluster, log = sqlite_cluster, ClientLog(sqlite_cluster, holder="loader on host-7")
     topic = create_topic(cluster, "t", configs=FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
     write_id = next((tmp_path / "d1" / topic.folder / "_segments" / "0").iterdir()).name[:32]

@@ -12,8 +12,9 @@ from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
 from spark_log.log.append import write_ids
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
@@ -47,7 +48,7 @@ class Scene:
         configs = {"inline.max.bytes": "700", "retired.file.retention.ms": "0", "delta.max.lag.ms": "-1"}
         self.topic = create_topic(self.cluster, "t", 2, 2, configs)
         doomed = create_topic(self.cluster, "doomed", 1, 2, {"inline.max.bytes": "0"})
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         for partition in (0, 1):
             self.append(partition, "x" * 1000, "tail", timestamp_ms=NOON_MS)
         self.append(0, "young", "y" * 1000)

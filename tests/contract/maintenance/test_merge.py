@@ -13,8 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.config import ClusterSettings
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, runs_of
@@ -122,13 +123,13 @@ def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
 APPEND = """
 import sys
 from spark_log import Cluster
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.lives import live
 from tests.support.topics import append
 
 def work(_):
     with Cluster.open(sys.argv[1]) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         append(log, log.find_topic("t"), "a", "b", "c", key=b"k")
 
 live(sys.argv[2:], work)
@@ -205,7 +206,7 @@ def test_a_killed_merge_loses_nothing(cluster, cluster_address, log, point):
 def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_brokers):
     cluster = three_brokers
     topic = topic_on(cluster, "t", [[1, 2, 3]], **FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append_files(log, topic, *range(4))
     take_away(cluster, 3)
     append_files(log, topic, *range(4, 8))

@@ -11,9 +11,10 @@ from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, Unsafe
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance import Amount, run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
@@ -284,7 +285,7 @@ def test_segments_of_older_versions_below_the_log_start_are_dropped(cluster, log
 @pytest.mark.delta
 def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, incremental):
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append(log, topic, "0")
     away = state_of(cluster, topic).replicas[-1].broker_id
@@ -308,7 +309,7 @@ def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, increm
 def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_brokers):
     """It leads by unclean election without these records, and offsets are not used twice."""
     cluster = three_brokers
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = create_topic(cluster, "t", 1, 3, {**FILES, "unclean.leader.election.enable": "true"})
     append(log, topic, "0", "1")
     *others, late = [replica.broker_id for replica in state_of(cluster, topic).replicas]
@@ -352,7 +353,7 @@ def test_appends_and_reads_during_retention(cluster, log):
         return threading.Thread(target=run)
 
     def write(partition):
-        own = Log(cluster)
+        own = ClientLog(cluster)
         for number in range(12):
             long = "x" * (0 if number % 3 else 1000)
             outcome = append(

@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from spark_log.errors import NotCoordinatorError
 from spark_log.log.append.write_ids import Writer, release
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
@@ -25,7 +26,7 @@ class Case:
 
     def __init__(self, cluster):
         self.cluster = cluster
-        self.log = Log(cluster)
+        self.log = ClientLog(cluster)
         configs = {"inline.max.bytes": "0", "compression.type": "none"}
         self.topic = create_topic(cluster, "t", 1, 3, configs)
         for values in ("ab", "cd", "ef"):

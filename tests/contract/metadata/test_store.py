@@ -55,7 +55,8 @@ from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import register, release, renew
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import (
     commit_tokens,
@@ -104,7 +105,7 @@ def test_a_cluster_is_created_once_and_opened_by_its_address(cluster, cluster_ad
         assert info.broker_id == 1
         assert again.log_dir(info).read_marker().cluster_id == cluster.cluster_id
     create_topic(cluster, "kept", configs=SMALL_BLOBS)
-    Log(cluster).append(find(cluster, "kept"), [Records(0, table(LARGE))])
+    ClientLog(cluster).append(find(cluster, "kept"), [Records(0, table(LARGE))])
     for log_dir in (None, str(tmp_path / "log-dir"), str(tmp_path / "elsewhere")):
         if log_dir or "://" not in cluster_address:
             with pytest.raises(ClusterAlreadyExistsError):
@@ -583,7 +584,7 @@ def test_a_file_whose_write_id_was_removed_is_not_appended(cluster, log):
     with pytest.raises(WriteIdExpiredError):
         log.append(topic, [Records(0, table("b"))])
     assert read_all(log, topic) == [(0, 0, "a")]
-    another = Log(cluster)
+    another = ClientLog(cluster)
     assert another.append(topic, [Records(0, table("c"))]) == [Appended(1, 2)]
     another.close()
 
@@ -891,7 +892,8 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(cluster, clust
 OPEN_AND_CLOSE = """
 import os, sys, threading, time
 from spark_log import Cluster, Consumer, Producer, create_topic
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import read_all, table
 
 address, folder = sys.argv[1:]
@@ -903,7 +905,7 @@ def use(number):
         Cluster.init(here, log_dir=f"{folder}/log-dir" if database else None).close()
     with Cluster.open(here) as opened:
         topic = create_topic(opened, f"t{number}", configs={"inline.max.bytes": "0"})
-        log = Log(opened)
+        log = ClientLog(opened)
         log.append(topic, [Records(0, table("a"))])
         assert len(read_all(log, topic)) == 1
         log.close()

@@ -28,9 +28,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read import read_topic
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
@@ -189,18 +190,21 @@ CALLS: dict[str, Call] = {
         _assigned(lambda c: (c.position(K0), c.commit()), group_id="g"), Consumer.commit, writes=True
     ),
     "Consumer.poll": Call(_polled, Consumer.poll, between=_any),
-    "Log.find_topic": Call(lambda o: o.log.find_topic("t").partition_count, Log.find_topic),
-    "Log.plan": Call(_plan_all, Log.plan),
+    "Log.find_topic": Call(lambda o: o.log.find_topic("t").partition_count, ClientLog.find_topic),
+    "Log.plan": Call(_plan_all, ClientLog.plan),
     "Log.read": Call(
         lambda o: [row["value"] for batch in o.log.read({T0: OffsetRange(1, 4)}) for row in batch.to_pylist()],
-        Log.read,
+        ClientLog.read,
     ),
     "Log.offsets_for_times": Call(
-        lambda o: o.log.offsets_for_times(o.log.find_topic("t"), {0: NOON_MS + 1, 1: NOON_MS}), Log.offsets_for_times
+        lambda o: o.log.offsets_for_times(o.log.find_topic("t"), {0: NOON_MS + 1, 1: NOON_MS}),
+        ClientLog.offsets_for_times,
     ),
-    "Log.targets": Call(lambda o: sorted(o.log.targets(o.log.find_topic("t"), [0, 1])), Log.targets),
-    "Log.append": Call(_append, Log.append, writes=True),
-    "Log.seal": Call(lambda o: o.log.seal(o.log.find_topic("t"), [0, 1]), (Log.find_topic, Log.seal), writes=True),
+    "Log.targets": Call(lambda o: sorted(o.log.targets(o.log.find_topic("t"), [0, 1])), ClientLog.targets),
+    "Log.append": Call(_append, ClientLog.append, writes=True),
+    "Log.seal": Call(
+        lambda o: o.log.seal(o.log.find_topic("t"), [0, 1]), (ClientLog.find_topic, ClientLog.seal), writes=True
+    ),
     "read_topic": Call(_native, read_topic.read_topic),
     "Table": Call(_table_version, Table, lambda result, _before, _after: result is None),
     "read": Call(_spark_read(), PLANNING),

@@ -13,9 +13,10 @@ import pytest
 from spark_log import Registry
 from spark_log.errors import IncompatibleSchemaError
 from spark_log.log.columns.key_and_value import PARTS, TYPED
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of, table
 from tests.support.topics import make
 
@@ -25,7 +26,7 @@ KINDS = {"long": 7, "string": "x", "double": 0.5, "boolean": True}
 class History:
     def __init__(self, cluster, seed):
         self.random = random.Random(seed)
-        self.cluster, self.registry, self.log = cluster, Registry(cluster), Log(cluster)
+        self.cluster, self.registry, self.log = cluster, Registry(cluster), ClientLog(cluster)
         self.registry.set_compatibility("NONE")
         self.by_id, self.sent, self.fields = {}, [], {"base": "long"}
         self.register()

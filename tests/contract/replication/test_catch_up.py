@@ -20,8 +20,9 @@ from spark_log.errors import (
 )
 from spark_log.facts.topics import describe_topics
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.segments.segment_copy import is_whole
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
@@ -464,9 +465,9 @@ PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.replicas.catch_up import catch_up
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 cluster = Cluster.open(sys.argv[1])
-catch_up(cluster, Log(cluster).find_topic("t"), 0, 3)
+catch_up(cluster, ClientLog(cluster).find_topic("t"), 0, 3)
 """
 
 
@@ -493,7 +494,7 @@ def test_the_next_process_completes_a_copy_that_was_killed(replicated, cluster_a
 
 def catch_up_in_a_process(address, start, runs):
     with Cluster.open(address) as cluster:
-        topic = Log(cluster).find_topic("t")
+        topic = ClientLog(cluster).find_topic("t")
         start.wait(timeout=60)
         for _ in range(runs):
             catch_up(cluster, topic, 0, 3)

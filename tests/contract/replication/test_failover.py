@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     InvalidReplicationFactorError,
@@ -23,12 +24,13 @@ from spark_log.log.append.rules import (
     Appended,
     Rejected,
 )
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.partitions.truncations import list_truncations
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders, fallback_term
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs, report_failure
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disks import fill, mounted, needs_root
@@ -244,7 +246,7 @@ def test_a_full_disk_leaves_the_isr_and_returns_when_there_is_room(cluster_addre
         (tmp_path / "d2" / "log").mkdir()
         add_broker(cluster, 2, [str(tmp_path / "d2" / "log")])
         topic = create_topic(cluster, "t", replication_factor=2, configs={**FILES, "compression.type": "none"})
-        log = Log(cluster)
+        log = ClientLog(cluster)
         large = [str(number) * 300_000 for number in range(4)]
         append(log, topic, large[0])
         filler = fill(tmp_path / "d2")
@@ -267,7 +269,7 @@ def test_a_full_disk_leaves_the_isr_and_returns_when_there_is_room(cluster_addre
 def test_only_the_replicas_of_the_failed_log_dir_leave_the_isr(cluster_address, tmp_path):
     with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
         add_broker(cluster, 2, [str(tmp_path / "d2"), str(tmp_path / "d3")])
-        log = Log(cluster)
+        log = ClientLog(cluster)
         topic = create_topic(cluster, "t", 4, replication_factor=2, configs=FILES)
         for number in range(4):
             log.append(topic, [Records(number, table("a"))])
@@ -284,7 +286,7 @@ def test_only_the_replicas_of_the_failed_log_dir_leave_the_isr(cluster_address, 
 
 def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluster, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, topic, "a")
     leader = partition(cluster, topic).leader
     cluster.store.transact(
@@ -355,7 +357,7 @@ def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluste
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "retention.ms": "-1"})
     for broker in (1, 2, 3):  # alive, but no process copies
         BrokerSession(cluster.store, broker, 3_600_000).register()
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, topic, "a", acks=1)
     assert partition(cluster, topic).high_watermark == 0 and len(partition(cluster, topic).isr) == 3
     leader = partition(cluster, topic).leader

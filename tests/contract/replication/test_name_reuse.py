@@ -20,7 +20,8 @@ from spark_log.errors import IllegalArgumentError, RetriableError, UnknownTopicO
 from spark_log.facts.groups import group_lag
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_operations import Earliest, Latest, ShiftBy, reset_offsets
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
@@ -36,7 +37,7 @@ class NameReuse(RuleBasedStateMachine):
         self.folder = TemporaryDirectory(prefix="name-reuse-")
         self.address = f"{self.folder.name}/cluster"
         self.cluster = Cluster.init(self.address)
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         self.serial = 0
         self.incarnation = 0
         self.ids = {}

@@ -23,10 +23,11 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments import fetcher as fetcher_module
 from spark_log.log.segments.fetcher import Fetcher
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import DAMAGES, replicas_of
@@ -49,7 +50,7 @@ class Replicated:
         self.cluster = Cluster.init(address, log_dir=uris[1])
         for broker_id in (2, 3):
             add_broker(self.cluster, broker_id, [uris[broker_id]], RACKS[broker_id])
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         self.topic = create_topic(self.cluster, "t", 1, 3, configs={"inline.max.bytes": "0"})
         self.expected = []
         for segment in range(SEGMENTS):
@@ -300,9 +301,9 @@ def test_a_reader_killed_during_a_repair(local, point):
     program = """if True:
         import sys
         from spark_log.cluster.cluster import Cluster
-        from spark_log.log.log import Log
+        from spark_log.maintenance.client_log import ClientLog
         from tests.support.records import read_all
-        log = Log(Cluster.open(sys.argv[1]))
+        log = ClientLog(Cluster.open(sys.argv[1]))
         read_all(log, log.find_topic("t"))
         """
     killed_at(point, "-c", program, local.address)

@@ -8,7 +8,8 @@ from benchmarks.scale import ONE
 from spark_log.cluster.topics import find_topics
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 
@@ -20,7 +21,7 @@ FIRST = TopicPartition("t", 0)
 def test_the_log_plans_appends_and_publishes_after_simulated_segments(cluster):
     topic = create_topic(cluster, "t", 2, configs=simulated.CONFIGS)
     simulated.add_published_segments(cluster, topic, 20)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     slices = log.plan({FIRST: OffsetRange(1_500, 3_500)}).slices
     assert [(piece.start, piece.end) for piece in slices] == [(1_500, 2_000), (2_000, 3_000), (3_000, 3_500)]
     [outcome] = log.append(topic, [Records(0, ONE)])
@@ -33,7 +34,7 @@ def test_simulated_topics_are_copies_with_published_tables(cluster):
     simulated.add_published_segments(cluster, topic, 3)
     simulated.add_topics(cluster, "t", range(1, 3))
     copy = cluster.store.read(find_topics)["t-2"]
-    assert Log(cluster).positions(copy) == {TopicPartition("t-2", 0): (0, 3_000)}
+    assert ClientLog(cluster).positions(copy) == {TopicPartition("t-2", 0): (0, 3_000)}
     simulated.add_segments(cluster, copy, 1)
     publish(cluster, copy)
     [table] = delta_tables(cluster, copy).values()

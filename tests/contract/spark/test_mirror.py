@@ -23,8 +23,9 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
@@ -79,7 +80,7 @@ def mirrors():
 
 
 def append(cluster, partition, *values, topic="t", **columns):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     [outcome] = log.append(log.find_topic(topic), [Records(partition, table(*values, **columns))])
     assert isinstance(outcome, Appended), outcome
     log.close()
@@ -87,7 +88,7 @@ def append(cluster, partition, *values, topic="t", **columns):
 
 def ends(cluster, topic="t"):
     """(log start, high watermark) of each partition."""
-    log = Log(cluster)
+    log = ClientLog(cluster)
     return [tuple(positions) for positions in log.positions(log.find_topic(topic)).values()]
 
 
@@ -101,10 +102,10 @@ def test_the_target_has_every_record_at_its_offset_and_continues(source, target,
     assert {row["timestampType"] for row in everything(target)} == {0, 1}
     assert ends(target) == ends(source)
     assert ends(target)[2] == (5, 9), "the log starts are equal"
-    log = Log(target)
+    log = ClientLog(target)
     made = log.find_topic("t")
     assert (made.partition_count, made.replication_factor) == (4, 2)
-    assert made.overrides == Log(source).find_topic("t").overrides
+    assert made.overrides == ClientLog(source).find_topic("t").overrides
     with target.store.snapshot() as connection:
         inline = set(connection.execute(sa.select(t.segment.c.inline)).scalars())
     assert inline == {False, True}, "small batches without gaps are inline again"
@@ -186,7 +187,7 @@ def test_records_deleted_in_the_source_before_they_were_copied_are_data_loss(sou
 def test_source_and_target_may_be_compacted_independently(source, target, mirrors):
     mirror = mirrors(source, target)
     mirror_all(mirror)
-    topic = Log(target).find_topic("t")
+    topic = ClientLog(target).find_topic("t")
     compact(target, topic, 1, lambda offsets: pc.is_in(offsets, pa.array([57, 120])))
     append(source, 1, "later", key=b"k")
     mirror_all(mirrors(source, target))
@@ -212,7 +213,7 @@ def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, m
     registry.register("s", schemas[1])
     append(source, 0, "\0\0\0\0\2\2\2x\2\2y", topic="typed")
     mirror_all(mirror)
-    log = Log(target)
+    log = ClientLog(target)
     topic = log.find_topic("typed")
     schema = read_schema(columns=["key_record", "record_error", "record"], typed=topic.columns.fields)
     rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
@@ -235,7 +236,7 @@ def test_new_topics_that_match_a_pattern_are_mirrored_with_a_prefix(source, targ
     add_partitions(source, "t2", 2)
     append(source, 1, "c", topic="t2")
     mirror_all(mirror)
-    log = Log(target)
+    log = ClientLog(target)
     assert read_all(log, log.find_topic("eu.t2")) == [(0, 0, "a"), (1, 0, "c")]
     assert read_all(log, log.find_topic("eu.t3")) == [(0, 0, "b")]
     assert everything(target, "eu.t") == everything(source)

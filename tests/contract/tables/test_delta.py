@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
@@ -34,7 +35,7 @@ class Topic:
     def __init__(self, folder, partitions=2, configs=FILES):
         self.cluster = Cluster.init(str(folder))
         self.topic = create_topic(self.cluster, "t", partitions, configs=configs)
-        self.log = Log(self.cluster)
+        self.log = ClientLog(self.cluster)
         (self.location,) = delta_tables(self.cluster, self.topic).values()
 
     def append(self, *values, partition=0):
@@ -279,7 +280,7 @@ def test_a_deleted_topic_is_not_published(topic):
 
 def keep_publishing(address, start, done):
     with Cluster.open(address) as cluster:
-        found = Log(cluster).find_topic("t")
+        found = ClientLog(cluster).find_topic("t")
         start.wait(timeout=60)
         while not done.is_set():
             publish(cluster, found)

@@ -7,8 +7,9 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_log.config import ClusterSettings
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
@@ -51,7 +52,7 @@ def test_a_closed_producer_leaves_a_complete_delta_table(cluster, produce):
 @also_on_s3
 def test_an_open_log_is_sealed_when_it_is_closed(cluster, on_s3):
     topic = make(cluster, "t", 2)
-    log = Log(cluster)
+    log = ClientLog(cluster)
     append(log, topic, "a", "b")
     log.close()
     assert tail(cluster) == 0
@@ -97,7 +98,7 @@ def test_an_append_seals_a_tail_that_has_reached_its_lag(cluster, log):
 def test_a_coordinator_keeps_the_lag(cluster):
     fast = make(cluster, "fast", 2, **SOON)
     slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
-    log = Log(cluster)
+    log = ClientLog(cluster)
     with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(log, fast, "a")
@@ -111,7 +112,7 @@ def test_a_coordinator_keeps_the_lag(cluster):
 def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluster, log, monkeypatch):
     topic = make(cluster, "t", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="1000")
     # as if the writer were killed before its publication
-    monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)
+    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_: None)
     append(log, topic, "a")
     make_older(cluster, 500)
     with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)):
@@ -134,7 +135,7 @@ def test_the_first_of_many_micro_batches_is_sealed_and_the_others_share_a_file(c
     topic = make(cluster, "t", retention_ms="-1")
 
     def micro_batch(value):
-        log = Log(cluster)
+        log = ClientLog(cluster)
         append(log, topic, value)
         log.close(more_to_come=True)
 
@@ -169,7 +170,7 @@ def test_seal_now(cluster, log):
 def test_clients_merge_the_small_files_that_freshness_makes(cluster, cluster_address):
     topic = make(cluster, "t")
     for number in range(17):
-        log = Log(cluster)
+        log = ClientLog(cluster)
         append(log, topic, f"v{number:02}")
         log.close()
     [location] = delta_tables(cluster, topic).values()
@@ -200,7 +201,7 @@ def test_lag_of_files_above_the_tail(cluster, log, monkeypatch):
     append(log, topic, os.urandom(3000).hex())
     [lag] = cluster.store.read(delta_lags).values()
     assert (lag.records, lag.sealed_ms) == (1, None), "the file is in the table, the tail below it is not"
-    monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)
+    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_: None)
     append(log, topic, os.urandom(3000).hex(), "with it")
     [lag] = cluster.store.read(delta_lags).values()
     assert lag.records == 3 and lag.sealed_ms is not None

@@ -6,7 +6,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.table_version import PartitionVersion, read_version
@@ -16,7 +16,7 @@ from tests.support.truncation import truncate
 
 
 @pytest.fixture
-def planes(cluster: Cluster, log: Log) -> Topic:
+def planes(cluster: Cluster, log: ClientLog) -> Topic:
     """Partition 0: a, b, a in the tail; partition 1: nothing."""
     topic = create_topic(cluster, "planes", 2, configs={"cleanup.policy": "compact,delete"})
     assert topic is not None
@@ -25,7 +25,7 @@ def planes(cluster: Cluster, log: Log) -> Topic:
     return topic
 
 
-def test_appends_and_seals_keep_a_version_equal(cluster: Cluster, log: Log, planes: Topic) -> None:
+def test_appends_and_seals_keep_a_version_equal(cluster: Cluster, log: ClientLog, planes: Topic) -> None:
     found, first = read_version(log, "planes")
     assert (found.name, first.partitions, first.records) == (
         "planes",
@@ -40,7 +40,7 @@ def test_appends_and_seals_keep_a_version_equal(cluster: Cluster, log: Log, plan
     assert second.since(first) == {0: OffsetRange(3, 4), 1: OffsetRange(0, 1)}
 
 
-def test_compaction_changes_the_version(cluster: Cluster, log: Log, planes: Topic) -> None:
+def test_compaction_changes_the_version(cluster: Cluster, log: ClientLog, planes: Topic) -> None:
     first = read_version(log, "planes")[1]
     append_keyed(log, planes, (b"c", b"1"))
     compact_now(cluster, "planes")
@@ -56,7 +56,7 @@ def test_compaction_changes_the_version(cluster: Cluster, log: Log, planes: Topi
     )
 
 
-def test_a_new_log_start_changes_the_version(cluster: Cluster, log: Log, planes: Topic) -> None:
+def test_a_new_log_start_changes_the_version(cluster: Cluster, log: ClientLog, planes: Topic) -> None:
     first = read_version(log, "planes")[1]
     delete_records(cluster, {TopicPartition("planes", 0): 1})
     assert read_version(log, "planes", first)[1] != first
@@ -65,7 +65,7 @@ def test_a_new_log_start_changes_the_version(cluster: Cluster, log: Log, planes:
     assert read_version(log, "planes", first)[1].partitions[0] == PartitionVersion(3, 3, 0)
 
 
-def test_a_recreated_topic_has_a_different_version(cluster: Cluster, log: Log, planes: Topic) -> None:
+def test_a_recreated_topic_has_a_different_version(cluster: Cluster, log: ClientLog, planes: Topic) -> None:
     first = read_version(log, "planes")[1]
     delete_topic(cluster, "planes")
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -78,7 +78,7 @@ def test_a_recreated_topic_has_a_different_version(cluster: Cluster, log: Log, p
 
 
 @pytest.mark.parametrize("regrown", [0, 1, 4], ids=["shorter", "as long", "longer"])
-def test_a_truncation_changes_the_version(cluster: Cluster, log: Log, planes: Topic, regrown: int) -> None:
+def test_a_truncation_changes_the_version(cluster: Cluster, log: ClientLog, planes: Topic, regrown: int) -> None:
     first = read_version(log, "planes")[1]
     truncate(cluster, "planes", 2)
     for number in range(regrown):
@@ -95,7 +95,7 @@ def test_a_truncation_changes_the_version(cluster: Cluster, log: Log, planes: To
     assert not third.diverges_from(second)
 
 
-def test_a_truncation_above_a_version_keeps_it_equal(cluster: Cluster, log: Log, planes: Topic) -> None:
+def test_a_truncation_above_a_version_keeps_it_equal(cluster: Cluster, log: ClientLog, planes: Topic) -> None:
     first = read_version(log, "planes")[1]
     append_keyed(log, planes, (b"a", b"lost"))
     truncate(cluster, "planes", 3)

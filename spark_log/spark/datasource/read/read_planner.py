@@ -16,10 +16,11 @@ from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
-from spark_log.log.reader import LogReader, ReadPlan
+from spark_log.log.reader import ReadPlan
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.file_pruning import without_excluded
 from spark_log.log.segments.slices import Slice
+from spark_log.maintenance.client_log import TaskReader
 from spark_log.spark.datasource.options.positions import CommittedOffsets, Position, resolve, timestamps_to_look_up
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
@@ -62,7 +63,7 @@ class ReadPlanner:
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.cluster = Cluster.open(options.cluster)
-        self.log = LogReader(self.cluster, holder="spark read")
+        self.log = TaskReader(self.cluster, holder="spark read")
 
     def close(self) -> None:
         self.log.close()
@@ -231,7 +232,7 @@ class ReadPlanner:
             return []
         packed = pack_tasks(
             pieces,
-            tasks_max=max(self.log.settings.plan_tasks_max, self.options.min_partitions or 0),
+            tasks_max=max(self.cluster.store.settings.plan_tasks_max, self.options.min_partitions or 0),
             max_records_per_task=self.options.max_records_per_partition,
         )
         plan = self.log.plan(wanted, pruning.times, available.topics, self.options.client_rack)

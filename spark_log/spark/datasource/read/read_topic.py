@@ -48,10 +48,10 @@ def read_topic(
     the file system of an object store (hadoop-aws for S3), or with `record` for a topic without typed columns.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.reader import LogReader
+    from spark_log.maintenance.client_log import TaskReader
 
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    log = LogReader(opened, holder="read_topic")
+    log = TaskReader(opened, holder="read_topic")
     try:
         columns = log.find_topic(topic).columns if record else None
         plan = log.plan_topic(topic, client_rack or None)

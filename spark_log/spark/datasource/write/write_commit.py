@@ -23,7 +23,7 @@ from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import take
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.spark.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
@@ -130,7 +130,7 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
     Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
     """
     topics = _topics(cluster, request.batches)
-    log = Log(cluster, holder="spark commit")
+    log = ClientLog(cluster, holder="spark commit")
     try:
         result = log.append_whole(request, topics)
     finally:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Stop
 from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.spark.jobs.queries.measurement import NAME, Measured
@@ -89,7 +89,7 @@ def run_to_end(
                     query.stop()
     for address, topic in topics:
         with Cluster.open(address) as cluster:
-            log = Log(cluster, holder=f"job {query.name or query.id}")
+            log = ClientLog(cluster, holder=f"job {query.name or query.id}")
             log.seal_at_close([log.find_topic(topic)])
             log.close()
     return _take_new(query, totals, on_progress)

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres import USER
 from tests.support.records import read_all, table
@@ -35,7 +36,7 @@ def addresses(servers, database):
 def test_clients_and_listeners_use_the_primary(pair, database, form, first):
     servers = [pair.primary, pair.standby] if first == "primary" else [pair.standby, pair.primary]
     with Cluster.open(addresses(servers, database)[form]) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(log.find_topic("t"), [Records(0, table("a"))])
         assert read_all(log, log.find_topic("t"))[-1][2] == "a"
         cluster.store.changes.current()  # starts the listener

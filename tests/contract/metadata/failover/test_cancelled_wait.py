@@ -11,7 +11,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
@@ -53,7 +54,7 @@ def cancel_waits(pair, count):
 
 
 def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic("t")
     outcomes = []
     appending = threading.Thread(target=lambda: outcomes.extend(log.append(topic, [Records(0, table("a"))])))
@@ -70,7 +71,7 @@ def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby
 
 
 def test_an_append_that_no_standby_confirms_fails(cluster, standby_away):
-    log = Log(cluster)
+    log = ClientLog(cluster)
     topic = log.find_topic("t")
     cancelling = threading.Thread(target=cancel_waits, args=(standby_away, 1))
     cancelling.start()

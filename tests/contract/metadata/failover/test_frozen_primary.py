@@ -11,7 +11,8 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.numbered_producer import value
 from tests.support.python_process import PythonProcess
@@ -69,7 +70,7 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         alter_settings(cluster, {"store.answer.timeout.ms": str(LIMIT_MS)})
         create_topic(cluster, "t", 2)
         files = create_topic(cluster, "files", configs={"inline.max.bytes": "0"})
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(files, [Records(0, table("before"))])
         producing = PythonProcess(
             "-m", "tests.support.steady_producer", address, "t", "p", "all",
@@ -78,7 +79,7 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         acknowledged = Acknowledgements(producing)
         acknowledged.wait_for_more(60)
         at_the_old_one = Cluster.open(url)
-        old_log = Log(at_the_old_one)
+        old_log = ClientLog(at_the_old_one)
         old_topic = old_log.find_topic("t")
         maintaining = PythonProcess("-m", "tests.support.maintenance_process", url, "files", stdin=subprocess.PIPE,
                                     stdout=subprocess.PIPE, text=True)  # fmt: skip
@@ -111,7 +112,7 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         at_the_old_one.close()
 
         with Cluster.open(pair.standby.url(url.rpartition("/")[2])) as promoted:
-            log = Log(promoted)
+            log = ClientLog(promoted)
             stored = {}
             for partition, offset, text in read_all(log, log.find_topic("t")):
                 stored.setdefault(text.encode(), []).append((partition, offset))

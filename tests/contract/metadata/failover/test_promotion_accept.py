@@ -14,8 +14,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import StoreChangedError
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
@@ -92,7 +93,7 @@ REFUSALS = {
 def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
     cluster, folder = clusters["failover"], tmp_path / "failover"
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0", "retention.ms": "-1"})
-    log = Log(cluster)
+    log = ClientLog(cluster)
     log.append(topic, [Records(0, table("before"))])
     with Coordinator(cluster):
         wait_until(lambda: (folder / "store-0.beat").exists())

@@ -13,7 +13,8 @@ from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partiti
 from pyspark.worker_util import pickleSer
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.read.batch_reader import BatchReader
 from spark_log.spark.datasource.read.stream_reader import StreamReader
@@ -35,7 +36,7 @@ def address(tmp_path: Path) -> str:
     address = str(tmp_path / "the-address")
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "100"})
-        log = Log(cluster)
+        log = ClientLog(cluster)
         log.append(topic, [Records(0, table("a", "b")), Records(1, table("x" * 10_000, "y"))])
         log.append(topic, [Records(0, table("c"))])
         log.close()
@@ -140,7 +141,7 @@ def test_commit_of_a_batch_write_finds_the_address(address: str) -> None:
     pickleSer.loads(pickleSer.dumps(on_executor)).commit([pickleSer.loads(pickleSer.dumps(message))])
     assert not kept.exists()
     with Cluster.open(address) as cluster:
-        log = Log(cluster)
+        log = ClientLog(cluster)
         assert sum(end - start for start, end in log.positions(log.find_topic("t")).values()) == 6
 
 

@@ -24,8 +24,8 @@ from spark_log.errors import (
 )
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.partitioner import partition_of_key
-from spark_log.log.log import Log
 from spark_log.log.records.schema import HEADERS
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.spark.datasource.write import task_writer
@@ -52,8 +52,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def log(cluster: Cluster) -> Iterator[Log]:
-    log = Log(cluster)
+def log(cluster: Cluster) -> Iterator[ClientLog]:
+    log = ClientLog(cluster)
     yield log
     log.close()
 
@@ -89,7 +89,7 @@ def files(cluster: Cluster) -> list[Path]:
     return sorted(Path(info.uri.removeprefix("file://")).glob("*/_segments/*/*"))
 
 
-def by_partition(log: Log, topic: Topic) -> dict[int, list[str]]:
+def by_partition(log: ClientLog, topic: Topic) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for partition, _, value in read_all(log, topic):
         found.setdefault(partition, []).append(value)
@@ -99,7 +99,7 @@ def by_partition(log: Log, topic: Topic) -> dict[int, list[str]]:
 # --- routing --------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_hashed_as_in_kafka_clients(cluster: Cluster, log: Log) -> None:
+def test_keys_are_hashed_as_in_kafka_clients(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, partitions=5), plan(cluster)
     keys = [f"key-{n % 40}".encode() for n in range(400)]
     values = [f"{key.decode()}/{n}" for n, key in enumerate(keys)]
@@ -111,7 +111,7 @@ def test_keys_are_hashed_as_in_kafka_clients(cluster: Cluster, log: Log) -> None
     assert found == expected
 
 
-def test_explicit_partition_overrides_the_key_unless_it_is_null(cluster: Cluster, log: Log) -> None:
+def test_explicit_partition_overrides_the_key_unless_it_is_null(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, partitions=4), plan(cluster)
     by_key = partition_of_key(b"k", 4)
     other = (by_key + 1) % 4
@@ -120,7 +120,7 @@ def test_explicit_partition_overrides_the_key_unless_it_is_null(cluster: Cluster
     assert by_partition(log, topic) == {other: ["to-other"], by_key: ["by-key"]}
 
 
-def test_null_keys_spread_evenly_also_for_small_tasks(cluster: Cluster, log: Log) -> None:
+def test_null_keys_spread_evenly_also_for_small_tasks(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, partitions=3), plan(cluster)
     batch = rows([str(n) for n in range(30_000)])
     small = [write(this, rows([f"small {task}"]), attempt=task) for task in range(3)]
@@ -139,14 +139,14 @@ def test_unknown_partition_is_refused(cluster: Cluster, partition: int) -> None:
         write(plan(cluster), rows(["a"], partition=pa.array([partition], pa.int32())))
 
 
-def test_column_topic_routes_rows_without_the_option(cluster: Cluster, log: Log) -> None:
+def test_column_topic_routes_rows_without_the_option(cluster: Cluster, log: ClientLog) -> None:
     first, second, this = make(cluster, "a", 1), make(cluster, "b", 2), plan(cluster, None)
     batch = rows(["1", "2", "3"], topic=["a", "b", "a"], partition=pa.array([0, 1, 0], pa.int32()))
     commit(cluster, this, write(this, batch))
     assert (by_partition(log, first), by_partition(log, second)) == ({0: ["1", "3"]}, {1: ["2"]})
 
 
-def test_topic_option_overrides_the_column(cluster: Cluster, log: Log) -> None:
+def test_topic_option_overrides_the_column(cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "a", 1)
     chosen, this = make(cluster, "t", 1), plan(cluster, "t")
     commit(cluster, this, write(this, rows(["1", "2"], topic=["a", None])))
@@ -176,7 +176,7 @@ def test_invalid_topic_in_a_row_is_refused(
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
-def test_small_outputs_become_blobs_and_large_ones_files(cluster: Cluster, log: Log) -> None:
+def test_small_outputs_become_blobs_and_large_ones_files(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, inline_max_bytes=str(10 * KIB), compression_type="none"), plan(cluster)
     batch = rows(["small", "x" * 20 * KIB, "y"], partition=pa.array([0, 1, 2], pa.int32()))
     output = write(this, batch)
@@ -186,7 +186,7 @@ def test_small_outputs_become_blobs_and_large_ones_files(cluster: Cluster, log: 
     assert by_partition(log, topic) == {0: ["small"], 1: ["x" * 20 * KIB], 2: ["y"]}
 
 
-def test_blobs_of_a_task_are_limited(cluster: Cluster, log: Log) -> None:
+def test_blobs_of_a_task_are_limited(cluster: Cluster, log: ClientLog) -> None:
     topic, whole = make(cluster, partitions=20, compression_type="none"), plan(cluster)
     this = replace(whole, inline_bytes_max=10 * KIB)
     values = [f"{p}" * KIB for p in range(20)]
@@ -197,7 +197,7 @@ def test_blobs_of_a_task_are_limited(cluster: Cluster, log: Log) -> None:
     assert by_partition(log, topic) == {p: [value] for p, value in enumerate(values)}
 
 
-def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: Log) -> None:
+def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: ClientLog) -> None:
     configs = {"segment_bytes": str(KIB * KIB), "inline_max_bytes": "0", "compression_type": "none"}
     topic, this = make(cluster, partitions=1, **configs), plan(cluster)
     random = np.random.default_rng(1)
@@ -208,7 +208,7 @@ def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: Log) -> No
     assert by_partition(log, topic) == {0: values}
 
 
-def test_all_fields_of_a_record_are_kept(cluster: Cluster, log: Log) -> None:
+def test_all_fields_of_a_record_are_kept(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, partitions=1), plan(cluster)
     headers = pa.array([[("a", b"1"), ("a", None)], None, []], HEADERS)
     instant = 1_700_000_000_123_456
@@ -266,7 +266,7 @@ def test_compacted_topic_refuses_null_keys(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
 def test_timestamp_of_a_row_is_its_encoding_time(
-    cluster: Cluster, log: Log, kind: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, log: ClientLog, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the plan would be wrong: stages before the write may take hours. Another host counts from its task's
     start.
@@ -292,7 +292,7 @@ def test_timestamp_of_a_row_is_its_encoding_time(
     assert stamped_after_ms(elsewhere) == [0, 1]
 
 
-def test_no_rows_make_no_batches(cluster: Cluster, log: Log) -> None:
+def test_no_rows_make_no_batches(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster), plan(cluster)
     output = write(this, rows([]))
     assert (output.batches, output.blobs, output.record_count) == ([], {}, 0)
@@ -329,7 +329,7 @@ def watched(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> tuple[int,
 
 
 def test_memory_is_bounded_for_hundreds_of_partitions(
-    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 128 * KIB
     monkeypatch.setattr(task_writer, "WAITING_BYTES_MAX", limit)
@@ -357,7 +357,7 @@ def test_memory_is_bounded_for_hundreds_of_partitions(
 
 @pytest.mark.parametrize("inline", [0, 64 * KIB])
 def test_few_buffered_rows_do_not_keep_their_source_batches(
-    cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, inline: int
+    cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
     """One row in a thousand goes to a partition of its own: its slices must not keep whole batches in memory."""
     limit = 2 * KIB * KIB
@@ -390,7 +390,7 @@ def test_abort_removes_open_and_finished_files(cluster: Cluster, monkeypatch: py
     assert files(cluster) == []
 
 
-def test_aborted_job_leaves_no_files(cluster: Cluster, log: Log) -> None:
+def test_aborted_job_leaves_no_files(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, inline_max_bytes="0"), plan(cluster)
     output = write(this, rows(["a", "b"]))
     assert files(cluster)
@@ -398,7 +398,7 @@ def test_aborted_job_leaves_no_files(cluster: Cluster, log: Log) -> None:
     assert files(cluster) == [] and by_partition(log, topic) == {}
 
 
-def test_abort_after_the_commit_deletes_nothing(cluster: Cluster, log: Log) -> None:
+def test_abort_after_the_commit_deletes_nothing(cluster: Cluster, log: ClientLog) -> None:
     """A commit whose answer was lost: Spark calls abort although the files are in the log."""
     topic, this = make(cluster, partitions=1, inline_max_bytes="0"), plan(cluster)
     output = write(this, rows(["a", "b"]))
@@ -407,7 +407,7 @@ def test_abort_after_the_commit_deletes_nothing(cluster: Cluster, log: Log) -> N
     assert by_partition(log, topic) == {0: ["a", "b"]}
 
 
-def test_two_attempts_of_a_task_use_different_files(cluster: Cluster, log: Log) -> None:
+def test_two_attempts_of_a_task_use_different_files(cluster: Cluster, log: ClientLog) -> None:
     topic, this = make(cluster, partitions=1, inline_max_bytes="0"), plan(cluster)
     first, second = write(this, rows(["a"]), attempt=0), write(this, rows(["a"]), attempt=1)
     assert len(files(cluster)) == 2
@@ -440,7 +440,7 @@ def test_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> Non
 # --- pending --------------------------------------------------------------------------------------------------------
 
 
-def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: Log) -> None:
+def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: ClientLog) -> None:
     """The later write runs first; the rows of the earlier one still come first."""
     topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
     ref = init_producer(cluster, "t", 60_000).ref

@@ -1,6 +1,7 @@
-"""Sealing by clients under interruptions: appends during a check of the tails, failures, the end of a program."""
+"""The table loop of clients under interruptions: appends during a round, failures, the end of a program."""
 
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,12 +12,11 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.log.log import Log
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
-from spark_log.maintenance.rewrite import client_sealer as sealer_module
-from spark_log.maintenance.rewrite.client_sealer import Sealer
+from spark_log.maintenance.rewrite import table_loop
+from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.delta_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
@@ -31,7 +31,7 @@ sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=Tr
 
 @pytest.fixture
 def busy_log(cluster):
-    log = Log(cluster, seal_beside=True)
+    log = ClientLog(cluster, in_thread=True)
     yield log
     log.close()
 
@@ -40,24 +40,24 @@ def busy_log(cluster):
 def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
     topic = make(cluster, "t", delta_max_lag_ms=str(2**63 - 1), inline_tail_bytes="2000")
     append(busy_log, topic, "small")
-    [watched] = busy_log._sealer._watched.values()
-    until(lambda: watched.check_at_s > clock.monotonic_s() + 10, cluster.store)
-    busy_log._sealer._thread.join(0.1)
+    [touched] = busy_log._loop._touched.values()
+    until(lambda: touched.due_s > clock.monotonic_s() + 10, cluster.store)
+    busy_log._loop._thread.join(0.1)
     append(busy_log, topic, "x" * 1000, "y" * 1000)
     until(lambda: tail(cluster) == 0, cluster.store)
 
 
 @sqlite_only
-def test_an_append_during_a_check_of_the_tails_is_seen_by_the_next_check(cluster, busy_log, monkeypatch):
+def test_an_append_during_a_round_is_seen_by_the_next_one(cluster, busy_log, monkeypatch):
     topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
-    ask, come = sealer_module.lease_status, iter(["during the read"])
+    publish, come = table_loop.try_publish, iter(["after its tail was sealed"])
 
-    def lease_status(*arguments):
-        for value in come if tail(cluster) == 0 else ():
+    def try_publish(*arguments):
+        for value in come:
             append(busy_log, topic, value)
-        return ask(*arguments)
+        return publish(*arguments)
 
-    monkeypatch.setattr(sealer_module, "lease_status", lease_status)
+    monkeypatch.setattr(table_loop, "try_publish", try_publish)
     append(busy_log, topic, "first")
     until(lambda: _end(cluster) == 2 and tail(cluster) == 0, cluster.store)
 
@@ -94,44 +94,54 @@ def test_a_failed_seal_is_retried_within_the_lag(cluster, busy_log):
 
 
 def failures(log):
-    return sum(each.failures for each in log._sealer._watched.values())
+    return sum(each.failures for each in log._loop._touched.values())
 
 
 @sqlite_only
-def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster):
-    topics = create_topic(cluster, "a"), create_topic(cluster, "b")
+def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster, busy_log, monkeypatch):
+    topics = [make(cluster, name, inline_tail_bytes="100") for name in ("a", "b")]
     other_sealed = threading.Event()
 
-    def seal(topic, partition):
+    def seal(_cluster, _writer, topic, _partition):
         if topic.name == "b":
             other_sealed.set()
         elif not other_sealed.is_set():
-            sealer.add(topic, partition)
-        return 0
+            busy_log._loop._touch(topic, full=0)
 
-    sealer = Sealer(cluster, None, seal, beside=True)
+    monkeypatch.setattr(table_loop, "seal", seal)
     for topic in topics:
-        sealer.add(topic, 0)
+        append(busy_log, topic, "x" * 100)
     assert other_sealed.wait(30)
-    sealer.close(30)
 
 
 @sqlite_only
-def test_close_starts_no_seal_after_its_timeout(cluster, log):
+def test_close_starts_no_seal_after_its_timeout(cluster, log, monkeypatch):
     topic = make(cluster, "t", 8)
     for partition in range(8):
         append(log, topic, "a", partition=partition)
     begun = []
 
-    def seal(_topic, partition):
+    def seal(_cluster, _writer, _topic, partition):
         begun.append(partition)
         time.sleep(0.3)
-        return 0
 
-    sealer = Sealer(cluster, log._writer, seal)
-    sealer.watch(topic)
-    sealer.close(0.4)
+    monkeypatch.setattr(table_loop, "seal", seal)
+    loop = TableLoop(cluster, log._writer)
+    loop.watch([topic])
+    loop.close(0.4)
     assert 1 <= len(begun) <= 2
+
+
+@sqlite_only
+def test_an_append_waits_for_a_tail_that_the_thread_does_not_seal_in_time(cluster, busy_log, monkeypatch):
+    """Otherwise a fast writer would grow the metadata store without bound."""
+    topic = make(cluster, "t", inline_tail_bytes="2000")
+    monkeypatch.setattr(busy_log._loop, "_run", lambda: None)
+    for _ in range(3):
+        append(busy_log, topic, os.urandom(500).hex())
+    assert tail(cluster) == 3
+    append(busy_log, topic, os.urandom(4_000).hex())
+    assert tail(cluster) == 0
 
 
 @sqlite_only
@@ -172,8 +182,8 @@ CLOSING = """
 import sys, threading, time
 from spark_log import Producer, create_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.maintenance.rewrite import client_sealer
-publish = client_sealer.try_publish
+from spark_log.maintenance.rewrite import table_loop
+publish = table_loop.try_publish
 began = threading.Event()
 
 def slowly(*arguments):
@@ -182,7 +192,7 @@ def slowly(*arguments):
     print("published")
     return publish(*arguments)
 
-client_sealer.try_publish = slowly
+table_loop.try_publish = slowly
 create_topic(Cluster.init(sys.argv[1]), "t")
 producer = Producer(cluster=sys.argv[1])
 producer.send("t", b"v")

@@ -1,0 +1,28 @@
+"""Failures of log dirs that writers report, until the controller has inspected them."""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import change_log_dirs
+from spark_log.ids import LogDirId
+from spark_log.metadata.sql_columns import LOG_DIR
+from spark_log.metadata.store import Attempt, Store
+
+
+def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
+    """Ask the controller to inspect a log dir where a file of `size` bytes could not be written."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
+
+    store.transact(body, announce=True)
+
+
+def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
+    """Online log dirs with a reported failure."""
+    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
+    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+
+def any_log_dir_offline(connection: sa.Connection) -> bool:
+    """Whether a log dir is marked as failed. It may be back, which an inspection finds out."""
+    return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None

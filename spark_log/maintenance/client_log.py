@@ -1,0 +1,106 @@
+"""The log of a process that appends: with replication, and with the loop that keeps its Delta tables fresh."""
+
+from collections.abc import Iterable
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
+from spark_log.log.append.write_ids import Writer
+from spark_log.log.log import Log
+from spark_log.log.reader import LogReader
+from spark_log.maintenance.removal.expired_records import ExpiredWatch
+from spark_log.maintenance.rewrite.long_tails import LongTails
+from spark_log.maintenance.rewrite.table_loop import TableLoop
+from spark_log.maintenance.rewrite.tail_seal import seal
+from spark_log.replication.replicas.followers import Followers
+from spark_log.replication.replicas.replicated_append import ReplicatedAppends
+from spark_log.tables.publication import try_publish
+
+_DRAIN_S = 10.0
+
+
+class ClientLog(Log):
+    """A `Log` that is complete: an append reaches the replicas, and the topic's Delta tables.
+
+    >>> log = ClientLog(Cluster.open("/data/log"))                            # doctest: +SKIP
+    >>> log.append(topic, [Records(0, table)])                                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        settings: ClusterSettings | None = None,
+        holder: str = "log",
+        in_thread: bool = False,
+        inline_bytes_min: tuple[int, int] = (0, 0),
+        internal: bool = False,
+    ) -> None:
+        """With `in_thread` tails are sealed and files are published in a thread, for a process that appends repeatedly.
+
+        `inline_bytes_min`: lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this log to topics
+        that leave these configs at their defaults. For a process that gathers the batches of many clients: a file for
+        each of them costs several times a blob. `internal`: as for `Log`.
+        """
+        writer = _writer(cluster, holder, settings)
+        self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
+        self._followers = Followers(cluster)
+        self.expired = ExpiredWatch(cluster.store)
+        """Finds appended records that are already older than retention.ms: `take` them and warn."""
+        super().__init__(
+            cluster,
+            writer,
+            ReplicatedAppends(cluster, settings),
+            (self._followers, self.expired, self._loop),
+            tail_limit=LongTails(cluster, writer, settings),
+            inline_max_bytes_min=inline_bytes_min[0],
+            internal=internal,
+        )
+
+    def close(self, *, more_to_come: bool = False) -> None:
+        """Copy to the replicas that lag behind this log's appends, and do a last round of the table loop, which seals
+        all tails if no coordinator runs. Takes a few seconds at most.
+
+        With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
+        as delta.max.lag.ms needs, not after every append.
+        """
+        if self._followers.woken:
+            self._followers.drain(_DRAIN_S)
+            self._followers.close(_DRAIN_S)
+        self._loop.close(_DRAIN_S, more_to_come=more_to_come)
+        super().close()
+
+    def seal_at_close(self, topics: Iterable[Topic]) -> None:
+        """Seal the tails of these topics at close, as if this log had appended to them. For the micro-batches of a
+        query, each of which has a log of its own.
+        """
+        self._loop.watch(topics)
+
+    def stop_sealing(self) -> None:
+        """Make a running or later `close` in another thread start no further sealing."""
+        self._loop.stop_after_current_tail()
+
+    def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
+        """Seal the tails of the partitions now, and publish; returns the number of new segment files.
+
+        0 for a topic that has been deleted, or deleted and created again.
+        """
+        files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
+        if files:
+            try_publish(self.cluster, [topic])
+        return files
+
+
+class TaskReader(LogReader):
+    """Plans reads that other processes do, with short inline tails."""
+
+    def __init__(self, cluster: Cluster, *, holder: str) -> None:
+        self._writer = _writer(cluster, holder)
+        super().__init__(cluster, LongTails(cluster, self._writer))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _writer(cluster: Cluster, holder: str, settings: ClusterSettings | None = None) -> Writer:
+    return Writer(cluster.store, holder, (settings or cluster.store.settings).producer_write_id_lease_ms)

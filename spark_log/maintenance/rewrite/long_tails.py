@@ -1,0 +1,41 @@
+"""The inline tails of a plan that is sent to other processes: it carries their bytes, so long ones are sealed first."""
+
+import logging
+from collections.abc import Mapping
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import TopicPartition
+from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.rewrite.tail_seal import seal
+
+logger = logging.getLogger(__name__)
+
+
+class LongTails:
+    """The `TailLimit` of plan.inline.bytes.per.task.max and plan.inline.bytes.max."""
+
+    def __init__(self, cluster: Cluster, writer: Writer, settings: ClusterSettings | None = None) -> None:
+        self._cluster, self._writer, self._settings = cluster, writer, settings
+
+    def too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """The longest tails, chosen so that the other tails stay within the limits of a plan."""
+        settings = self._settings or self._cluster.store.settings
+        excess = sum(sizes.values()) - settings.plan_inline_bytes_max
+        chosen: list[TopicPartition] = []
+        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            if size <= settings.plan_inline_bytes_per_task_max and excess <= 0:
+                break
+            chosen.append(partition)
+            excess -= size
+        return chosen
+
+    def seal(self, topic: Topic, partition: int) -> bool:
+        """Seal a tail. A failure is logged, not raised: the read does not depend on it."""
+        try:
+            return seal(self._cluster, self._writer, topic, partition) > 0
+        except (SparkLogError, OSError) as error:
+            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
+            return False

@@ -1,0 +1,293 @@
+"""The loop of a process that appends: it seals the tails of the topics that it appends to, and publishes their files.
+
+A coordinator does this for all topics. While one lives, the loop only seals full tails and publishes new files of its
+own appends; without one it keeps delta.max.lag.ms. It reads the age of the tails from the store, so it also finds a
+tail that a killed process has left.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, lease_status
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, redact
+from spark_log.log.append.companions import Append
+from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
+from spark_log.maintenance.rewrite.table_schedule import (
+    PUBLISH_MS,
+    Tail,
+    due_tails,
+    look_after_ms,
+    next_look_ms,
+    pause_ms,
+    retry_after_ms,
+)
+from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
+from spark_log.process import start_thread, stop_at_exit
+from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.publication import try_publish
+
+logger = logging.getLogger(__name__)
+
+_TAILS_MAX = 4
+"""Multiple of inline.tail.bytes at which the appending thread seals a tail itself: the loop does not keep up."""
+_MERGE_BYTES_MAX = 16 * 2**20
+"""Size of the largest file that a client merges; the coordinator merges larger ones."""
+
+
+@dataclass
+class _Touched:
+    """A topic that this process has appended to. `due_s`: when its next round is due. `full`: partitions with a full
+    tail. `has_tails`: it may have tails. `has_files`: new files are not published yet. `failures`: rounds in a row that
+    left due work.
+    """
+
+    topic: Topic
+    due_s: float = math.inf
+    full: set[int] = field(default_factory=set)
+    has_tails: bool = False
+    has_files: bool = False
+    appends: int = 0
+    began_s: float = -math.inf
+    failures: int = 0
+    working: threading.Lock = field(default_factory=threading.Lock)
+
+
+class TableLoop:
+    """Listens to the appends of a `Log`. Thread-safe.
+
+    With `in_thread` it works in a daemon thread, which starts with the first append; otherwise in the appends
+    themselves, and in `close`.
+    """
+
+    def __init__(self, cluster: Cluster, writer: Writer, *, in_thread: bool = False, tail_bytes_min: int = 0) -> None:
+        """`tail_bytes_min`: lower bound of inline.tail.bytes, for topics that leave it at its default."""
+        self._cluster, self._writer, self._tail_bytes_min = cluster, writer, tail_bytes_min
+        self._in_thread = in_thread
+        self._changed = threading.Condition()
+        self._touched: dict[int, _Touched] = {}
+        self._stopped = False
+        self._until_s = math.inf
+        self._thread: threading.Thread | None = None
+
+    def appended(self, append: Append) -> None:
+        """As `AppendListener.appended`."""
+        overflowing: set[int] = set()
+        for (topic_id, partition), state in append.partitions.items():
+            topic = append.topics[topic_id]
+            full_bytes = topic.config.inline_tail_bytes
+            if "inline.tail.bytes" not in topic.overrides:
+                full_bytes = max(full_bytes, self._tail_bytes_min)
+            if state.tail_bytes >= full_bytes:
+                self._touch(topic, full=partition)
+                if state.tail_bytes >= _TAILS_MAX * full_bytes:
+                    overflowing.add(topic_id)
+            elif state.tail_bytes:
+                self._touch(topic)
+        for topic_id in append.topics_with_files:
+            self._touch(append.topics[topic_id], has_files=True)
+        if self._in_thread:
+            for topic_id in overflowing:
+                self._work(topic_id)
+        else:
+            self._work_due()
+
+    def watch(self, topics: Iterable[Topic]) -> None:
+        """Seal the tails of these topics at `close`, as if they had been appended to here."""
+        for topic in topics:
+            self._touch(topic)
+
+    def _touch(self, topic: Topic, *, full: int | None = None, has_files: bool = False) -> None:
+        with self._changed:
+            touched = self._touched.setdefault(topic.topic_id, _Touched(topic))
+            touched.topic = topic
+            touched.appends += 1
+            now_s, due_s = clock.monotonic_s(), math.inf
+            if full is not None:
+                touched.full.add(full)
+                due_s = now_s
+            elif has_files:
+                touched.has_files = True
+                due_s = max(now_s, touched.began_s + PUBLISH_MS / 1000) if self._in_thread else now_s
+            elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
+                touched.has_tails = True  # of unknown age: an earlier process may have left them
+                due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
+            if due_s < touched.due_s:
+                touched.due_s = due_s
+                if self._in_thread and self._thread is None and not self._stopped:
+                    self._thread = start_thread(self._run, "spark-log-tables")  # without it, `close` does the work
+                    stop_at_exit(self)
+                self._changed.notify_all()
+
+    # The rounds ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (wait_s := self._next_s() - clock.monotonic_s()) > 0:
+                    self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
+                if self._stopped:
+                    return
+            self._work_due()
+
+    def _next_s(self) -> float:
+        with self._changed:
+            return min((each.due_s for each in self._touched.values()), default=math.inf)
+
+    def _work_due(self) -> None:
+        """A round of each topic that is due, in the order in which they became due."""
+        now_s = clock.monotonic_s()
+        with self._changed:
+            due = sorted((each.due_s, topic_id) for topic_id, each in self._touched.items() if each.due_s <= now_s)
+        for _, topic_id in due:
+            if self._time_is_left() and not self._stopped:
+                self._work(topic_id)
+
+    def _work(self, topic_id: int) -> None:
+        """One round of a topic. Raises nothing: what fails is due again later, and for every other client."""
+        with self._changed:
+            touched = self._touched.get(topic_id)
+        if touched is None:
+            return
+        with touched.working:
+            with self._changed:
+                full, has_files, appends = touched.full, touched.has_files, touched.appends
+                touched.full, touched.has_files, touched.due_s = set(), False, math.inf
+                touched.began_s = clock.monotonic_s()
+            topic, done, wait_ms = touched.topic, False, None
+            try:
+                found = self._tails(topic)
+                now_ms, alone = self._cluster.store.now().wall_ms, self._is_alone()
+                due = due_tails(found, topic.config, now_ms) if alone else []
+                done = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
+                wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms)
+            except (SparkLogError, OSError) as error:
+                logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
+            except Exception:  # a bug: the loop goes on with the other topics
+                logger.exception("topic %s: tails not sealed", topic.name)
+            with self._changed:
+                touched.failures = 0 if done else touched.failures + 1
+                touched.has_files = touched.has_files or (has_files and not done)
+                if not done:
+                    wait_ms = retry_after_ms(topic.config, touched.failures - 1)
+                elif wait_ms is None and touched.appends > appends:
+                    wait_ms = look_after_ms(topic.config)
+                touched.has_tails = wait_ms is not None and topic.config.delta_max_lag_ms >= 0
+                if wait_ms is not None and touched.has_tails:
+                    touched.due_s = min(touched.due_s, clock.monotonic_s() + wait_ms / 1000)
+                if touched.due_s < math.inf:
+                    self._touched.setdefault(topic_id, touched)
+                elif self._touched.get(topic_id) is touched:
+                    del self._touched[topic_id]  # the next append adds it again
+
+    def _is_alone(self) -> bool:
+        return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
+
+    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool:
+        """Seal these tails and publish what is new; merge small files if no coordinator lives. Whether all was done."""
+        wanted = sorted(partitions)
+        sealed = [number for number in wanted if self._time_is_left() and self._seal(topic, number)]
+        done = len(sealed) == len(wanted)
+        if sealed or publish or (alone and self._is_unpublished(topic)):
+            done = try_publish(self._cluster, [topic]) and done
+        if not alone or not sealed or not self._time_is_left():
+            return done
+        crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
+        merged = False
+        for number in sorted({*sealed} & {*crowded}):
+            for _ in merge(
+                self._cluster, self._writer, topic, number, growth=BACKGROUND_GROWTH, bytes_max=_MERGE_BYTES_MAX
+            ):
+                merged = True
+                if not self._time_is_left():
+                    break
+        if merged:
+            try_publish(self._cluster, [topic])
+        return done
+
+    def _seal(self, topic: Topic, partition: int) -> bool:
+        """Whether the tail was sealed, or there was none."""
+        try:
+            seal(self._cluster, self._writer, topic, partition)
+        except (SparkLogError, OSError) as error:
+            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
+            return False
+        return True
+
+    def _is_unpublished(self, topic: Topic) -> bool:
+        """Whether some Delta table of the topic lacks a file."""
+        lags = self._cluster.store.read(lambda connection: delta_lags(connection, [topic.topic_id]))
+        return any(lag.sealed_ms is not None for lag in lags.values())
+
+    def _tails(self, topic: Topic) -> list[Tail]:
+        return self._cluster.store.read(lambda connection: tails(connection, [topic.topic_id])).get(topic.topic_id, [])
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
+        """One last round of all topics: full tails are sealed and new files published, and unless a coordinator lives,
+        all tails are sealed.
+
+        With `more_to_come` (after a micro-batch) another process will append to the same topics: then only tails that
+        are due are sealed, or those of a topic that got no new files for a while. So the first micro-batch after a
+        pause is sealed, since it may be the only one, and many that follow one another share a file.
+
+        Starts no work after `timeout_s`, or after `stop_after_current_tail`: the next client that appends, or the
+        coordinator, does the rest.
+        """
+        with self._changed:
+            until_s = self._until_s = min(self._until_s, clock.monotonic_s() + timeout_s)
+        for thread in self.request_stop():
+            thread.join(max(0.0, until_s - clock.monotonic_s()))
+        with self._changed:
+            left = list(self._touched.values())
+            self._touched.clear()
+        try:
+            alone = not left or self._is_alone()
+            for touched in left:
+                if not self._time_is_left():
+                    break
+                partitions = touched.full
+                if alone and self._is_to_be_sealed(touched, more_to_come):
+                    partitions = partitions | {tail.partition for tail in self._tails(touched.topic)}
+                if partitions or touched.has_files:
+                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone)
+        except (SparkLogError, OSError) as error:
+            logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
+        except Exception:  # a bug: the records are appended all the same
+            logger.exception("inline tails are left to the next client that appends")
+
+    def _is_to_be_sealed(self, touched: _Touched, more_to_come: bool) -> bool:
+        """Whether to seal all tails of the topic in the last round."""
+        if touched.topic.config.delta_max_lag_ms < 0 or not (touched.has_tails or touched.full):
+            return False
+        return not more_to_come or self._may_be_the_last(touched.topic)
+
+    def _may_be_the_last(self, topic: Topic) -> bool:
+        """Whether to seal now because there may be no further append."""
+        files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
+        now_ms = self._cluster.store.now().wall_ms
+        paused = not 0 <= now_ms - files_ms < pause_ms(topic.config)
+        return paused or bool(due_tails(self._tails(topic), topic.config, now_ms))
+
+    def stop_after_current_tail(self) -> None:
+        """End a `close` in another thread, running or future, as soon as its current tail is sealed and published."""
+        with self._changed:
+            self._until_s = -math.inf
+            self._changed.notify_all()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Stop the thread after its current round; `close` does the rest."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        return [] if self._thread is None else [self._thread]
+
+    def _time_is_left(self) -> bool:
+        return clock.monotonic_s() < self._until_s

@@ -1,0 +1,79 @@
+"""When tails are sealed: which are due, and when to look again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_log.config import TopicConfig
+from spark_log.maintenance.rewrite.table_schedule import (
+    Tail,
+    due_tails,
+    look_after_ms,
+    next_look_ms,
+    retry_after_ms,
+)
+
+NOW_MS = 10_000_000
+
+
+def tail(partition, age_ms, size=10):
+    return Tail(partition, size, NOW_MS - age_ms)
+
+
+def partitions(tails, ahead_ms=0, **configs):
+    return [each.partition for each in due_tails(tails, TopicConfig(**configs), NOW_MS, ahead_ms)]
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "age_ms", "due"),
+    [
+        (60_000, 0, False),
+        (60_000, 53_999, False),
+        (60_000, 54_000, True),
+        (60_000, -1, True),  # the clock was set back
+        (0, 0, True),
+        (-1, 3_600_000, False),
+    ],
+)
+def test_tail_is_due_after_nine_tenths_of_the_lag(lag_ms, age_ms, due):
+    assert partitions([tail(0, age_ms)], delta_max_lag_ms=lag_ms) == [0] * due
+
+
+def test_time_until_the_next_check_counts():
+    assert partitions([tail(0, 53_500)], ahead_ms=499) == []
+    assert partitions([tail(0, 53_500)], ahead_ms=500) == [0]
+
+
+def test_all_tails_are_due_with_the_oldest():
+    assert partitions([tail(0, 0), tail(1, 60_000), tail(2, 5)]) == [0, 1, 2]
+
+
+def test_segment_ms_and_size_make_single_tails_due():
+    tails = [tail(0, 0), tail(1, 1_000), tail(2, 0, size=1_000)]
+    assert partitions(tails, segment_ms=1_000, inline_tail_bytes=1_000) == [1, 2]
+
+
+@given(
+    lag_ms=st.integers(-1, 120_000),
+    ages_ms=st.lists(st.integers(0, 200_000), max_size=5),
+)
+def test_tails_that_are_not_due_are_looked_at_before_their_lag_is_over(lag_ms, ages_ms):
+    """In time for delta.max.lag.ms, but at most once a second."""
+    config = TopicConfig(delta_max_lag_ms=lag_ms)
+    tails = [tail(number, age_ms) for number, age_ms in enumerate(ages_ms)]
+    waiting = [each for each in tails if each not in due_tails(tails, config, NOW_MS)]
+    wait_ms = next_look_ms(waiting, config, NOW_MS)
+    if not waiting or lag_ms < 0:
+        assert wait_ms is None
+    else:
+        assert wait_ms >= 1_000
+        assert max(ages_ms) + wait_ms <= max(lag_ms, max(ages_ms) + 1_000)
+        later_ms = NOW_MS + wait_ms
+        assert due_tails(waiting, config, later_ms), "the look finds work"
+
+
+def test_failures_are_retried_in_the_time_that_the_lag_leaves_and_then_ever_later():
+    config = TopicConfig(delta_max_lag_ms=60_000)
+    assert [retry_after_ms(config, failures) for failures in range(5)] == [6_000, 12_000, 24_000, 48_000, 54_000]
+    assert retry_after_ms(config, 10**6) == look_after_ms(config) == 54_000
+    assert retry_after_ms(TopicConfig(delta_max_lag_ms=100), 0) == 1_000
