@@ -34,10 +34,12 @@ settings.load_profile("spark-log")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Groups for `--dist loadgroup`: the tests of a group run in one worker, all others wherever a worker is free.
+    """Leave out PostgreSQL for tests marked `on_sqlite`. Make groups for `--dist loadgroup`: the tests of a group run
+    in one worker, all others wherever a worker is free.
 
     The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
     """
+    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) == "postgres")]
     for item in items:
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -45,6 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found
         ):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def _store_of(item: pytest.Function) -> object:
+    return item.callspec.params.get("cluster_address") if hasattr(item, "callspec") else None
 
 
 def pytest_collection_finish() -> None:

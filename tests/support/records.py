@@ -1,5 +1,6 @@
 """Records for the tests: small tables of RECORD_SCHEMA, and reads of a log."""
 
+import random
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -42,3 +43,8 @@ def read_all(log: ClientLog, topic: Topic) -> list[tuple[int, int, str]]:
         for batch in log.read(ranges_of(log, topic), schema)
         for row in batch.to_pylist()
     ]
+
+
+SMALL_BLOBS = {"inline.max.bytes": "2000"}
+LARGE = random.Random(0).randbytes(10_000).hex()
+"""A value that becomes a file with SMALL_BLOBS, even when compressed."""

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic
+from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -111,3 +111,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def find(cluster: Cluster, name: str) -> Topic:
+    return cluster.store.read(lambda connection: find_topic(connection, name))

@@ -10,7 +10,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
 
-pytestmark = pytest.mark.usefixtures("resource_oracle")
+pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
 
 
 def test_send_table(produce, cluster, log):

@@ -16,6 +16,8 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.producing import change, rows, stored
 
+pytestmark = pytest.mark.on_sqlite
+
 QUICK = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "retry_backoff_ms": 5}
 
 

@@ -18,7 +18,7 @@ from spark_log.replication.replicas.replica_moves import switch_reassignments
 from tests.support.producing import stored
 from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
 
-pytestmark = pytest.mark.usefixtures("resource_oracle")
+pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
 
 LARGE = random.Random(0).randbytes(20_000)
 FILE, BLOB = "file", "blob"

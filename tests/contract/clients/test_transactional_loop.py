@@ -17,6 +17,8 @@ from spark_log.spark.streams.transactional_loop import Totals
 from spark_log.transactions import transaction_store
 from tests.support.topics import all_stored, append, fill, make, stored
 
+pytestmark = pytest.mark.on_sqlite
+
 ALL = ["0/0", "0/1", "0/2", "0/3", "1/0", "1/1", "1/2"]
 
 

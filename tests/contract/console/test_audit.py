@@ -11,6 +11,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IncompatibleSchemaError, PolicyViolationError
 from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
 
+pytestmark = pytest.mark.on_sqlite
+
 
 def test_changes_are_read_newest_first_and_by_what_was_changed(cluster, cluster_address):
     assert read_changes(cluster) == []

@@ -28,6 +28,8 @@ from tests.support.group_members import until
 from tests.support.python_process import PythonProcess
 from tests.support.topics import fill
 
+pytestmark = pytest.mark.on_sqlite
+
 
 @pytest.fixture
 def console(cluster):

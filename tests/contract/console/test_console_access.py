@@ -27,6 +27,8 @@ from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
 
+pytestmark = pytest.mark.on_sqlite
+
 GROUPS = """
 [groups.operators]
 role = "operator"

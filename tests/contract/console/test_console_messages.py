@@ -22,6 +22,8 @@ from tests.support.console import running_console
 from tests.support.topics import append, make
 from tests.support.typed_topics import document, typed
 
+pytestmark = pytest.mark.on_sqlite
+
 SCRIPT = "<script>alert(1)</script>"
 MESSAGES = "/topics/{topic}/messages"
 

@@ -33,6 +33,8 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.console import running_console
 from tests.support.topics import fill, make
 
+pytestmark = pytest.mark.on_sqlite
+
 ACCESS = """
 [groups.some]
 role = "operator"

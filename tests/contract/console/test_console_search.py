@@ -18,6 +18,8 @@ from tests.support.table_topics import compact_now
 from tests.support.topics import append, make
 from tests.support.typed_topics import document, typed
 
+pytestmark = pytest.mark.on_sqlite
+
 PARTITIONS = 3
 
 

@@ -19,6 +19,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.records import NOON_MS, ranges_of
 from tests.support.topics import make
 
+pytestmark = pytest.mark.on_sqlite
+
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 

@@ -28,6 +28,8 @@ from tests.support.gateway_wire import request_about
 from tests.support.opaque_member import OpaqueMember
 from tests.support.topics import make
 
+pytestmark = pytest.mark.on_sqlite
+
 OWN = "own"
 HIDDEN_TOPICS = ("A-hidden", "own-hidden", "z-hidden")
 GROUPS = ("own-consumer", "own-classic", "own-opaque")

@@ -16,6 +16,8 @@ from tests.support.records import ranges_of
 from tests.support.topics import make
 from tests.support.wire_producer import LOADING, VERSIONS, WireProducer, call, code_of
 
+pytestmark = pytest.mark.on_sqlite
+
 POINT = "gateway.transaction-request-read"
 
 

@@ -21,6 +21,8 @@ from tests.support.keyed_log import append_keyed
 from tests.support.records import ranges_of
 from tests.support.topics import make
 
+pytestmark = pytest.mark.on_sqlite
+
 NONE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_RECORD = 0, 3, 87
 
 

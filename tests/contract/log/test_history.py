@@ -41,6 +41,8 @@ from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.replicas import take_away
 
+pytestmark = pytest.mark.on_sqlite
+
 MINUTE_MS = 60_000
 
 

@@ -10,6 +10,8 @@ from spark_log import Consumer, errors
 from spark_log.groups.committed_offsets import committed
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 
+pytestmark = pytest.mark.on_sqlite
+
 P0 = TopicPartition("t", 0)
 
 

@@ -17,6 +17,8 @@ from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
 
+pytestmark = pytest.mark.on_sqlite
+
 T0 = TopicPartition("t", 0)
 
 

@@ -19,6 +19,8 @@ from tests.support.records import ranges_of
 from tests.support.topics import append, make
 from tests.support.typed_topics import KEYS, SCHEMA, WIDER, document, typed
 
+pytestmark = pytest.mark.on_sqlite
+
 SOON_MS = 10_000
 
 

@@ -40,7 +40,7 @@ from tests.support.typed_topics import (
     typed,
 )
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
 def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):

@@ -36,6 +36,8 @@ from tests.support.replicas import bring_back, every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
 from tests.support.topics import make
 
+pytestmark = pytest.mark.on_sqlite
+
 FILES = {"inline_max_bytes": "0", "segment_bytes": "14"}
 """Each append is a file, and each file is a compaction unit of its own."""
 

@@ -38,7 +38,7 @@ from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process
 from tests.support.s3 import also_on_s3
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}

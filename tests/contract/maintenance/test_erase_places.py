@@ -23,6 +23,8 @@ from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
 
+pytestmark = pytest.mark.on_sqlite
+
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}
 GONE, STAYS, PRIVATE = b"key-of-somebody-7f3a", b"key-that-stays", b"private-value-5b1d"

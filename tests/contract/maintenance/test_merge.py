@@ -33,7 +33,7 @@ from tests.support.replicas import bring_back, every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
 from tests.support.topics import append, make
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
 

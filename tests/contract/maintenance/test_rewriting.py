@@ -18,7 +18,7 @@ from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
 class Case:

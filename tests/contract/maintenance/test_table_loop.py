@@ -78,14 +78,14 @@ def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(clu
 
 
 @sqlite_only
-def test_a_failed_seal_is_retried_within_the_lag(cluster, busy_log):
+def test_a_failed_seal_is_retried_within_the_lag(cluster, log, busy_log):
     """It is retried after a tenth of the lag, 2 s, and not after another 18 s."""
     topic = make(cluster, "t", delta_max_lag_ms="20000", retention_ms="-1")
+    append(log, topic, "a")
+    make_older(cluster, 20_000)
     [info] = cluster.log_dirs().values()
     folder = Path(info.uri.removeprefix("file://"))
     away = folder.rename(folder.with_name("away"))
-    append(busy_log, topic, "a")
-    make_older(cluster, 20_000)
     append(busy_log, topic, "b")
     until(lambda: failures(busy_log) > 0, cluster.store)
     away.rename(folder)

@@ -40,6 +40,8 @@ from tests.support.records import ranges_of
 from tests.support.registry import request
 from tests.support.topics import make
 
+pytestmark = pytest.mark.on_sqlite
+
 
 @pytest.fixture
 def url(cluster):

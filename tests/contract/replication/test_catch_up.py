@@ -39,7 +39,7 @@ from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 CONFIGS = {"inline.max.bytes": "1500"}
 """Values of `large` are written to files, short values into the tail."""

@@ -27,7 +27,7 @@ from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, topic_on
 from tests.support.topics import append
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 SETTINGS = ClusterSettings()
 SMALL_TAILS = {"inline_max_bytes": "2000", "inline_tail_bytes": "4000"}

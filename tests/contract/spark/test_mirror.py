@@ -39,6 +39,8 @@ from tests.support.records import ranges_of, read_all, table
 from tests.support.replicas import every_replica_is_whole
 from tests.support.truncation import truncate
 
+pytestmark = pytest.mark.on_sqlite
+
 
 @pytest.fixture(scope="module")
 def source_template(tmp_path_factory):

@@ -7,6 +7,8 @@ from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.spark_sink import write_batch, write_micro_batch
 from tests.support.topics import make, stored
 
+pytestmark = pytest.mark.on_sqlite
+
 
 def recreate(cluster, name):
     delete_topic(cluster, name)

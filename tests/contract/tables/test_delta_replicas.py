@@ -27,7 +27,7 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.records import table
 from tests.support.replicas import add_brokers
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
 class Tables:

@@ -14,6 +14,8 @@ from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now
 from tests.support.truncation import truncate
 
+pytestmark = pytest.mark.on_sqlite
+
 
 @pytest.fixture
 def planes(cluster: Cluster, log: ClientLog) -> Topic:
