@@ -52,8 +52,12 @@ class StoredFile:
 
 
 def flipped_in_page(content: bytes, column: int = _VALUE) -> bytes:
-    """The content with one bit flipped in the middle of the column's pages in the last row group."""
+    """The content with one bit flipped in the middle of the column's pages in the last row group; as it is, if it has no
+    records.
+    """
     metadata = pq.read_metadata(BufferReader(content))
+    if not metadata.num_row_groups:
+        return content
     chunk = metadata.row_group(metadata.num_row_groups - 1).column(column)
     return _flipped(content, chunk.data_page_offset + chunk.total_compressed_size * 3 // 4)
 

@@ -1,6 +1,6 @@
 """A process that consumes a topic in a group, prints the records that it processed, and commits.
 
-    python -m tests.support.numbered_consumer CLUSTER TOPIC GROUP COMMIT_EVERY
+    python -m tests.support.numbered_consumer CLUSTER TOPIC GROUP COMMIT_EVERY [SESSION_MS]
 
 It prints `assigned N...`, `processed PARTITION OFFSET VALUE` for each record, and `committed` after each commit. It
 commits after every COMMIT_EVERY polls. It ends when its standard input ends.
@@ -22,7 +22,7 @@ class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python
         print("assigned", *sorted(number for _, number in assigned), flush=True)
 
 
-def main(address: str, topic: str, group: str, commit_every: int) -> None:
+def main(address: str, topic: str, group: str, commit_every: int, session_ms: int = 1_500) -> None:
     ended = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -36,7 +36,7 @@ def main(address: str, topic: str, group: str, commit_every: int) -> None:
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_poll_records=3,
-        session_timeout_ms=1_500,
+        session_timeout_ms=session_ms,
         heartbeat_interval_ms=200,
     ) as consumer:
         consumer.subscribe([topic], listener=Listener())
@@ -53,4 +53,4 @@ def main(address: str, topic: str, group: str, commit_every: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))

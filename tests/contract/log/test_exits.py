@@ -25,7 +25,7 @@ def seal(*arguments):
 table_loop.seal = seal
 cluster = Cluster.init(sys.argv[1])
 log = ClientLog(cluster, in_thread=True)
-append(log, create_topic(cluster, "t", configs={"inline.tail.bytes": "100"}), "x" * 100)
+append(log, create_topic(cluster, "t", configs={"inline.tail.bytes": "300"}), "x" * 100)
 began.wait()
 """,
     "a periodic task": """

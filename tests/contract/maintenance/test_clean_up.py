@@ -192,7 +192,7 @@ def test_files_of_a_deleted_topic_are_kept_for_its_readers_and_other_topics_stay
     assert sorted(path.name for path in root.iterdir()) == sorted([MARKER, keep.folder])
     assert retired(cluster) == []
     again = create_topic(cluster, "doomed", configs=FILES)
-    append(log, again, "new", timestamp_ms=clock.wall_ms())
+    append(ClientLog(cluster), again, "new", timestamp_ms=clock.wall_ms())
     change(cluster, sa.insert(t.retired_file).values(path=again.folder, topic_id=999, retired_ms=0))
     assert "no deleted topic's folder" in "".join(clean(cluster)[None].notes)
     everything_fits(cluster)

@@ -84,7 +84,9 @@ def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster
     assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
 
 
-def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(postgres_cluster, monkeypatch):
+def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
+    postgres_cluster, postgres_url, monkeypatch
+):
     """The server itself would wait for the rest of the message, and keep the locks, for ever."""
     monkeypatch.setattr(store_module, "SILENT_MS", 50)
     store = postgres_cluster.store
@@ -101,6 +103,9 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(po
         with one_message(connection):
             change.run(connection, [{}])
             if attempt.number == 0:
+                with sa.create_engine(postgres_url).connect() as watching:
+                    while watching.execute(sa.text("SELECT 1 FROM partition FOR UPDATE SKIP LOCKED")).all():
+                        watching.rollback()  # the server has not executed the statement yet
                 other.start()
                 other.join(timeout=60)
                 assert not other.is_alive()

@@ -82,7 +82,7 @@ class World:
         return self.steady[-1]
 
     def consume(self, name):
-        self.steady.append(Steady(self.folder, name, "numbered_consumer", self.address, "t", name, "1"))
+        self.steady.append(Steady(self.folder, name, "numbered_consumer", self.address, "t", name, "1", "30000"))
         return self.steady[-1]
 
     def partitions(self):
