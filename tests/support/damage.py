@@ -52,7 +52,7 @@ class StoredFile:
 
 
 def flipped_in_page(content: bytes, column: int = _VALUE) -> bytes:
-    """The content with one bit flipped in the middle of the column's pages in the last row group; as it is, if it has no
+    """The content with one bit flipped in the middle of the column's pages, in the last row group; unchanged without
     records.
     """
     metadata = pq.read_metadata(BufferReader(content))
