@@ -78,24 +78,21 @@ class TableLoop:
 
     def appended(self, append: Append) -> None:
         """As `AppendListener.appended`."""
-        overflowing: set[int] = set()
         for (topic_id, partition), state in append.partitions.items():
             topic = append.topics[topic_id]
             full_bytes = topic.config.inline_tail_bytes
             if "inline.tail.bytes" not in topic.overrides:
                 full_bytes = max(full_bytes, self._tail_bytes_min)
             if state.tail_bytes >= full_bytes:
-                self._touch(topic, full=partition)
-                if state.tail_bytes >= _TAILS_MAX * full_bytes:
-                    overflowing.add(topic_id)
+                if self._in_thread and state.tail_bytes >= _TAILS_MAX * full_bytes and self._seal(topic, partition):
+                    self._touch(topic, has_files=True)
+                else:
+                    self._touch(topic, full=partition)
             elif state.tail_bytes:
                 self._touch(topic)
         for topic_id in append.topics_with_files:
             self._touch(append.topics[topic_id], has_files=True)
-        if self._in_thread:
-            for topic_id in overflowing:
-                self._work(topic_id)
-        else:
+        if not self._in_thread:
             self._work_due()
 
     def watch(self, topics: Iterable[Topic]) -> None:

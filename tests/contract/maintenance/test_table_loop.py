@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ from spark_log.metadata import tables as t
 from spark_log.tables.delta_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
-from tests.support.python_process import output_of
+from tests.support.python_process import output_of, run_process
+from tests.support.records import read_all
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
@@ -176,6 +178,33 @@ def test_a_program_that_ends_without_closing_its_producer_leaves_a_complete_delt
         assert cluster.store.read(delta_lags) == {}
         assert tail(cluster) == 0
         assert_delta_is_the_log(cluster)
+
+
+KILLED = """
+import sys
+from spark_log import Producer
+with Producer(cluster=sys.argv[1]) as producer:
+    for number in range(3):
+        producer.send("t", b"v%d" % number).get(timeout=30)
+        print(number, flush=True)
+        producer.flush()
+"""
+
+
+@sqlite_only
+@pytest.mark.parametrize("point", ["seal.file-written", "seal.committed", "publish.before-commit"])
+def test_the_next_client_completes_the_round_of_a_killed_one(cluster, cluster_address, point):
+    topic = make(cluster, "t", inline_tail_bytes="1", retention_ms="-1")
+    killed = run_process("-c", KILLED, cluster_address, failpoint=point)
+    assert killed.returncode == -signal.SIGKILL
+    log = ClientLog(cluster)
+    append(log, topic, "last")
+    log.close()
+    stored = [value for _, _, value in read_all(log, topic)]
+    assert stored[-1] == "last" and stored[:-1] == [f"v{n}" for n in range(len(stored) - 1)]
+    assert len(stored) > len(killed.stdout.split()), "each acknowledged record"
+    assert tail(cluster) == 0
+    assert_delta_is_the_log(cluster)
 
 
 CLOSING = """
