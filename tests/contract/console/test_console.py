@@ -152,7 +152,7 @@ def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_
             printed = [process.stdout.readline() for _ in range(3)]
             login = re.search(r"Open (http://127\.0\.0\.1:\d+/\?token=\S+)", "".join(printed))[1]
             metrics = re.search(r"Metrics at (\S+)\.\n", "".join(printed))[1]
-            with httpx2.Client(follow_redirects=True) as client:
+            with httpx2.Client(follow_redirects=True, timeout=60) as client:
                 assert "Overview" in client.get(login).text
                 assert "kafka_brokers" in client.get(metrics).text
                 assert 'spark_log_lease_held{lease="coordinator"}' in client.get(metrics).text
@@ -173,7 +173,7 @@ def test_without_its_periodic_tasks_the_console_takes_no_lease(cluster_address, 
     with PythonProcess(*command, stdout=subprocess.PIPE, text=True) as process:
         try:
             login = re.search(r"http://\S+", process.stdout.readline())[0]
-            assert httpx2.get(login, follow_redirects=True).status_code in (200, 401)
+            assert httpx2.get(login, follow_redirects=True, timeout=60).status_code in (200, 401)
             assert (coordinator_status(cluster).holder, controller_status(cluster).holder) == (None, None)
         finally:
             process.kill()

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from spark_log.clients.admin.audit import read_changes
-from spark_log.console.access import basic
+from spark_log.console.access import basic, provider_requests
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.guard import OF_ONE_USER_MAX
 from spark_log.console.access.passwords import hash_password
@@ -267,7 +267,7 @@ def test_metrics_are_for_users_who_see_all_topics(cluster, access):
     )
     create_topic(cluster, "hidden", 1)
     with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
-        scraper = httpx2.Client(base_url=console.url)  # Prometheus names no site
+        scraper = httpx2.Client(base_url=console.url, timeout=60)  # Prometheus names no site
         assert scraper.get("/metrics").status_code == 401
         answer = scraper.get("/metrics", auth=("operators", "p"))
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
@@ -301,7 +301,7 @@ def login(console, client, path="/"):
     """Go to the provider and back, as a browser; the answer to the return."""
     to_provider = client.get(path)
     assert to_provider.status_code == 303
-    back = httpx2.get(to_provider.headers["location"])
+    back = httpx2.get(to_provider.headers["location"], timeout=60)
     assert back.status_code == 302, back.text
     return client.get(urljoin(console.url, back.headers["location"]))
 
@@ -324,7 +324,7 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
             client.post("/logout")
 
             to_provider = client.get("/")
-            back = httpx2.get(to_provider.headers["location"]).headers["location"]
+            back = httpx2.get(to_provider.headers["location"], timeout=60).headers["location"]
             with console.stranger() as other:
                 assert other.get(back).status_code == 401, "another browser"
                 other.get("/")
@@ -351,13 +351,14 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
             assert console.page("/")
 
 
-def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(cluster, access):
+def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(cluster, access, monkeypatch):
+    monkeypatch.setattr(provider_requests, "_TIMEOUT_S", 60)
     with running_provider() as provider:
         table = f'[oidc]\nissuer = "{provider.issuer}"\nclient_id = "{CLIENT_ID}"\n'
         with running_console(cluster, auth=AuthMethod.OIDC, access=access(table)) as console:
             provider.may_answer.clear()
             with ThreadPoolExecutor(50) as pool:  # more than the console has threads
-                logins = [pool.submit(httpx2.get, f"{console.url}/topics") for _ in range(50)]
+                logins = [pool.submit(httpx2.get, f"{console.url}/topics", timeout=60) for _ in range(50)]
                 assert provider.asked.wait(30)
                 assert console.client.get("/health").status_code == 200
                 assert console.client.get("/static/console.css").status_code == 200, "read in a thread"

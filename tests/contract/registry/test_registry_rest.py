@@ -389,9 +389,9 @@ def test_large_and_deeply_nested_requests_are_refused(url, monkeypatch):
         assert register(url, "deep", deep, type_)[0] == 422
     assert register(url, "large", f'"{"x" * (1 << 20)}"', "JSON")[0] == 422
     for content, status in ((deep, 400), ("x" * (9 << 20), 413), (iter([b"x" * (1 << 20)] * 9), 413)):
-        answer = httpx2.post(f"{url}/subjects/a/versions", content=content)
+        answer = httpx2.post(f"{url}/subjects/a/versions", content=content, timeout=60)
         assert (answer.status_code, answer.json()["error_code"]) == (status, status)
-    assert httpx2.get(f"{url}/schemas/ids/{'9' * 5000}").status_code == 414
+    assert httpx2.get(f"{url}/schemas/ids/{'9' * 5000}", timeout=60).status_code == 414
 
 
 def test_references_are_limited_in_number_and_in_total_length(url, monkeypatch):
@@ -460,12 +460,12 @@ def test_pages_of_other_sites_reach_nothing(url):
     body = {"content": json.dumps({"schema": '"int"'}), "headers": {"Content-Type": "text/plain"}}
     for name, value in (("Sec-Fetch-Site", "cross-site"), ("Origin", "http://evil.example"), ("Origin", "null")):
         body["headers"] = {name: value}
-        assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 403
+        assert httpx2.post(f"{url}/subjects/a/versions", **body, timeout=60).status_code == 403
     body["headers"] = {"Host": f"evil.example:{urlsplit(url).port}"}  # a name that was bound to this machine anew
-    assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 400
-    assert httpx2.get(f"{url}/subjects").json() == []
+    assert httpx2.post(f"{url}/subjects/a/versions", **body, timeout=60).status_code == 400
+    assert httpx2.get(f"{url}/subjects", timeout=60).json() == []
     body["headers"] = {"Origin": url}
-    assert httpx2.post(f"{url}/subjects/a/versions", **body).status_code == 200
+    assert httpx2.post(f"{url}/subjects/a/versions", **body, timeout=60).status_code == 200
 
 
 def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(cluster, monkeypatch):
