@@ -49,6 +49,7 @@ _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
 _STEP_BYTES = 256 * 1024
 """Bytes of an answer that are written before the client must have taken most of them."""
+_LAST_ANSWER_S = 1.0
 _INT32_MAX = 2**31 - 1
 
 
@@ -97,6 +98,9 @@ class Connection:
             self._end_waiting()
         except MalformedRequestError as error:
             logger.warning("connection of %s closed: %s", self._host, error)
+            if self._last is not None:  # what it asked before is answered, unless that waits for something
+                await asyncio.wait([self._last.written], timeout=_LAST_ANSWER_S)
+            self._end_waiting()
         except ConnectionError:
             self._end_waiting()
         except asyncio.CancelledError:
@@ -118,7 +122,7 @@ class Connection:
                 memory.close()
 
     def _end_waiting(self) -> None:
-        """The client has gone. Records that it has sent are appended; nothing else is of use to it."""
+        """The client has gone, or is sent away. Records that it has sent are appended; nothing else is of use to it."""
         if self._last is not None and not self._last_is_pipelined:
             self._last.task.cancel()
 
@@ -170,7 +174,12 @@ class Connection:
 
     async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
         """Begin to answer a request."""
-        await self._answers.put(await self._begun(frame, memory))
+        try:
+            begun = await self._begun(frame, memory)
+        except MalformedRequestError:
+            memory.close()
+            raise
+        await self._answers.put(begun)
 
     async def _begun(self, frame: memoryview, memory: RequestMemory) -> "_Answer":
         header = read_header(frame, self._apis)

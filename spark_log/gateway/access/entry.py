@@ -13,6 +13,7 @@ from spark_log.gateway.access.sasl import Verifier
 from spark_log.gateway.access.tls import Certificates, start_tls
 from spark_log.gateway.api import ANONYMOUS, Api, read_header
 from spark_log.gateway.client_reader import ClientReader
+from spark_log.gateway.limits.networks import network_of
 from spark_log.gateway.protocol.wire import MalformedRequestError, encode_response, read_body
 from spark_log.gateway.services import Services
 from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
@@ -44,16 +45,16 @@ class Entry:
         self._certificates, self._apis = certificates, apis
         self._verifier = Verifier(services.cluster.store, services.call)
         self._waiting: Counter[str] = Counter()
-        """Unauthenticated connections by host."""
+        """Unauthenticated connections by network."""
 
     async def admit(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted | None:
         """None: the client is not admitted, and its connection is closed."""
         host = (writer.get_extra_info("peername") or ("", 0))[0]
-        places = self._settings.unauthenticated_connections_max
-        if self._waiting.total() >= places or self._waiting[host] >= max(1, places // _PLACES_OF_A_HOST):
+        network, places = network_of(host), self._settings.unauthenticated_connections_max
+        if self._waiting.total() >= places or self._waiting[network] >= max(1, places // _PLACES_OF_A_HOST):
             writer.close()
             return None
-        self._waiting[host] += 1
+        self._waiting[network] += 1
         try:
             async with asyncio.timeout(self._settings.authentication_timeout_s):
                 return await self._admitted(reader, writer)
@@ -64,7 +65,7 @@ class Entry:
         except (asyncio.IncompleteReadError, EOFError):
             pass
         finally:
-            self._waiting[host] -= 1
+            self._waiting[network] -= 1
             self._waiting += Counter()  # drops those with none
         return None
 

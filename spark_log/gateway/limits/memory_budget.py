@@ -199,12 +199,18 @@ class MemoryBudget:
         return self._held[client] + size <= self._small_max
 
     def _has_room(self, hold: Hold, size: int) -> bool:
-        """One large hold always has room."""
+        """One large hold always has room; what it has beyond the part of large clients is not taken from small ones."""
         if self._is_small(hold.client, size):
-            return self.bytes_held + size <= self.bytes_max
+            return self.bytes_held - self._beyond() + size <= self.bytes_max
         if self.bytes_held + size <= self._large_max:
             return True
         return self._large <= {hold.client} and self._held[hold.client] == hold.bytes
+
+    def _beyond(self) -> int:
+        """What a large client that is alone has beyond the part of large clients."""
+        if len(self._large) != 1:
+            return 0
+        return max(0, self._held[next(iter(self._large))] - self._large_max)
 
     def _put(self, client: str) -> None:
         """Give the client its turns anew, after a change of its requests or of what it holds."""

@@ -20,6 +20,7 @@ NONE = 0
 UNKNOWN_SERVER_ERROR = -1
 
 _MESSAGE_LENGTH_MAX = 1000
+_LOGGED_LENGTH_MAX = 20_000
 """Longer error messages are cut off: they may quote a request, and old versions have strings of up to 32,767 bytes."""
 
 _INSTEAD: dict[str, type[kafka.KafkaError]] = {
@@ -126,8 +127,8 @@ def client_message(error: BaseException) -> str:
     """
     name = type(error).__name__
     if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:
-        return redact(str(error))[:_MESSAGE_LENGTH_MAX]
-    text, now_s = f"{name}: {redact(str(error))}", clock.monotonic_s()
+        return redact(str(error)[: 2 * _MESSAGE_LENGTH_MAX])[:_MESSAGE_LENGTH_MAX]
+    text, now_s = f"{name}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}", clock.monotonic_s()
     if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
         if len(_logged_s) >= _LOGGED_MAX:
             _logged_s.clear()

@@ -28,7 +28,7 @@ from spark_log.log.records.kafka_batch.header import claimed_records
 
 logger = logging.getLogger(__name__)
 
-_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX = 64 * 1024 * 1024, 500_000
+_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 1_000
 """Of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
 
@@ -68,8 +68,8 @@ def _records(batch: SentBatch | Checked) -> int:
 
 
 class _Queue:
-    """The requests that wait. A transaction has one request of each client, then a second one of each, and so on, and
-    begins with another client each time. The requests of a connection stay in their order.
+    """The requests that wait. A transaction has one request of each client, then a second one of each, and so on; who
+    had requests in it comes after all others in the next one. The requests of a connection stay in their order.
     """
 
     def __init__(self) -> None:
@@ -83,17 +83,14 @@ class _Queue:
 
     def take(self) -> list[_Request]:
         """The requests of the next transaction."""
-        client, [first, *_] = next(iter(self._clients.items()))
+        [first, *_] = next(iter(self._clients.values()))
         turns = {client: _that_may_join(first, requests) for client, requests in self._clients.items()}
         taken = list(_within_limits(_one_of_each(turns)))
-        self._clients.move_to_end(client)
         appended = set(map(id, taken))
-        for client in {request.client for request in taken}:
-            left = [request for request in self._clients[client] if id(request) not in appended]
+        for client in dict.fromkeys(request.client for request in taken):
+            left = [request for request in self._clients.pop(client) if id(request) not in appended]
             if left:
                 self._clients[client] = left
-            else:
-                del self._clients[client]
         return taken
 
 
@@ -119,10 +116,11 @@ def _one_of_each(turns: dict[str, Iterator[_Request]]) -> Iterator[_Request]:
 
 def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
     """The first one, and the next ones up to the limits of a transaction."""
-    size = records = 0
+    size = records = batches = 0
     for number, request in enumerate(requests):
-        size, records = size + request.bytes, records + request.records
-        if number and (size > _BYTES_TOGETHER_MAX or records > _RECORDS_TOGETHER_MAX):
+        size, records, batches = size + request.bytes, records + request.records, batches + len(request.batches)
+        too_many = records > _RECORDS_TOGETHER_MAX or batches > _BATCHES_TOGETHER_MAX
+        if number and (size > _BYTES_TOGETHER_MAX or too_many):
             return
         yield request
 

@@ -7,6 +7,7 @@ and a request has a bound on what its batches may become.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pyarrow as pa
 
@@ -37,8 +38,13 @@ logger = logging.getLogger(__name__)
 _LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 2 * 1024 * 1024, 50_000
 
 _RATIOS: Mapping[int, int] = {
-    CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255
+    CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255,
+    CompressionType.ZSTD: 1 << 15,
 }  # fmt: skip
+"""Of a zstd block: 128 KiB from four bytes (RFC 8878, 3.1.1.2)."""
+_BAD_RECORDS_MAX = 1_000
+"""Invalid records that the response names, of one batch."""
+_BAD_RECORDS_STEP = 10_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def are_light(batches: Sequence[SentBatch]) -> bool:
 
 def decoded_bytes_max(batches: Sequence[SentBatch], limits: DecodingLimits) -> int:
     """How many bytes the decoded batches of a request may have, about: of some codecs the best ratio is known."""
-    sizes = (len(batch.data) * _RATIOS.get(claimed_compression(batch.data), 1 << 20) for batch in batches)
+    sizes = (len(batch.data) * _RATIOS.get(claimed_compression(batch.data), 1 << 15) for batch in batches)
     return min(limits.decompressed_bytes_max, sum(sizes))
 
 
@@ -151,18 +157,24 @@ def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int
 
 
 def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
-    """Why rows are invalid, by row; empty if the whole batch is."""
+    """Why rows are invalid, by row, of the first such rows; empty if the whole batch is."""
+    found: dict[int, str] = {}
     try:
-        return _reasons(records, topic, now_ms)
+        for start in range(0, records.num_rows, _BAD_RECORDS_STEP):
+            reasons = _reasons(records.slice(start, _BAD_RECORDS_STEP), topic, now_ms)
+            for row, error in islice(sorted(reasons.items()), _BAD_RECORDS_MAX - len(found)):
+                found[start + row] = client_message(error)
+            if len(found) >= _BAD_RECORDS_MAX:
+                break
+        return found
     except Exception:
         logger.exception("%s: invalid records cannot be listed", topic.name)
         return {}
 
 
-def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
+def _reasons(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, Exception]:
     encoding = Encoding.of(topic)
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
     records = normalise(records, timestamp_ms=now_ms)
-    bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
-    return {row: client_message(error) for row, error in bad.items()}
+    return {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}

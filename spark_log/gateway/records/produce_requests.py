@@ -26,9 +26,7 @@ _PRODUCER_FENCED = 90
 _NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
 """The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
 _FEW_PARTITIONS = 100
-"""The response to a request for more is made in a thread."""
-_RECORD_ERRORS_MAX = 1_000
-"""Invalid records that the response names, of one batch."""
+"""The response to a request for more is made in a thread, and one with errors, whose texts are searched for secrets."""
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
 
 
@@ -60,7 +58,7 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
                     raise ConnectionAbortedError(f"a produce request without acknowledgement failed: {outcome.error}")
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
-    if len(places) > _FEW_PARTITIONS:
+    if len(places) > _FEW_PARTITIONS or any(outcome.error is not None for outcome in outcomes):
         return await services.bulkheads.run(
             Lane.CODEC, client.key, partial(_response, request, outcomes, refused, unknown)
         )
@@ -108,7 +106,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
         log_start_offset=-1,
         record_errors=[
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
-            for row, message in sorted(outcome.bad_records.items())[:_RECORD_ERRORS_MAX]
+            for row, message in sorted(outcome.bad_records.items())
         ],
         error_message=None if outcome.error is None else client_message(outcome.error),
     )

@@ -272,14 +272,13 @@ def sockets_of(pid):
     return count
 
 
-def test_a_fetch_ends_when_its_client_goes(gateway_of):
-    gateway = gateway_of()
-    before = sockets_of(gateway.pid)
+def waiting_fetch():
+    """The frame of a fetch that waits for five minutes."""
     kind = FetchRequest.FetchTopic
     partition = kind.FetchPartition(
         partition=0, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1_000
     )
-    fetch = frame_of(
+    return frame_of(
         FetchRequest(
             replica_id=-1, max_wait_ms=300_000, min_bytes=1, max_bytes=1_000, isolation_level=0, session_id=0,
             session_epoch=-1, topics=[kind(topic="flights", partitions=[partition])], forgotten_topics_data=[],
@@ -287,13 +286,45 @@ def test_a_fetch_ends_when_its_client_goes(gateway_of):
         ),
         11,
     )  # fmt: skip
+
+
+def test_a_fetch_ends_when_its_client_goes(gateway_of):
+    gateway = gateway_of()
+    before = sockets_of(gateway.pid)
     for _ in range(50):
         with connected(gateway) as connection:
-            connection.sendall(fetch * 2)  # the second waits for the first
+            connection.sendall(waiting_fetch() * 2)  # the second waits for the first
     deadline = time.monotonic() + 30
     while sockets_of(gateway.pid) > before:
         assert time.monotonic() < deadline, "connections of clients that have gone are open"
         time.sleep(0.02)
+
+
+def test_a_frame_that_is_refused_behind_a_long_fetch_takes_no_memory(gateway_of):
+    gateway = gateway_of("queued.max.request.bytes=2000000")
+    frame = produce_of("flights", [compressed(os.urandom(900_000))])
+    with ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(connected(gateway))
+            connection.sendall(waiting_fetch() + struct.pack(">ihhi", 1_000_000, 0, 0, 1) + bytes(1_000_000 - 8))
+        sender = stack.enter_context(connected(gateway))
+        sender.settimeout(30)
+        sender.sendall(frame)
+        assert sender.recv(4)
+
+
+def test_reasons_of_invalid_records_are_those_of_the_first_thousand(address, tmp_path):
+    with Cluster.open(address) as cluster:
+        make(cluster, "late", 1, message_timestamp_before_max_ms="1000")
+    rows = [(1_000, None, b"v", [])] * 25_000
+    batch = encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0)
+    kind = ProduceRequest.TopicProduceData
+    data = [kind(name="late", partition_data=[kind.PartitionProduceData(index=0, records=batch)])]
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data)
+    with gateway_on(address, tmp_path) as gateway, WireConnection(gateway.port) as connection:
+        answer = connection.exchange(request, 8).responses[0].partition_responses[0]
+    assert answer.error_code == 32  # INVALID_TIMESTAMP
+    assert [each.batch_index for each in answer.record_errors] == list(range(1_000))
 
 
 def test_a_partition_that_a_fetch_names_again_and_again_is_sent_once(address, tmp_path):

@@ -51,6 +51,16 @@ def test_what_needs_little_does_not_wait_behind_what_needs_much():
     asyncio.run(run())
 
 
+def test_a_large_request_that_takes_all_of_the_budget_leaves_the_quarter_of_small_clients():
+    async def run():
+        budget = MemoryBudget(BYTES)
+        await Client(budget).hold.more(BYTES)
+        small = [Client(budget) for _ in range(5)]
+        assert [client.hold.more_at_once(100) for client in small] == [True, True, True, True, False]
+
+    asyncio.run(run())
+
+
 def test_large_requests_leave_a_quarter_to_small_clients():
     async def run():
         budget = MemoryBudget(BYTES)

@@ -5,6 +5,7 @@ from kafka import errors as kafka
 
 from spark_log import errors
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.protocol import error_codes
 from spark_log.gateway.protocol.error_codes import (
     _INSTEAD,
     _UNKNOWN_TO_KAFKA_PYTHON,
@@ -87,3 +88,12 @@ def test_a_client_is_told_what_is_wrong_with_its_request_and_nothing_of_the_serv
 def test_errors_that_are_none_of_spark_logs_are_not_told(error, caplog):
     assert client_message(error) == "the server has failed"
     assert "/srv/log" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [errors.UnknownTopicOrPartitionError, RuntimeError])
+def test_only_the_beginning_of_a_long_text_of_a_client_is_searched_for_secrets(kind, monkeypatch):
+    """32 KB of the worst text take 30 ms."""
+    searched = []
+    monkeypatch.setattr(error_codes, "redact", lambda text: searched.append(len(text)) or text)
+    assert len(client_message(kind("key=" * 10_000))) <= 1_000
+    assert max(searched) <= 20_000
