@@ -28,7 +28,7 @@ from spark_log.log.records.kafka_batch.header import claimed_records
 
 logger = logging.getLogger(__name__)
 
-_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 1_000
+_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 500
 """Of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
 

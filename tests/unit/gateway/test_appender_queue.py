@@ -60,5 +60,5 @@ def test_a_transaction_has_a_bounded_number_of_batches_and_all_clients_have_thei
     transactions = []
     while queue:
         transactions.append(queue.take())
-    assert max(sum(len(one.batches) for one in together) for together in transactions) == 1_000
-    assert next(n for n, together in enumerate(transactions) if any(one.done == 1_000 for one in together)) == 2
+    assert max(sum(len(one.batches) for one in together) for together in transactions) == 500
+    assert next(n for n, together in enumerate(transactions) if any(one.done == 1_000 for one in together)) == 4
