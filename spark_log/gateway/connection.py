@@ -98,7 +98,7 @@ class Connection:
             self._end_waiting()
         except MalformedRequestError as error:
             logger.warning("connection of %s closed: %s", self._host, error)
-            if self._last is not None:  # what it asked before is answered, unless that waits for something
+            if self._last is not None:  # the request before it is answered, unless that takes longer
                 await asyncio.wait([self._last.written], timeout=_LAST_ANSWER_S)
             self._end_waiting()
         except ConnectionError:

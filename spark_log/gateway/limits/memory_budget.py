@@ -207,7 +207,7 @@ class MemoryBudget:
         return self._large <= {hold.client} and self._held[hold.client] == hold.bytes
 
     def _beyond(self) -> int:
-        """What a large client that is alone has beyond the part of large clients."""
+        """Bytes that the only large client holds above three quarters of the budget."""
         if len(self._large) != 1:
             return 0
         return max(0, self._held[next(iter(self._large))] - self._large_max)

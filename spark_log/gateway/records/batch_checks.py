@@ -158,15 +158,15 @@ def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int
 
 def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
     """Why rows are invalid, by row, of the first such rows; empty if the whole batch is."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     try:
         for start in range(0, records.num_rows, _BAD_RECORDS_STEP):
             reasons = _reasons(records.slice(start, _BAD_RECORDS_STEP), topic, now_ms)
-            for row, error in islice(sorted(reasons.items()), _BAD_RECORDS_MAX - len(found)):
-                found[start + row] = client_message(error)
-            if len(found) >= _BAD_RECORDS_MAX:
+            for row, error in islice(sorted(reasons.items()), _BAD_RECORDS_MAX - len(texts)):
+                texts[start + row] = client_message(error)
+            if len(texts) >= _BAD_RECORDS_MAX:
                 break
-        return found
+        return texts
     except Exception:
         logger.exception("%s: invalid records cannot be listed", topic.name)
         return {}

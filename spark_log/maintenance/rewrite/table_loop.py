@@ -188,9 +188,9 @@ class TableLoop:
 
     def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool:
         """Seal these tails and publish what is new; merge small files if no coordinator lives. Whether all was done."""
-        wanted = sorted(partitions)
-        sealed = [number for number in wanted if self._time_is_left() and self._seal(topic, number)]
-        done = len(sealed) == len(wanted)
+        numbers = sorted(partitions)
+        sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
+        done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
             done = try_publish(self._cluster, [topic]) and done
         if not alone or not sealed or not self._time_is_left():
