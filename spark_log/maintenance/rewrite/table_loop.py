@@ -35,6 +35,7 @@ from spark_log.tables.publication import try_publish
 
 logger = logging.getLogger(__name__)
 
+THREAD_NAME = "spark-log-tables"
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself: the loop does not keep up."""
 _MERGE_BYTES_MAX = 16 * 2**20
@@ -118,7 +119,7 @@ class TableLoop:
             if due_s < touched.due_s:
                 touched.due_s = due_s
                 if self._in_thread and self._thread is None and not self._stopped:
-                    self._thread = start_thread(self._run, "spark-log-tables")  # without it, `close` does the work
+                    self._thread = start_thread(self._run, THREAD_NAME)  # without it, `close` does the work
                     stop_at_exit(self)
                 self._changed.notify_all()
 

@@ -22,6 +22,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_operations import Earliest, Latest, ShiftBy, reset_offsets
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite import table_loop
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
@@ -89,14 +90,14 @@ class NameReuse(RuleBasedStateMachine):
         """The topic is recreated before the clients' `access`-th access to the store.
 
         Only work that the caller waits for counts, or the topic would change while the machine looks at it: the
-        consumer sends no heartbeat of its own within a run, and the sealer of a producer is left out.
+        consumer sends no heartbeat of its own within a run, and the table loop of a producer is left out.
         """
         left = [access]
         real = {name: getattr(Store, name) for name in ("read", "transact", "snapshot")}
 
         def counted(name):
             def call(store, *args, **kwargs):
-                awaited = current_thread().name != "spark-log-sealer"
+                awaited = current_thread().name != table_loop.THREAD_NAME
                 if awaited and store is not self.cluster.store and left[0] is not None:
                     due, left[0] = left[0] == 0, left[0] - 1
                     if due:
