@@ -27,7 +27,7 @@ states of opaque groups (`groups.opaque.rules`).
 """
 
 GROUP_TYPE = "consumer"
-"""Kafka's name for groups whose assignment the server computes; also for those of spark-log's own consumers."""
+"""Kafka's name for groups whose assignment the server computes."""
 OPAQUE_TYPE = "classic"
 """Kafka's name for groups whose leader assigns, and for groups all of whose members speak the classic protocol."""
 PROTOCOL_TYPE = "consumer"
@@ -78,8 +78,8 @@ class MemberDescription:
     session_left_ms: int
     encoded: Encoded | None = None
     """Of a member of an opaque group. If it is a consumer, `topics` and `assignment` are decoded from it."""
-    protocol: str = rows.LIBRARY
-    """library, classic or consumer: how it speaks to the group."""
+    protocol: str = rows.CONSUMER
+    """classic or consumer: how it speaks to the group."""
     names: frozenset[str] = frozenset()
     """Topics that it has subscribed to by name; the others of `topics` match its regular expression."""
     regex: str | None = None
@@ -226,7 +226,7 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
             m.member.generation, m.until_ms - now.lease_ms, None, m.protocol,
             m.subscription.topics if m.subscription.pattern is None else m.subscription.pattern.names,
             None if m.subscription.pattern is None else m.subscription.pattern.regex,
-            None if m.epochs is None else m.epochs.rack,
+            m.epochs.rack,
         )
         for m in members
     )  # fmt: skip

@@ -1,9 +1,10 @@
-"""kafka-python's assignors, and custom ones of that interface, as a function: members and partitions -> assignment.
+"""kafka-python's assignors, and custom ones of that interface, as functions: members and partitions -> assignment.
 
 `sticky` and `cooperative-sticky` are names of `groups.sticky_assignment`.
 
-An assignor computes the final assignment, whatever its protocol: `groups.rules` ensures that the old owner revokes a
+`assign` computes the target of a group of the consumer protocol: `groups.rules` ensures that the old owner revokes a
 partition before the new owner gets it. Prior ownership is read from the store; claims of members are not used.
+`assign_as_leader` is what the leader of a classic group does.
 """
 
 import importlib
@@ -11,13 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
 from spark_log.groups.rules import NO_PARTITIONS, Partitions
@@ -27,6 +27,8 @@ from spark_log.ids import TopicPartition
 Assignor: TypeAlias = AbstractPartitionAssignor
 AssignorSpec: TypeAlias = type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str
 """A class, an instance, kafka-python's name of one, or a class path `package.module.Class`."""
+LeaderMember: TypeAlias = tuple[str, str | None, ConsumerProtocolSubscription]
+"""What the leader of a classic group knows of a member: member id, instance id, and what it subscribes to."""
 
 ASSIGNORS: dict[str, type[Assignor]] = {
     kind.name: kind
@@ -48,8 +50,6 @@ UNIFORM = "uniform"
 NO_PREFERENCE = ""
 """In front of a member's list: it does not vote."""
 
-_COOPERATIVE_ROUNDS_MAX = 10
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -60,7 +60,6 @@ class Candidate:
     instance_id: str | None = None
     owned: Partitions = NO_PARTITIONS
     """The partitions of its last assignment."""
-    user_data: bytes = b""
 
 
 def known_assignors() -> dict[str, Assignor]:
@@ -116,27 +115,14 @@ def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
     return max(common, key=votes.count)
 
 
-def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
-    """Data of this member that a custom assignor needs for the assignment; empty for kafka-python's own."""
-    if type(assignor) in ASSIGNORS.values():
-        return b""
-    data = assignor.metadata(set(topics)).user_data
-    return bytes(data.encode() if hasattr(data, "encode") else data or b"")
+def is_custom(assignor: Assignor) -> bool:
+    """Whether only the members of its group can run it."""
+    return type(assignor) not in ASSIGNORS.values()
 
 
-def notify_assignor(assignor: Assignor, partitions: Partitions, generation: int) -> None:
-    """Call the assignor's callback with the new assignment of this member."""
-    assignor.on_assignment(ConsumerProtocolAssignment(0, _by_topic(partitions), b""), generation)
-
-
-def assign(
-    assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int], generation: int
-) -> dict[str, Partitions]:
-    """The assignment of every candidate. `counts` has the partition count of the topics that exist, and the assignor
-    receives only these; `generation` is that of the candidates' `owned`.
-
-    Raises AssignorFailedError if the assignor raises, or assigns a partition twice, or one that does not exist or is
-    not subscribed.
+def assign(assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
+    """The assignment of every candidate, by one of `known_assignors`. `counts` has the partition count of the topics
+    that exist, and the assignor receives only these.
     """
     existing = [
         replace(
@@ -147,40 +133,48 @@ def assign(
         for c in candidates
     ]
     ordered = sorted(existing, key=lambda c: (c.instance_id is None, c.instance_id or "", c.member_id))
-    for _ in range(_COOPERATIVE_ROUNDS_MAX):
-        result = _ask(assignor, ordered, counts, generation)
-        if not _withheld(assignor, ordered, result):
-            break
-        # a cooperative assignor omits a moved partition until its owner has revoked it: ask again as if it had
-        ordered = [replace(c, owned=result[c.member_id]) for c in ordered]
-    return result
+    if type(assignor) is RoundRobinPartitionAssignor:
+        return _round_robin(ordered, counts)
+    if type(assignor) in _STICKY:
+        return assign_sticky({c.member_id: c.topics for c in ordered}, {c.member_id: c.owned for c in ordered}, counts)
+    members = [
+        (c.member_id, c.instance_id, ConsumerProtocolSubscription(version=0, topics=sorted(c.topics), user_data=b""))
+        for c in ordered
+    ]
+    given = {
+        member_id: frozenset(TopicPartition(*p) for p in assignment.partitions())
+        for member_id, assignment in _ask(assignor, members, counts).items()
+    }
+    return {c.member_id: given.get(c.member_id, NO_PARTITIONS) for c in ordered}
 
 
-def _ask(
-    assignor: Assignor, ordered: Sequence[Candidate], counts: Mapping[str, int], generation: int
-) -> dict[str, Partitions]:
+def assign_as_leader(
+    assignor: Assignor, members: Sequence[LeaderMember], counts: Mapping[str, int]
+) -> dict[str, bytes]:
+    """The encoded assignments by member id. AssignorFailedError if the assignor raises, or assigns a partition twice,
+    or one that does not exist or is not subscribed.
+    """
     try:
-        if type(assignor) is RoundRobinPartitionAssignor:
-            return _round_robin(ordered, counts)
-        if type(assignor) in _STICKY:
-            return assign_sticky(
-                {c.member_id: c.topics for c in ordered}, {c.member_id: c.owned for c in ordered}, counts
-            )
-        members = [_Member(c.member_id, c.instance_id, _metadata(assignor, c, generation)) for c in ordered]
-        answer = assignor.assign(_Topics(counts), members)
+        answer = _ask(assignor, members, counts)
         given = {
             member_id: [TopicPartition(*p) for p in assignment.partitions()] for member_id, assignment in answer.items()
         }
+        encoded = {member_id: bytes(assignment.encode()) for member_id, assignment in answer.items()}
     except Exception as error:
         raise AssignorFailedError(f"assignor {assignor.name!r} failed: {error!r}") from error
-    _check(assignor.name, ordered, counts, given)
-    return {c.member_id: frozenset(given.get(c.member_id, ())) for c in ordered}
+    _check(assignor.name, {member_id: set(said.topics) for member_id, _, said in members}, counts, given)
+    return encoded
+
+
+def _ask(assignor: Assignor, members: Sequence[LeaderMember], counts: Mapping[str, int]) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = assignor.assign(_Topics(counts), [_Member(*each) for each in members])
+    return answer
 
 
 def _check(
-    name: str, candidates: Sequence[Candidate], counts: Mapping[str, int], given: Mapping[str, Sequence[TopicPartition]]
-) -> None:
-    subscribed = {c.member_id: c.topics for c in candidates}
+    name: str, subscribed: Mapping[str, Collection[str]], counts: Mapping[str, int],
+    given: Mapping[str, Sequence[TopicPartition]],
+) -> None:  # fmt: skip
     owners: dict[TopicPartition, str] = {}
     for member_id, partitions in given.items():
         wrong = f"assignor {name!r}: its answer gives {member_id}"
@@ -194,14 +188,6 @@ def _check(
             if p in owners:
                 raise AssignorFailedError(f"{wrong} {p}, and {owners[p]} too")
             owners[p] = member_id
-
-
-def _withheld(assignor: Assignor, candidates: Sequence[Candidate], result: Mapping[str, Partitions]) -> bool:
-    protocols: list[Any] = getattr(assignor, "supported_protocols", list)()
-    if RebalanceProtocol.COOPERATIVE not in protocols:
-        return False
-    given = frozenset[TopicPartition]().union(*result.values())
-    return any(p not in given for c in candidates for p in c.owned)
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
@@ -219,22 +205,8 @@ def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dic
     return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
 
 
-def _metadata(assignor: Assignor, candidate: Candidate, generation: int) -> ConsumerProtocolSubscription:
-    owned = _by_topic(candidate.owned)
-    data: Any = candidate.user_data
-    if isinstance(assignor, StickyPartitionAssignor) and owned:
-        data = StickyAssignorUserData(previous_assignment=owned, generation=generation)
-    pair = ConsumerProtocolSubscription.TopicPartition
-    return ConsumerProtocolSubscription(
-        version=2,
-        topics=sorted(candidate.topics),
-        user_data=data,
-        owned_partitions=[pair(topic=topic, partitions=numbers) for topic, numbers in owned],
-        generation_id=generation,
-    )
-
-
-def _by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
+def by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
+    """Topics with the numbers of their partitions, both in order."""
     found: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)

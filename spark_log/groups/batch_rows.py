@@ -38,8 +38,7 @@ class MemberColumns(NamedTuple):
     epoch: int
     protocol: str
     instance_id: str | None
-    epoch_state: str | None
-    rejoin_by_ms: int | None
+    epoch_state: str
     member_id: str
 
 
@@ -104,7 +103,7 @@ def _members(size: int) -> Prepared:
         GROUP_MEMBER.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.topics,
         GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
         GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol, GROUP_MEMBER.instance_id,
-        GROUP_MEMBER.epoch_state, GROUP_MEMBER.rejoin_by_ms, GROUP_MEMBER.member_id,
+        GROUP_MEMBER.epoch_state, GROUP_MEMBER.member_id,
     ).join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)  # fmt: skip
     return Prepared(query.where(_is_member(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, size)))
 

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows, rows
 from spark_log.groups.batch_rows import Key, MemberColumns
-from spark_log.groups.member_operations import renewal_due_ms
-from spark_log.groups.rules import Group, check_member, notice_topics, session_end
+from spark_log.groups.rules import Group, check_member, notice_topics
 from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
@@ -18,14 +17,15 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 class Beat(NamedTuple):
-    """A heartbeat of a classic member, or with a claim one of a member of the consumer protocol."""
+    """A heartbeat of a member that says nothing about its subscription or partitions."""
 
     group_id: str
     member_id: str
     instance_id: str | None
-    generation: int
-    """The member epoch, if there is a claim."""
-    claim: str | None = None
+    epoch: int
+    """Its member epoch, which is the generation of a classic member."""
+    claim: str
+    protocol: str = rows.CONSUMER
 
     @property
     def key(self) -> Key:
@@ -34,14 +34,14 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class BeatAnswer:
-    """`rejoin`: the member must join again; the heartbeat of one with a claim must be handled alone. `error`:
+    """`changed`: a heartbeat of the consumer protocol must be handled alone; a classic member must join again. `error`:
     UnknownMemberIdError or FencedInstanceIdError.
 
     `renewal_due`: the session must be renewed before the heartbeat is answered. Unless something is committed, the
     answer stays the same until `valid_until_ms` of the store's lease clock.
     """
 
-    rejoin: bool
+    changed: bool
     error: SparkLogError | None
     renewal_due: bool
     valid_until_ms: int
@@ -62,9 +62,7 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
         until_ms = {}
         for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
             if not now.expired(row.until_ms, row.clock_epoch):
-                renewed_ms = session_end(now.lease_ms, row.session_timeout_ms, row.rejoin_by_ms)
-                if row.epoch_state is not None:
-                    renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
+                renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
                 until_ms[row.group_id, row.member_id] = renewed_ms
         batch_rows.renew_sessions(connection, until_ms, now)
         return until_ms
@@ -93,34 +91,24 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
     answers = []
     for beat in beats:
         row = found.get(beat.key)
-        if (
-            row is None
-            or now.expired(row.until_ms, row.clock_epoch)
-            or (row.protocol == rows.CONSUMER) != (beat.claim is not None)
-        ):
+        if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != beat.protocol:
             answers.append(BeatAnswer(False, _refusal(connection, beat, gone=row is None), False, 0))
             continue
         group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
-        names = said.topics
-        rejoin = (
-            row.group_generation != beat.generation
-            or notice_topics(group, facts_of(row.topics), facts, names) != group
+        epochs, owned_now = epochs_of(row.epoch_state), assigned.get(beat.key, set())
+        accepted = (row.epoch, epochs.claim) == (beat.epoch, beat.claim) and beat.instance_id in (None, row.instance_id)
+        changed = (
+            not accepted
+            or row.group_generation != beat.epoch
+            or notice_topics(group, facts_of(row.topics), facts, said.topics) != group
             or ends_ms[beat.group_id] <= now.lease_ms
-            or assigned.get(beat.key, set()) != partitions_of(row.target)
+            or owned_now != partitions_of(row.target)
+            or owned_now != epochs.told
+            or (said.pattern is not None and said.pattern.matched != topic_set)
         )
-        if row.epoch_state is not None:
-            epochs = epochs_of(row.epoch_state)
-            rejoin = (
-                rejoin
-                or (row.epoch, epochs.claim) != (beat.generation, beat.claim)
-                or beat.instance_id not in (None, row.instance_id)
-                or epochs.told != assigned.get(beat.key, set())
-                or (said.pattern is not None and said.pattern.matched != topic_set)
-            )
-        due_ms = renewal_due_ms(row.until_ms, row.session_timeout_ms, row.rejoin_by_ms)
+        due_ms = epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms)
         valid_until_ms = min(due_ms, ends_ms[beat.group_id])
-        accepted = not rejoin or row.epoch_state is None
-        answers.append(BeatAnswer(rejoin, None, accepted and due_ms <= now.lease_ms, valid_until_ms))
+        answers.append(BeatAnswer(changed, None, accepted and due_ms <= now.lease_ms, valid_until_ms))
     return answers
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
 from spark_log.groups.consumer_protocol.rules import EpochState
-from spark_log.groups.rules import Group, Member, Partitions, TopicFacts, session_end
+from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
 from spark_log.groups.stored_values import (
     Subscription,
     TopicSet,
@@ -33,8 +33,8 @@ from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000
 
-LIBRARY, CLASSIC, CONSUMER = "library", "classic", "consumer"
-"""How a member speaks to its group: spark-log's consumer; a Kafka client of the classic or of the consumer protocol."""
+CLASSIC, CONSUMER = "classic", "consumer"
+"""The protocols in which members speak to their group."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,8 @@ class MemberRow:
     session_timeout_ms: int
     until_ms: int
     clock_epoch: str
-    protocol: str = LIBRARY
-    epochs: EpochState | None = None
-    """Of a member of the consumer protocol."""
-    rebalance_timeout_ms: int = 0
-    """Of a classic member; 0: no limit."""
-    rejoin_by_ms: int | None = None
-    """Until when it must have joined again (`rules.rejoin_by`)."""
+    epochs: EpochState
+    protocol: str = CONSUMER
 
     def live(self, now: StoreClock) -> bool:
         return not now.expired(self.until_ms, self.clock_epoch)
@@ -84,9 +79,8 @@ _GROUP = sa.select(
 _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _ALL_MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
-    GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
-    GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
-    GROUP_MEMBER.rebalance_timeout_ms, GROUP_MEMBER.rejoin_by_ms,
+    GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
+    GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
 )  # fmt: skip
 _MEMBERS = _ALL_MEMBERS.where(GROUP_MEMBER.group_id == sa.bindparam("g"))
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
@@ -131,27 +125,15 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 
 
 def _member_row(row: Any) -> MemberRow:
-    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, *others = row
-    clock_epoch, protocol, epoch_state, rebalance_timeout_ms, rejoin_by_ms = others
-    epochs = None if epoch_state is None else epochs_of(epoch_state)
+    member_id, instance_id, client, subscription, target, generation, timeout_ms, until_ms, *others = row
+    clock_epoch, protocol, epoch_state = others
     who = json.loads(client)
     said = subscription_of(subscription)
-    member = Member(said.topics, partitions_of(target), generation=generation, beat=beat)
+    member = Member(said.topics, partitions_of(target), generation=generation)
     return MemberRow(
-        member_id,
-        instance_id,
-        who["id"],
-        who["host"],
-        said,
-        member,
-        timeout_ms,
-        until_ms,
-        clock_epoch,
-        protocol,
-        epochs,
-        rebalance_timeout_ms,
-        rejoin_by_ms,
-    )
+        member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch,
+        epochs_of(epoch_state), protocol,
+    )  # fmt: skip
 
 
 def read_member(connection: sa.Connection, group_id: str, member_id: str) -> MemberRow | None:
@@ -261,21 +243,12 @@ def _changing(row: MemberRow) -> dict[str, Any]:
         "subscription": subscription_json(row.subscription),
         "target": partitions_json(row.member.target),
         "generation": row.member.generation,
-        "beat": row.member.beat,
         "session_timeout_ms": row.session_timeout_ms,
         "until_ms": row.until_ms,
         "clock_epoch": row.clock_epoch,
         "protocol": row.protocol,
-        "epoch_state": None if row.epochs is None else epochs_json(row.epochs),
-        "rebalance_timeout_ms": row.rebalance_timeout_ms,
-        "rejoin_by_ms": row.rejoin_by_ms,
+        "epoch_state": epochs_json(row.epochs),
     }
-
-
-def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now: StoreClock) -> None:
-    here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id == row.member_id)
-    until_ms = session_end(now.lease_ms, row.session_timeout_ms, row.rejoin_by_ms)
-    connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, clock_epoch=now.clock_epoch))
 
 
 def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str, Partitions]) -> None:
@@ -287,15 +260,6 @@ def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str,
     rows = [{"g": group_id, "m": member_id, "to": partitions_json(to)} for member_id, to in targets.items()]
     if rows:
         connection.execute(update, rows)
-
-
-def expect_rejoins(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
-    """There is a new target: the members with a rebalance timeout must join again within it (`rules.rejoin_by`)."""
-    by_ms = sa.literal(now.lease_ms, sa.BigInteger) + GROUP_MEMBER.rebalance_timeout_ms
-    here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.rebalance_timeout_ms > 0)
-    until_ms = sa.case((GROUP_MEMBER.until_ms > by_ms, by_ms), else_=GROUP_MEMBER.until_ms)
-    update = t.group_member.update().where(here, GROUP_MEMBER.rejoin_by_ms.is_(None))
-    connection.execute(update.values(rejoin_by_ms=by_ms, until_ms=until_ms))
 
 
 def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: MemberRow) -> None:

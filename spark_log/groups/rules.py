@@ -10,7 +10,7 @@ owner per partition, so a member that was told and a member that still reads are
 assigned & target; it must revoke assigned - target.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spark_log.errors import FencedInstanceIdError, IllegalGenerationError, UnknownMemberIdError
@@ -56,29 +56,12 @@ class Member:
     target: Partitions = NO_PARTITIONS
     assigned: Partitions = NO_PARTITIONS
     generation: int = 0
-    """Of the target in its last heartbeat response. Its commits must carry this."""
-    beat: int = 0
-    """Number of its last heartbeat that was written."""
-
-    @property
-    def readable(self) -> Partitions:
-        return frozenset(p for p in self.assigned & self.target if p.topic in self.topics)
+    """Its member epoch: the generation of the target that it has come to. Its commits must carry this."""
 
     @property
     def settled(self) -> bool:
         """Whether it has all partitions of its target and no others."""
         return self.assigned == self.target
-
-
-@dataclass(frozen=True)
-class HeartbeatRequest:
-    """The content of a heartbeat."""
-
-    number: int
-    """Counts the member's heartbeats."""
-    topics: frozenset[str]
-    owned: Partitions
-    """The partitions that it has at this moment."""
 
 
 @dataclass(frozen=True)
@@ -91,89 +74,6 @@ class Assignment:
     reports it."""
     complete: bool
     """False: more partitions come when their owners have revoked them (or this member has); heartbeat again soon."""
-
-
-@dataclass(frozen=True)
-class HeartbeatDecision:
-    """The group and the member after a heartbeat, and the answer."""
-
-    group: Group
-    member: Member
-    assignment: Assignment
-
-    def revoked(self, before: Member) -> Partitions:
-        return before.assigned - self.member.assigned
-
-    def newly_assigned(self, before: Member) -> Partitions:
-        return self.member.assigned - before.assigned
-
-
-def decide_heartbeat(
-    group: Group, member: Member, request: HeartbeatRequest, taken: Collection[TopicPartition]
-) -> HeartbeatDecision:
-    """Decide a live member's heartbeat. `taken` are the partitions of its target that are assigned to other members.
-
-    Partitions that it no longer owns are revoked; free partitions of its target are assigned, unless the target is
-    stale. A partition that it reports without having been assigned is not in the answer.
-    Raises IllegalGenerationError for a heartbeat that arrives after a later one.
-    """
-    if request.number <= member.beat:
-        raise IllegalGenerationError(
-            f"heartbeat {request.number} comes too late: number {member.beat} of this member has been answered"
-        )
-    if request.topics != member.topics:
-        group = group.changed()
-    assigned = member.assigned & request.owned
-    if not group.stale:
-        assigned |= member.target - frozenset(taken)
-    member = replace(
-        member, topics=request.topics, assigned=assigned, generation=group.target_generation, beat=request.number
-    )
-    complete = not group.stale and member.settled
-    return HeartbeatDecision(group, member, Assignment(group.target_generation, member.readable, complete))
-
-
-def is_unchanged(group: Group, before: Member, request: HeartbeatRequest, after: HeartbeatDecision) -> bool:
-    """Whether the heartbeat need not be written: it changes only its number and the session.
-
-    A member that does not own all its assigned partitions has missed an answer. It gets another, and its number is
-    written, so that its earlier heartbeats are refused from now on.
-    """
-    same = after.group == group and replace(after.member, beat=before.beat) == before
-    return same and before.assigned <= request.owned
-
-
-def rejoin_by(now_ms: int, before_ms: int | None, timeout_ms: int, *, behind: bool, joined: bool = False) -> int | None:
-    """The time by which a classic member must have joined again; None: it need not. Its session ends then, whatever its
-    heartbeats say, as a broker removes members that have not joined again at the end of a rebalance.
-
-    `behind`: it has not been told the newest target, or has partitions that are not in it. A member that has joined,
-    and has still partitions to give up, gets the whole `timeout_ms` again. 0: no limit.
-    """
-    if not behind or not timeout_ms:
-        return None
-    return now_ms + timeout_ms if joined or before_ms is None else before_ms
-
-
-def session_end(now_ms: int, session_timeout_ms: int, rejoin_by_ms: int | None) -> int:
-    """The end of a session that is renewed now."""
-    renewed_ms = now_ms + session_timeout_ms
-    return renewed_ms if rejoin_by_ms is None else min(renewed_ms, rejoin_by_ms)
-
-
-def join(group: Group, topics: frozenset[str]) -> tuple[Group, Member]:
-    """A new member: it has no partitions until the target of a new generation assigns some."""
-    return group.changed(), Member(topics, generation=group.target_generation)
-
-
-def take_over(group: Group, old: Member, topics: frozenset[str], *, same_assignors: bool) -> tuple[Group, Member]:
-    """A new member with the instance id of an old one (static membership, KIP-345) gets its target and partitions. The
-    generation stays the same if the subscription does.
-
-    It does not if the target is stale: a target that is being computed would be for the old member.
-    """
-    same = topics == old.topics and same_assignors and not group.stale
-    return group if same else group.changed(), replace(old, topics=topics, beat=0)
 
 
 def depart(group: Group, *, left: int) -> Group:

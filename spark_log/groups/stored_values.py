@@ -1,6 +1,5 @@
 """How the rows of groups hold their values: as JSON, read once for many rows."""
 
-import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,12 +32,9 @@ class Pattern:
 class Subscription:
     topics: frozenset[str]
     """Also those that the pattern matches."""
-    assignors: tuple[tuple[str, bytes], ...]
-    """Names in order of preference, with the user data of custom assignors."""
+    assignors: tuple[str, ...]
+    """Names in order of preference."""
     pattern: Pattern | None = None
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.assignors]
 
 
 @lru_cache(maxsize=8192)
@@ -66,7 +62,7 @@ def facts_json(facts: Mapping[str, TopicFacts]) -> str:
 @lru_cache(maxsize=8192)
 def subscription_of(text: str) -> Subscription:
     facts = json.loads(text)
-    assignors = tuple((name, base64.b64decode(data)) for name, data in facts["assignors"])
+    assignors = tuple(facts["assignors"])
     pattern = None
     if "regex" in facts:
         pattern = Pattern(facts["regex"], frozenset(facts["names"]), TopicSet(*facts["matched"]))
@@ -74,8 +70,7 @@ def subscription_of(text: str) -> Subscription:
 
 
 def subscription_json(subscription: Subscription) -> str:
-    assignors = [(name, base64.b64encode(data).decode()) for name, data in subscription.assignors]
-    facts: dict[str, Any] = {"topics": sorted(subscription.topics), "assignors": assignors}
+    facts: dict[str, Any] = {"topics": sorted(subscription.topics), "assignors": subscription.assignors}
     if subscription.pattern is not None:
         regex, names, matched = subscription.pattern.regex, subscription.pattern.names, subscription.pattern.matched
         facts |= {"regex": regex, "names": sorted(names), "matched": list(matched)}

@@ -103,7 +103,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
     """Compute the target if it is stale, and write it unless the generation has changed meanwhile.
 
     Returns whether it is up to date now. False: it is left to a member that has the group's assignor, or to the author
-    of the later change. Raises AssignorFailedError, InconsistentGroupProtocolError; then members keep their partitions.
+    of the later change. Raises InconsistentGroupProtocolError; then members keep their partitions.
     """
     row, members, facts, owners = store.read(lambda connection: _read_stale(connection, group_id))
     if row is None:
@@ -111,11 +111,11 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
     generation = row.group.generation
     if not members:
         return False
-    name = choose_assignor([member.subscription.names() for member in members])
+    name = choose_assignor([member.subscription.assignors for member in members])
     if name not in assignors:
         return False
     counts = {topic: fact.partition_count for topic, fact in facts.items()}
-    targets = assign(assignors[name], _candidates(members, owners, name), counts, row.group.target_generation)
+    targets = assign(assignors[name], _candidates(members, owners), counts)
     changed = {m.member_id: targets[m.member_id] for m in members if targets[m.member_id] != m.member.target}
 
     def write(connection: sa.Connection, _attempt: Attempt) -> bool:
@@ -125,7 +125,6 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
             return False
         if current.group.stale:
             rows.save_targets(connection, group_id, changed)
-            rows.expect_rejoins(connection, group_id, store.clock(connection))
             fresh = Group(generation, generation)
             rows.save_group(connection, group_id, fresh, assignor=name, topics=facts_json(facts))
         failpoint("group.target-decided")
@@ -140,7 +139,7 @@ def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
     return {topic for said in rows.read_subscriptions(connection, group_id) for topic in said.topics}
 
 
-def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str], assignor: str) -> list[Candidate]:
+def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str]) -> list[Candidate]:
     """Prior ownership is the last target; for partitions that are in no target, the member that still has them."""
     targeted: set[TopicPartition] = {p for m in members for p in m.member.target}
     held: dict[str, set[TopicPartition]] = {}
@@ -153,7 +152,6 @@ def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, st
             m.subscription.topics,
             m.instance_id,
             m.member.target | frozenset(held.get(m.member_id, ())),
-            dict(m.subscription.assignors)[assignor],
         )
         for m in members
     ]

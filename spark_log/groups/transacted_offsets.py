@@ -20,9 +20,9 @@ from spark_log.groups.committed_offsets import (
     refuse_with_members,
     write_commits,
 )
+from spark_log.groups.committers import check_committer
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.member_operations import Identity
-from spark_log.groups.membership import check_committer
+from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.metadata.store import Store, StoreClock
@@ -110,5 +110,5 @@ def check_committing(
         if lock:
             rows.lock_or_make_group(connection, who.group_id, now)
         return now if who.unfenced else refuse_with_members(store, connection, who.group_id)
-    me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
+    me = Identity(who.group_id, who.member_id, who.instance_id, "", "")
     return check_committer(store, connection, me, who.generation, commits, lock=lock, transactional=True)

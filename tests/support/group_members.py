@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.assignment import AssignorSpec
-from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.assignment import AssignorSpec, is_custom, resolve_assignors
+from spark_log.groups.classic_membership import ClassicMembership
+from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.groups.rules import Assignment
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store
@@ -30,8 +31,13 @@ class Reader:
         assignors: Sequence[AssignorSpec] = ("range",),
     ) -> None:
         self.topics = list(topics)
-        settings = MemberSettings("reader", "here", instance, session_ms, tuple(assignors))
-        self.member = GroupMember(cluster, group, settings)
+        settings = MemberSettings("reader", "here", instance, session_ms, rebalance_timeout_ms=LONG_MS)
+        found = resolve_assignors(assignors)
+        self.member: Membership
+        if any(map(is_custom, found.values())):
+            self.member = ClassicMembership(cluster, group, settings, found)
+        else:
+            self.member = ConsumerMembership(cluster, group, settings, list(found))
         self.held: frozenset[TopicPartition] = frozenset()
         self.answer: Assignment | None = None
 

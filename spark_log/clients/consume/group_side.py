@@ -33,13 +33,32 @@ from spark_log.errors import (
     IllegalGenerationError,
     UnknownMemberIdError,
 )
-from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.assignment import is_custom, resolve_assignors
+from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.groups.transacted_offsets import GroupMetadata
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.05
 """Minimum time between two checks of the group while the store changes."""
+
+
+def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
+    """A member of the consumer protocol; of the classic one with a custom assignor, which only its group can run."""
+    assert settings.group_id is not None
+    member_settings = MemberSettings(
+        client_id=settings.client_id,
+        host=socket.gethostname(),
+        instance_id=settings.group_instance_id,
+        session_timeout_ms=settings.session_timeout_ms,
+        rebalance_timeout_ms=settings.max_poll_interval_ms,
+    )
+    assignors = resolve_assignors(settings.partition_assignment_strategy)
+    if any(map(is_custom, assignors.values())):
+        from spark_log.groups.classic_membership import ClassicMembership  # few consumers need it
+
+        return ClassicMembership(cluster, settings.group_id, member_settings, assignors)
+    return ConsumerMembership(cluster, settings.group_id, member_settings, list(assignors))
 
 
 class GroupSide:
@@ -53,15 +72,7 @@ class GroupSide:
         background: Background,
         commit_before_revocation: Callable[[], None],
     ) -> None:
-        assert settings.group_id is not None
-        facts = MemberSettings(
-            client_id=settings.client_id,
-            host=socket.gethostname(),
-            instance_id=settings.group_instance_id,
-            session_timeout_ms=settings.session_timeout_ms,
-            assignors=settings.partition_assignment_strategy,
-        )
-        self.member = GroupMember(cluster, settings.group_id, facts)
+        self.member = new_member(cluster, settings)
         self.joined = False
         self.rebalances = 0
         self._cluster = cluster

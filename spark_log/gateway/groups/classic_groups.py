@@ -1,13 +1,14 @@
-"""Members that speak the classic group protocol (JoinGroup, SyncGroup), on the rows that all groups have.
+"""Members that speak the classic group protocol (JoinGroup, SyncGroup), in groups of the consumer protocol.
 
 To every classic client the group's leader is another member: it never computes an assignment. The store's target is
-what SyncGroup returns. So classic clients share a group with spark-log's consumers, and any gateway serves any member.
+what SyncGroup returns; the generation is the member's epoch. So classic clients share a group with other members, and
+any gateway serves any member.
 
     eager          a member joins owning nothing; JoinGroup waits until the others have given its partitions up
     cooperative    a member joins with what it owns, and gets at once what is free; while something is missing, or is
                    to be given up, its heartbeats tell it to join again
 
-All functions block; they raise the errors of `groups.member_operations`.
+All functions block; they raise the errors of `groups.consumer_protocol.operations`.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,24 +22,19 @@ from spark_log.errors import (
     FencedInstanceIdError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
+    RebalanceInProgressError,
     UnknownMemberIdError,
 )
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, known_assignors
+from spark_log.groups.committers import check_live
+from spark_log.groups.consumer_protocol.operations import ConsumerBeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer_protocol.rules import LEAVING
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
-from spark_log.groups.member_operations import (
-    HeartbeatResponse,
-    Identity,
-    check_live,
-    heartbeat_group,
-    join_group,
-    leave_group,
-)
-from spark_log.groups.rules import NO_PARTITIONS, HeartbeatRequest, Partitions
-from spark_log.groups.stored_values import Subscription
-from spark_log.groups.target_assignment import refresh_targets
+from spark_log.groups.identity import Identity
+from spark_log.groups.rules import Partitions
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Store
+from spark_log.metadata.store import Attempt, Store
 
 PROTOCOL_TYPE = "consumer"
 COOPERATIVE = "cooperative-sticky"
@@ -56,8 +52,11 @@ class Joining:
     """The facts of a JoinGroup request. `owned`: the partitions that the member has and keeps."""
 
     me: Identity
-    subscription: Subscription
+    topics: frozenset[str]
+    assignors: tuple[str, ...]
+    """Those that gateways know, in order of preference."""
     owned: Partitions
+    rebalance_timeout_ms: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ def joining_of(
     identity: Identity,
     protocol_type: str,
     protocols: Mapping[str, bytes],
+    rebalance_timeout_ms: int,
     may_describe: Callable[[str], bool],
 ) -> Joining:
     """Check a JoinGroup request and decode it; `protocols` are the metadata by assignor, in order of preference. Topics
@@ -109,56 +109,76 @@ def joining_of(
         pairs = said.owned_partitions or ()
         owned |= {TopicPartition(each.topic, number) for each in pairs for number in each.partitions}
     legal = frozenset(name for name in topics if is_legal(name) and may_describe(name))
-    return Joining(identity, Subscription(legal, tuple((name, b"") for name in known)), frozenset(owned))
+    return Joining(identity, legal, tuple(known), frozenset(owned), rebalance_timeout_ms)
 
 
 def join(store: Store, joining: Joining) -> Membership:
-    """Become a member, or join again, and report what is owned."""
+    """Become a member, or join again, and report what is owned. RebalanceInProgressError: it must join again."""
     me = joining.me
-    row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
-    if row is None:
-        join_group(store, me, joining.subscription, rows.CLASSIC)
-        return beat(store, replace(joining, owned=NO_PARTITIONS))
-    return beat(store, joining)
-
-
-def beat(store: Store, joining: Joining) -> Membership:
-    """Report subscription and owned partitions. Computes the group's target if it is stale."""
-    response = _heartbeat(store, joining)
-    if response.due or response.group.stale:
-        refresh_targets(store, joining.me.group_id, assignors())
-        response = _heartbeat(store, joining)
-    assignment = response.assignment
-    return Membership(assignment.generation, response.assignor, assignment.partitions, assignment.complete)
+    beat = ConsumerBeat(
+        me, me.member_id, None, rebalance_timeout_ms=joining.rebalance_timeout_ms, names=joining.topics,
+        owned=joining.owned, assignors=joining.assignors, replaces=True, protocol=rows.CLASSIC,
+    )  # fmt: skip
+    answer = consumer_heartbeat(store, beat, assignors())
+    if not answer.complete:  # it has been told what to give up, and if it has joined without that, others may have it
+        answer = consumer_heartbeat(store, beat, assignors())
+    if answer.repeat or answer.partitions is None:
+        raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")
+    return Membership(answer.epoch, answer.assignor, answer.partitions, answer.complete)
 
 
 def sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:
-    """The member's assigned partitions. IllegalGenerationError if it has to join again, such as after it has lost the
-    right to describe a topic.
+    """The member's assignment. IllegalGenerationError if it has to join again, such as after it has lost the right to
+    describe a topic.
     """
 
-    def read(connection: sa.Connection) -> tuple[rows.MemberRow, Partitions]:
+    def read(connection: sa.Connection) -> tuple[rows.MemberRow, rows.GroupRow]:
         row, _ = check_live(store, connection, me, lock=False)
-        return row, rows.assigned_to(connection, me.group_id, me.member_id)
+        group = rows.read_group(connection, me.group_id)
+        if row.protocol != rows.CLASSIC or group is None:
+            raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a classic member")
+        return row, group
 
-    row, assigned = store.read(read)
-    known = replace(me, client_id=row.client_id, host=row.host, session_timeout_ms=row.session_timeout_ms)
-    topics = frozenset(filter(may_describe, row.subscription.topics))
-    found = beat(store, Joining(known, replace(row.subscription, topics=topics), assigned))
-    if found.generation != generation:
+    row, group = store.read(read)
+    told = row.epochs.told
+    if row.member.generation != generation or not all(may_describe(each.topic) for each in told):
         raise IllegalGenerationError(
-            f"group {me.group_id!r}: generation {generation} is over, the group is in {found.generation}"
+            f"group {me.group_id!r}: generation {generation} is over, the member is in {row.member.generation}"
         )
-    return found
+    return Membership(generation, group.assignor, told, complete=told == row.member.target)
+
+
+def expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
+    """A heartbeat has told the member to join again: its session ends after its rebalance timeout, whatever its
+    heartbeats say, as a broker removes members that have not joined again.
+    """
+
+    def is_expected(connection: sa.Connection) -> bool:
+        row = rows.read_member(connection, group_id, member_id)
+        return row is None or row.epochs.revoke_by_ms is not None
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> None:
+        rows.read_group(connection, group_id, lock=True)
+        now = store.clock(connection)
+        row = rows.read_member(connection, group_id, member_id)
+        if row is not None and row.live(now) and row.epochs.revoke_by_ms is None:
+            epochs = replace(row.epochs, revoke_by_ms=now.lease_ms + row.epochs.rebalance_timeout_ms)
+            until_ms = epochs.until_ms(now.lease_ms, row.session_timeout_ms)
+            rows.save_member(
+                connection, group_id, replace(row, epochs=epochs, until_ms=until_ms, clock_epoch=now.clock_epoch)
+            )
+
+    if not store.read(is_expected):
+        store.transact(write)
 
 
 def leave(store: Store, me: Identity) -> None:
     """Leave the group; by its instance id alone, if the member id is empty (KIP-345). UnknownMemberIdError."""
     row = store.read(lambda connection: _find(connection, me))
-    if row is None or (me.member_id and row.epochs is not None):
+    if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
-    if leave_group(store, replace(me, member_id=row.member_id)):
-        refresh_targets(store, me.group_id, assignors())
+    me = replace(me, member_id=row.member_id)
+    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), assignors())
 
 
 def encode_assignment(partitions: Partitions) -> bytes:
@@ -185,12 +205,3 @@ def _find(connection: sa.Connection, me: Identity) -> rows.MemberRow | None:
             f"group {me.group_id!r}: another member has joined with the group.instance.id {me.instance_id!r}"
         )
     return static if not me.member_id else row
-
-
-def _heartbeat(store: Store, joining: Joining) -> HeartbeatResponse:
-    me = joining.me
-    row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
-    if row is None or row.epochs is not None:
-        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a member of the classic protocol")
-    request = HeartbeatRequest(row.member.beat + 1, joining.subscription.topics, joining.owned)
-    return heartbeat_group(store, me, joining.subscription, request)

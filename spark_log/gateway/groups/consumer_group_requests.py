@@ -6,7 +6,13 @@ from functools import partial
 
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
-from spark_log.errors import GroupIdNotFoundError, MetadataStoreUnavailableError, SparkLogError
+from spark_log.errors import (
+    CoordinatorNotAvailableError,
+    GroupIdNotFoundError,
+    InconsistentGroupProtocolError,
+    MetadataStoreUnavailableError,
+    SparkLogError,
+)
 from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GROUP_TYPE, GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
@@ -34,7 +40,7 @@ from spark_log.groups.consumer_protocol.operations import (
 from spark_log.groups.consumer_protocol.rules import JOINING
 from spark_log.groups.group_names import check_group_id, check_instance_id
 from spark_log.groups.heartbeat_batches import Beat
-from spark_log.groups.member_operations import Identity
+from spark_log.groups.identity import Identity
 from spark_log.groups.rows import CLASSIC
 from spark_log.groups.rules import NO_PARTITIONS, Partitions
 from spark_log.ids import TopicPartition
@@ -81,7 +87,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
         member_id = request.member_id
         if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
             member_id = str(uuid.uuid4())
-        me = Identity(request.group_id, member_id, request.instance_id, client.client_id, client.host, 0)
+        me = Identity(request.group_id, member_id, request.instance_id, client.client_id, client.host)
         beat = ConsumerBeat(
             me,
             client.claims.connection_id,
@@ -97,9 +103,15 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
         check_beat(beat)
         check_group_id(me.group_id)
         check_instance_id(me.instance_id)
-        if beat.epoch < JOINING:
+        if request.member_epoch < JOINING:
             return leave_consumer(store, beat, assignors)
-        return consumer_heartbeat(store, beat, assignors)
+        try:
+            answer = consumer_heartbeat(store, beat, assignors)
+        except InconsistentGroupProtocolError as error:
+            raise GroupIdNotFoundError(f"Group {me.group_id} is not a consumer group: {error}") from None
+        if answer.repeat:
+            raise CoordinatorNotAvailableError(f"group {me.group_id!r}: {member_id} must repeat its heartbeat")
+        return answer
 
     return _response(services, outcome_of(answer))
 

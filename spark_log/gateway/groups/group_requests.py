@@ -29,22 +29,18 @@ from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.heartbeat_batches import Beat
-from spark_log.groups.member_operations import Identity
+from spark_log.groups.identity import Identity
+from spark_log.groups.rows import CLASSIC
 
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79
-_SYNC_WAIT_S = 5.0
-"""Clients wait for a SyncGroup response as for any other; only JoinGroup may take the rebalance timeout."""
 _BEATS_PER_SESSION = 3
 
 
-def identity(request: Message, client: Client, session_timeout_ms: int = 0, rebalance_timeout_ms: int = 0) -> Identity:
+def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
     """The member that a request names."""
     instance_id = getattr(request, "group_instance_id", None)
-    return Identity(
-        request.group_id, request.member_id, instance_id, client.client_id, client.host,
-        session_timeout_ms, rebalance_timeout_ms,
-    )  # fmt: skip
+    return Identity(request.group_id, request.member_id, instance_id, client.client_id, client.host, session_timeout_ms)
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -55,13 +51,14 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
     timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
-    me = identity(request, client, request.session_timeout_ms, max(0, timeout_ms))
+    me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
         joining = await services.call(
-            classic_groups.joining_of, store, me, request.protocol_type, protocols, _may_describe(client)
-        )
+            classic_groups.joining_of, store, me, request.protocol_type, protocols, max(0, timeout_ms),
+            _may_describe(client),
+        )  # fmt: skip
         if not me.member_id:
             joining = classic_groups.with_new_id(joining)
             if request.version >= 4 and me.instance_id is None:
@@ -73,7 +70,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
             left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
             await services.changes.wait(seen, left_s)
             seen = await services.call(services.changes.current)
-            found = await services.call(classic_groups.beat, store, joining)
+            found = await services.call(classic_groups.join, store, joining)
     except SparkLogError as error:
         return _joined(me.member_id, error_code(error))
     return _joined(joining.me.member_id, NONE, found)
@@ -100,15 +97,8 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
     """The member's assignment."""
     me = identity(request, client)
     store = services.cluster.store
-    deadline_s = clock.monotonic_s() + _SYNC_WAIT_S
     try:
-        while True:
-            seen = await services.call(services.changes.current)
-            found = await services.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
-            left_s = deadline_s - clock.monotonic_s()
-            if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
-                break
-            await services.changes.wait(seen, left_s)
+        found = await services.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
     except UnknownMemberIdError:
         return await opaque_group_requests.sync_group(services, request)
     except IllegalGenerationError:
@@ -126,10 +116,13 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
 
 async def heartbeat(services: Services, request: Message, client: Client) -> Message:
     """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
-    beat = Beat(request.group_id, request.member_id, getattr(request, "group_instance_id", None), request.generation_id)
+    group_id, member_id, instance_id = request.group_id, request.member_id, getattr(request, "group_instance_id", None)
+    beat = Beat(group_id, member_id, instance_id, request.generation_id, member_id, CLASSIC)
     try:
         try:
             rejoin = await services.heartbeats.answer(beat)
+            if rejoin:
+                await services.call(classic_groups.expect_rejoin, services.cluster.store, group_id, member_id)
         except UnknownMemberIdError:
             rejoin = await opaque_group_requests.heartbeat(services, request)
     except SparkLogError as error:
@@ -145,7 +138,7 @@ async def leave_group(services: Services, request: Message, client: Client) -> M
         return LeaveGroupResponse(throttle_time_ms=0, error_code=code)
     members = []
     for each in request.members:
-        me = Identity(request.group_id, each.member_id, each.group_instance_id, client.client_id, client.host, 0)
+        me = Identity(request.group_id, each.member_id, each.group_instance_id, client.client_id, client.host)
         code = await services.call(_leave, services, me)
         members.append(kind(member_id=each.member_id, group_instance_id=each.group_instance_id, error_code=code))
     return LeaveGroupResponse(throttle_time_ms=0, error_code=NONE, members=members)

@@ -28,8 +28,8 @@ class Heartbeats:
         """Heartbeats that change nothing as of `_version` of the store, until this time of its lease clock."""
 
     async def answer(self, beat: Beat) -> bool:
-        """Keep the session alive. True: the member must join again; the heartbeat of a member of the consumer protocol
-        must be handled alone. UnknownMemberIdError, FencedInstanceIdError, MetadataStoreUnavailableError.
+        """Keep the session alive. True: a classic member must join again; a heartbeat of the consumer protocol must be
+        handled alone. UnknownMemberIdError, FencedInstanceIdError, MetadataStoreUnavailableError.
         """
         if self._store.changes.exact and self._is_known(beat):
             return False
@@ -40,7 +40,7 @@ class Heartbeats:
             answer = await self._reads.submit(beat)
         if answer.error is not None:
             raise answer.error
-        return answer.rejoin
+        return answer.changed
 
     def _is_known(self, beat: Beat) -> bool:
         version = self._store.changes.current()
@@ -56,7 +56,7 @@ class Heartbeats:
         answers: Sequence[BeatAnswer] = await self._call_in_thread(answer_beats, self._store, beats)
         if self._store.changes.exact and version == self._version:
             for beat, answer in zip(beats, answers, strict=True):
-                if answer.error is None and not answer.rejoin:
+                if answer.error is None and not answer.changed:
                     self._valid_until_ms[beat] = answer.valid_until_ms
         return answers
 

@@ -11,10 +11,8 @@ import sqlalchemy as sa
 from spark_log.cluster.names import is_legal
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
-    CoordinatorNotAvailableError,
     GroupIdNotFoundError,
     IllegalArgumentError,
-    InconsistentGroupProtocolError,
     InvalidRegularExpressionError,
     StaleMemberEpochError,
     UnknownMemberIdError,
@@ -38,7 +36,7 @@ from spark_log.groups.consumer_protocol.rules import (
     leave_for_a_while,
 )
 from spark_log.groups.consumer_protocol.topic_patterns import check_pattern, matching
-from spark_log.groups.member_operations import Identity
+from spark_log.groups.identity import Identity
 from spark_log.groups.opaque.opaque_operations import end_opaque
 from spark_log.groups.rules import NO_PARTITIONS, Group, Partitions, notice_topics
 from spark_log.groups.stored_values import Pattern, Subscription
@@ -62,7 +60,8 @@ class ConsumerBeat:
 
     me: Identity
     claim: str
-    epoch: int
+    epoch: int | None
+    """None: that of the member, who joins if it is none yet; of members that name no epoch."""
     rack: str | None = None
     rebalance_timeout_ms: int | None = None
     names: frozenset[str] | None = None
@@ -71,23 +70,33 @@ class ConsumerBeat:
     owned: Partitions | None = None
     may_describe: Callable[[str], bool] = lambda _: True
     """Whether the client may see a topic, for those that its regular expression matches."""
+    assignors: tuple[str, ...] = ()
+    """Names in order of preference, of members that say more than one."""
+    replaces: bool = False
+    """Whether it takes the place of a live member with its instance id, as in the classic protocol (KIP-345)."""
+    protocol: str = rows.CONSUMER
 
     @property
     def full(self) -> bool:
         """Whether it says everything, so that the answer has the assignment (KIP-848)."""
         subscribed = self.names is not None or self.regex is not None
-        return self.epoch == JOINING or (
+        return self.epoch in (JOINING, None) or (
             self.rebalance_timeout_ms is not None and subscribed and self.owned is not None
         )
 
 
 @dataclass(frozen=True)
 class ConsumerAnswer:
-    """`partitions`: the assignment with the ids of its topics by name; None if it has not changed."""
+    """`partitions`: the assignment; None if it has not changed. `complete`: the member has its target and nothing else.
+    `repeat`: it sends another heartbeat, for the target is being computed, or it must say again what it owns.
+    """
 
     member_id: str
     epoch: int
     partitions: Partitions | None = None
+    assignor: str = ""
+    complete: bool = False
+    repeat: bool = False
 
 
 def check_beat(beat: ConsumerBeat) -> None:
@@ -113,7 +122,7 @@ def check_beat(beat: ConsumerBeat) -> None:
             )
     elif beat.epoch == LEAVING_FOR_A_WHILE and beat.me.instance_id is None:
         raise IllegalArgumentError("InstanceId can't be null.")
-    elif beat.epoch < LEAVING_FOR_A_WHILE:
+    elif beat.epoch is not None and beat.epoch < LEAVING_FOR_A_WHILE:
         raise IllegalArgumentError("MemberEpoch is invalid.")
     if beat.assignor is not None and beat.assignor not in SERVER_ASSIGNORS:
         raise UnsupportedAssignorError(
@@ -134,7 +143,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     """Answer one heartbeat of a member that does not leave.
 
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
-    UnreleasedInstanceIdError, GroupMaxSizeReachedError, CoordinatorNotAvailableError, AssignorFailedError.
+    UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, AssignorFailedError.
     """
     trusted = True
     for attempt in range(_TRIES):
@@ -152,8 +161,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     assert isinstance(result, _Decided)
     if result.announce:
         store.changes.announce()
-    if result.answer is None:
-        raise CoordinatorNotAvailableError(f"group {beat.me.group_id!r}: {beat.me.member_id} must repeat its heartbeat")
+        failpoint("group.assigned")
     failpoint("gateway.consumer-heartbeat-decided")
     return result.answer
 
@@ -168,7 +176,7 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
         row = rows.read_member(connection, me.group_id, me.member_id)
         holder = rows.find_instance(connection, me.group_id, me.instance_id)
         check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
-        if row is None or row.epochs is None or not row.live(now):
+        if row is None or row.protocol != beat.protocol or not row.live(now):
             raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
         if beat.epoch == LEAVING:
             return remove_members(connection, now, me.group_id, group.group, [row.member_id]).stale
@@ -179,8 +187,9 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
         return False
 
     if store.transact(body, timeout_ms=_TIMEOUT_MS, announce=True):
+        failpoint("group.changed")
         refresh_targets(store, beat.me.group_id, assignors)
-    return ConsumerAnswer(beat.me.member_id, beat.epoch)
+    return ConsumerAnswer(beat.me.member_id, beat.epoch or LEAVING)
 
 
 def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
@@ -192,7 +201,7 @@ def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str
     if row is None or not row.live(now):
         if rows.CONSUMER in rows.read_protocols(connection, group_id):
             raise UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
-    elif row.epochs is not None and row.member.generation != epoch:
+    elif row.protocol == rows.CONSUMER and row.member.generation != epoch:
         raise stale_epoch(row, epoch)
 
 
@@ -210,9 +219,9 @@ def stale_epoch(
 
 @dataclass(frozen=True)
 class _Decided:
-    """`answer`: None if the client has to repeat the request. `announce`: others wait for the change."""
+    """`announce`: others wait for the change."""
 
-    answer: ConsumerAnswer | None
+    answer: ConsumerAnswer
     announce: bool
 
 
@@ -228,20 +237,20 @@ def _heartbeat(
 ) -> _Decided | _TargetIsStale:
     """`trusted`: the connection held the claim in the attempts before. `last`: decide even with a stale target."""
     me = beat.me
-    if beat.epoch == JOINING:
+    joins = beat.epoch in (JOINING, None)
+    if joins:
         rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
     before = _lock_group(connection, me.group_id)
     now = store.clock(connection)
-    if beat.epoch == JOINING:
-        _end_opaque(connection, me.group_id, now)
+    if joins:
+        end_opaque(connection, me.group_id, now)
     dead = rows.dead_members(connection, me.group_id, now)
     group = remove_members(connection, now, me.group_id, before.group, dead)
-    row = _find(store, connection, beat)
+    row = stored = _find(store, connection, beat)
     if row is None:
         row, group = _join(store, connection, beat, group, now)
     else:
-        assert row.epochs is not None
-        check_epoch(row.member, row.epochs, beat.epoch, beat.owned)
+        check_epoch(row.member, row.epochs, _epoch(beat, row), beat.owned)
         trusted = trusted and row.epochs.claim == beat.claim
         topics = row.subscription.topics
         row = _with_subscription(connection, row, beat)
@@ -253,55 +262,67 @@ def _heartbeat(
         kind = rows.group_type(rows.read_protocols(connection, me.group_id), rows.CONSUMER)
         rows.save_group(connection, me.group_id, group, empty_since_ms=None, type=kind)
     if group.stale and not last:
-        rows.save_member(connection, me.group_id, row)
+        if row != stored:
+            rows.save_member(connection, me.group_id, row)
         return _TargetIsStale(trusted)
-    return _decide(connection, beat, row, replace(before, group=group), now, trusted)
+    return _decide(connection, beat, row, stored, replace(before, group=group), now, trusted)
 
 
 def _decide(
-    connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, known: rows.GroupRow, now: StoreClock,
-    trusted: bool,
+    connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, stored: rows.MemberRow | None,
+    known: rows.GroupRow, now: StoreClock, trusted: bool,
 ) -> _Decided:  # fmt: skip
+    """`stored`: the member before this heartbeat; None: it has joined with it."""
     group_id = beat.me.group_id
-    assert row.epochs is not None
     member = row.member
     missing = member.target - member.assigned
     taken = rows.assigned_to_others(connection, group_id, row.member_id, missing) if missing else {}
-    request = EpochRequest(beat.epoch, beat.owned, beat.claim, trusted)
+    request = EpochRequest(_epoch(beat, row), beat.owned, beat.claim, trusted)
     decided = decide_epoch_heartbeat(known.group, member, row.epochs, request, taken, now.lease_ms)
     revoked, newly = member.assigned - decided.member.assigned, decided.member.assigned - member.assigned
     rows.revoke_partitions(connection, group_id, row.member_id, revoked)
     rows.assign_partitions(connection, group_id, row.member_id, newly)
     topics = {p.topic for p in decided.state.told}
     epochs = replace(decided.state, topic_ids=frozenset(known.topics[name].topic_id for name in topics))
-    until_ms = epochs.until_ms(now.lease_ms, row.session_timeout_ms)
-    after = replace(row, member=decided.member, epochs=epochs, until_ms=until_ms, clock_epoch=now.clock_epoch)
-    rows.save_member(connection, group_id, after)
-    answer = None
-    if not decided.repeat and decided.member.generation != JOINING:
-        changed = (epochs.told, epochs.topic_ids) != (row.epochs.told, row.epochs.topic_ids)
-        told = epochs.told if beat.full or changed or not trusted else None
-        answer = ConsumerAnswer(row.member_id, decided.member.generation, told)
+    after = replace(row, member=decided.member, epochs=epochs)
+    # a heartbeat that changes nothing writes nothing, and so wakes no other member
+    if after != stored or epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms) <= now.lease_ms:
+        until_ms = epochs.until_ms(now.lease_ms, row.session_timeout_ms)
+        rows.save_member(connection, group_id, replace(after, until_ms=until_ms, clock_epoch=now.clock_epoch))
+    changed = (epochs.told, epochs.topic_ids) != (row.epochs.told, row.epochs.topic_ids)
+    answer = ConsumerAnswer(
+        row.member_id,
+        decided.member.generation,
+        epochs.told if beat.full or changed or not trusted else None,
+        known.assignor,
+        complete=not known.group.stale and decided.member.settled,
+        repeat=decided.repeat or decided.member.generation == JOINING,
+    )
     return _Decided(answer, announce=bool(revoked or newly))
+
+
+def _epoch(beat: ConsumerBeat, row: rows.MemberRow) -> int:
+    return row.member.generation if beat.epoch is None else beat.epoch
 
 
 def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.MemberRow | None:
     """The member; None: it joins now. Raises as `consumer_heartbeat`."""
     me = beat.me
     row = rows.read_member(connection, me.group_id, me.member_id)
+    joins = beat.epoch in (JOINING, None)
     if row is None:
         check_size(rows.count_members(connection, me.group_id), store.settings.group_consumer_max_size)
     holder = rows.find_instance(connection, me.group_id, me.instance_id)
-    if beat.epoch == JOINING and holder is not None and me.instance_id is not None:
+    if joins and holder is not None and me.instance_id is not None:
         returns = holder.member_id == me.member_id and holder.member.generation == LEAVING_FOR_A_WHILE
         if row is None or returns:
-            if holder.epochs is not None:
+            if holder.protocol == rows.CONSUMER and not beat.replaces:
                 check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
             return None
-    if beat.epoch == JOINING and row is None:
+    if joins and row is None:
         return None
     check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
-    if row is None or row.epochs is None:
+    if row is None or row.protocol != beat.protocol:
         raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
     return _with_assigned(connection, me.group_id, row)
 
@@ -315,29 +336,29 @@ def _join(
 ) -> tuple[rows.MemberRow, Group]:
     """A new member, written. InconsistentGroupProtocolError if the others have no assignor of the server."""
     me = beat.me
-    said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat.assignor))
-    choose_assignor([said.names(), *(other.names() for other in rows.read_subscriptions(connection, me.group_id))])
+    said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat))
+    choose_assignor([said.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))])
     old = rows.find_instance(connection, me.group_id, me.instance_id)
     epochs = EpochState(beat.claim, beat.rebalance_timeout_ms or 0, rack=beat.rack)
-    group, member = join_epoch(group, said.topics, None if old is None else old.member)
-    session_ms = store.settings.group_consumer_session_timeout_ms
+    same_assignors = old is None or said.assignors == old.subscription.assignors
+    group, member = join_epoch(group, said.topics, None if old is None else old.member, same_assignors=same_assignors)
+    session_ms = me.session_timeout_ms or store.settings.group_consumer_session_timeout_ms
     row = rows.MemberRow(
         me.member_id, me.instance_id, me.client_id, me.host, said, member, session_ms, now.lease_ms + session_ms,
-        now.clock_epoch, rows.CONSUMER, epochs,
+        now.clock_epoch, epochs, beat.protocol,
     )  # fmt: skip
     if old is None:
         rows.insert_member(connection, me.group_id, row)
     else:
         rows.replace_member(connection, me.group_id, old.member_id, row)
     row = _with_assigned(connection, me.group_id, row)
-    if old is not None and old.epochs is None:  # a classic member may go on until its next heartbeat
+    if old is not None and old.member.generation != LEAVING_FOR_A_WHILE:  # it may go on until its next heartbeat
         row = replace(row, epochs=replace(epochs, told=row.member.assigned))
     return row, group
 
 
 def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
     """The row of a member with what its heartbeat says about the subscription."""
-    assert row.epochs is not None
     epochs, said = row.epochs, row.subscription
     if beat.rebalance_timeout_ms is not None:
         epochs = replace(epochs, rebalance_timeout_ms=beat.rebalance_timeout_ms)
@@ -345,7 +366,7 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: Con
         epochs = replace(epochs, rack=beat.rack)
     names = said.topics if said.pattern is None else said.pattern.names
     regex = "" if said.pattern is None else said.pattern.regex
-    assignors = said.assignors if beat.assignor is None else _preference(beat.assignor)
+    assignors = said.assignors if beat.assignor is None and not beat.assignors else _preference(beat)
     again = said.pattern is not None and said.pattern.matched != rows.all_topics(connection)
     if beat.names is not None or beat.regex is not None or assignors != said.assignors or again:
         new_names = names if beat.names is None else beat.names
@@ -354,9 +375,8 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: Con
 
 
 def _subscription(
-    connection: sa.Connection, beat: ConsumerBeat, names: frozenset[str], regex: str,
-    assignors: tuple[tuple[str, bytes], ...],
-) -> Subscription:  # fmt: skip
+    connection: sa.Connection, beat: ConsumerBeat, names: frozenset[str], regex: str, assignors: tuple[str, ...]
+) -> Subscription:
     legal = frozenset(name for name in names if is_legal(name))
     if not regex:
         return Subscription(legal, assignors)
@@ -365,9 +385,11 @@ def _subscription(
     return Subscription(legal | matched, assignors, pattern)
 
 
-def _preference(assignor: str | None) -> tuple[tuple[str, bytes], ...]:
-    first = (NO_PREFERENCE, UNIFORM) if assignor is None else (assignor, UNIFORM)
-    return tuple((name, b"") for name in dict.fromkeys((*first, *_BESIDE)))
+def _preference(beat: ConsumerBeat) -> tuple[str, ...]:
+    if beat.assignors:
+        return beat.assignors
+    first = (NO_PREFERENCE, UNIFORM) if beat.assignor is None else (beat.assignor, UNIFORM)
+    return tuple(dict.fromkeys((*first, *_BESIDE)))
 
 
 def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:
@@ -375,10 +397,3 @@ def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:
     if group is None:
         raise GroupIdNotFoundError(f"Group {group_id} not found.")
     return group
-
-
-def _end_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
-    try:
-        end_opaque(connection, group_id, now)
-    except InconsistentGroupProtocolError as error:
-        raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group: {error}") from None

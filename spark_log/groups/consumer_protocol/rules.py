@@ -58,6 +58,12 @@ class EpochState:
         renewed_ms = now_ms + session_timeout_ms
         return renewed_ms if self.revoke_by_ms is None else min(renewed_ms, self.revoke_by_ms)
 
+    def renewal_due_ms(self, until_ms: int, session_timeout_ms: int) -> int:
+        """When a session that ends at `until_ms` is renewed: after a third of it, so two more attempts fit before its
+        end. At its end, if it can go on no longer.
+        """
+        return until_ms if until_ms == self.revoke_by_ms else until_ms - session_timeout_ms * 2 // 3
+
 
 @dataclass(frozen=True)
 class EpochRequest:
@@ -133,13 +139,18 @@ def decide_epoch_heartbeat(
     )
 
 
-def join_epoch(group: Group, topics: frozenset[str], old: Member | None) -> tuple[Group, Member]:
-    """A new member, which owns nothing. `old`: the static member that has left for a while, whose place it takes."""
+def join_epoch(
+    group: Group, topics: frozenset[str], old: Member | None, *, same_assignors: bool = True
+) -> tuple[Group, Member]:
+    """A new member, which owns nothing. `old`: the static member whose place it takes, with its target (KIP-345).
+
+    The generation stays the same if the subscription does, unless the target is stale: one that is being computed would
+    be for the old member.
+    """
     if old is None:
         return group.changed(), Member(topics, generation=JOINING)
-    changed = group.stale or topics != old.topics
-    member = replace(old, topics=topics, generation=JOINING, beat=0)
-    return group.changed() if changed else group, member
+    same = topics == old.topics and same_assignors and not group.stale
+    return group if same else group.changed(), replace(old, topics=topics, generation=JOINING)
 
 
 def leave_for_a_while(member: Member, state: EpochState) -> tuple[Member, EpochState]:

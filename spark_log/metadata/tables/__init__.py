@@ -90,5 +90,5 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v3"
+SCHEMA_REVISION = "v4"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""

@@ -39,29 +39,14 @@ group_member = _table(
     column("member_id", String(249), "made by the member, unique", primary_key=True),
     column("instance_id", String(249), "group.instance.id of a static member", nullable=True),
     column("client", Text, "client id and host, for describe"),
-    column("subscription", Text, "JSON: topics, and the assignors in order of preference with their user data"),
+    column("subscription", Text, "JSON: topics, and the assignors in order of preference"),
     column("target", Text, "JSON: partitions that the assignor assigned to it"),
-    column(
-        "generation", BigInteger, "consumer_group.target_generation of its last heartbeat response; commits carry it"
-    ),
-    column("beat", BigInteger, "number of its last heartbeat that was written; a lower one arrives too late"),
+    column("generation", BigInteger, "member epoch: the target_generation that it has come to; commits carry it"),
     column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
     column("until_ms", BigInteger, "store clock; end of its session"),
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
-    column("protocol", String(20), "library, classic or consumer: how it speaks to the group"),
-    column(
-        "epoch_state",
-        Text,
-        "JSON, of members of the consumer protocol: its epoch before, what it was told, its connection, a deadline",
-        nullable=True,
-    ),
-    column(
-        "rebalance_timeout_ms",
-        Integer,
-        "of a classic member: it must join again this time after a new assignment; 0: no limit",
-        server_default=text("0"),
-    ),
-    column("rejoin_by_ms", BigInteger, "store clock; NULL: it need not join again", nullable=True),
+    column("protocol", String(20), "classic or consumer: how it speaks to the group"),
+    column("epoch_state", Text, "JSON: its epoch before, what it was told, its connection, a deadline"),
     comment="A member of a group.",
 )
 

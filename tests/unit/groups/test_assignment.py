@@ -12,11 +12,11 @@ from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError
 from spark_log.groups.assignment import (
     Candidate,
     assign,
+    assign_as_leader,
     choose_assignor,
+    is_custom,
     known_assignors,
-    notify_assignor,
     resolve_assignors,
-    user_data,
 )
 from spark_log.ids import TopicPartition
 
@@ -28,11 +28,8 @@ class Custom(AbstractPartitionAssignor):
 
     name = "custom"
 
-    def __init__(self, answer=None, protocols=(0,)):
-        self.answer, self.protocols, self.told = answer, protocols, []
-
-    def supported_protocols(self):
-        return list(self.protocols)
+    def __init__(self, answer=None):
+        self.answer = answer
 
     def assign(self, cluster, members):
         self.asked = cluster, members
@@ -42,7 +39,7 @@ class Custom(AbstractPartitionAssignor):
         return ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"mine")
 
     def on_assignment(self, assignment, generation):
-        self.told.append((assignment.partitions(), generation))
+        pass
 
 
 def gives(**partitions):
@@ -77,16 +74,16 @@ def test_every_subscribed_partition_is_assigned_to_one_subscriber(name, counts, 
         )
         for i, topics in enumerate(subscriptions)
     ]
-    result = assign(KNOWN[name], candidates, counts, 3)
+    result = assign(KNOWN[name], candidates, counts)
     assert result.keys() == {c.member_id for c in candidates}
     wanted = [p for p in everything if p.partition < counts[p.topic] and any(p.topic in s for s in subscriptions)]
     assert sorted(p for partitions in result.values() for p in partitions) == sorted(wanted)
 
 
 def test_named_assignors_assign_as_in_kafka():
-    assert numbers(assign(KNOWN["range"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 1, 2], "b": [3, 4]}
-    assert numbers(assign(KNOWN["roundrobin"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 2, 4], "b": [1, 3]}
-    assert numbers(assign(KNOWN["range"], members("a", "b", "c"), {"t": 2}, 0)) == {"a": [0], "b": [1], "c": []}
+    assert numbers(assign(KNOWN["range"], members("a", "b"), {"t": 5})) == {"a": [0, 1, 2], "b": [3, 4]}
+    assert numbers(assign(KNOWN["roundrobin"], members("a", "b"), {"t": 5})) == {"a": [0, 2, 4], "b": [1, 3]}
+    assert numbers(assign(KNOWN["range"], members("a", "b", "c"), {"t": 2})) == {"a": [0], "b": [1], "c": []}
 
 
 @pytest.mark.parametrize("name", ["sticky", "cooperative-sticky"])
@@ -95,7 +92,7 @@ def test_sticky_assignors_move_few_partitions_and_return_the_final_assignment(na
         Candidate("a", frozenset("t"), owned=frozenset(TopicPartition("t", n) for n in range(6))),
         Candidate("b", frozenset("t")),
     ]
-    after = numbers(assign(KNOWN[name], before, {"t": 6}, 7))
+    after = numbers(assign(KNOWN[name], before, {"t": 6}))
     assert sorted(map(len, after.values())) == [3, 3], "also the cooperative one, which first leaves out what moves"
     assert sorted(after["a"] + after["b"]) == list(range(6))
 
@@ -106,14 +103,22 @@ def test_static_members_come_first_in_the_order():
         Candidate("a", frozenset("t")),
         Candidate("b", frozenset("t"), "two"),
     ]
-    assert numbers(assign(KNOWN["range"], candidates, {"t": 3}, 0)) == {"z": [0], "b": [1], "a": [2]}
+    assert numbers(assign(KNOWN["range"], candidates, {"t": 3})) == {"z": [0], "b": [1], "a": [2]}
 
 
-def test_custom_assignor_gets_the_arguments_of_kafka():
+def says(member_id, *topics, instance_id=None):
+    return member_id, instance_id, ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"data")
+
+
+def decoded(assignments):
+    return {key: ConsumerProtocolAssignment.decode(data).partitions() for key, data in assignments.items()}
+
+
+def test_leader_gives_the_assignor_the_arguments_of_kafka():
     custom = Custom(gives(a=[("t", [0, 1])]))
-    owned = frozenset({TopicPartition("t", 1)})
-    candidates = [Candidate("a", frozenset("t"), "one", owned, b"data"), Candidate("b", frozenset())]
-    assert numbers(assign(custom, candidates, {"t": 2}, 4)) == {"a": [0, 1], "b": []}
+    assert decoded(assign_as_leader(custom, [says("a", "t", instance_id="one"), says("b")], {"t": 2})) == {
+        "a": [("t", 0), ("t", 1)]
+    }
     cluster, (first, second) = custom.asked
     assert (cluster.topics(), cluster.partitions_for_topic("t"), cluster.partitions_for_topic("no")) == (
         {"t"},
@@ -121,13 +126,10 @@ def test_custom_assignor_gets_the_arguments_of_kafka():
         None,
     )
     assert (first.member_id, first.group_instance_id, first.metadata.topics) == ("a", "one", ["t"])
-    assert (first.metadata.user_data, first.metadata.generation_id) == (b"data", 4)
-    assert [(tp.topic, tp.partitions) for tp in first.metadata.owned_partitions] == [("t", [1])]
+    assert first.metadata.user_data == b"data"
     assert (second.member_id, second.metadata.topics) == ("b", [])
-    assert user_data(custom, {"t"}) == b"mine"
-    assert user_data(KNOWN["sticky"], {"t"}) == b""
-    notify_assignor(custom, owned, 4)
-    assert custom.told == [([TopicPartition("t", 1)], 4)]
+    assert is_custom(custom)
+    assert not any(map(is_custom, KNOWN.values()))
 
 
 def raises(_cluster, _members):
@@ -151,14 +153,11 @@ def raises(_cluster, _members):
 )
 def test_invalid_answer_is_refused_with_the_name_of_the_assignor(answer, message):
     with pytest.raises(AssignorFailedError, match=message):
-        assign(Custom(answer), members("a", "b"), {"t": 2, "w": 1}, 0)
+        assign_as_leader(Custom(answer), [says("a", "t"), says("b", "t")], {"t": 2, "w": 1})
 
 
 def test_custom_assignor_may_leave_partitions_unassigned():
-    owned = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
-    for protocols in ((0,), (1,)):
-        result = assign(Custom(gives(a=[("t", [0])]), protocols), members("a", owned=owned), {"t": 2}, 0)
-        assert numbers(result) == {"a": [0]}
+    assert decoded(assign_as_leader(Custom(gives(a=[("t", [0])])), [says("a", "t")], {"t": 2})) == {"a": [("t", 0)]}
 
 
 def test_assignors_are_resolved_from_classes_instances_names_and_paths():

@@ -1,11 +1,11 @@
-"""Members of the consumer protocol and of spark-log in one group, over several gateways: late, lost and repeated
-heartbeats, members that are killed, static members that come back.
+"""Members of the consumer protocol in one group, over several gateways: late, lost and repeated heartbeats, members
+that are killed, static members that come back or are replaced.
 """
 
 import contextlib
 import itertools
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spark_log.errors import FencedMemberEpochError, UnknownMemberIdError, UnreleasedInstanceIdError
 from spark_log.groups.consumer_protocol.rules import (
     JOINING,
+    LEAVING_FOR_A_WHILE,
     EpochRequest,
     EpochState,
     check_released,
@@ -24,12 +25,8 @@ from spark_log.groups.consumer_protocol.rules import (
 from spark_log.groups.rules import (
     NO_PARTITIONS,
     Group,
-    HeartbeatRequest,
-    Member,
     TopicFacts,
-    decide_heartbeat,
     depart,
-    join,
     notice_topics,
 )
 from spark_log.ids import TopicPartition
@@ -47,6 +44,8 @@ class Client:
     name: str
     topics: frozenset[str]
     instance: str | None = None
+    replaces: bool = False
+    """It takes the place of a live member with its instance id, as consumers of spark-log do."""
     connection: int = 0
     epoch: int = JOINING
     held: frozenset = NO_PARTITIONS
@@ -57,17 +56,6 @@ class Client:
     """It has another target than it had, and says so when it has reconciled, also if it owns the same."""
     said: frozenset[str] | None = None
     """The subscription that the group knows."""
-
-
-@dataclass
-class Native:
-    """A consumer of spark-log."""
-
-    name: str
-    topics: frozenset[str]
-    held: set = field(default_factory=set)
-    allowed: frozenset = NO_PARTITIONS
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class Consumers(RuleBasedStateMachine):
         self.group, self.assumed = Group(), {}
         self.facts = {"t": TopicFacts(1, 3), "u": TopicFacts(2, 1)}
         self.members, self.states, self.instances = {}, {}, {}
-        self.clients, self.natives, self.late = {}, {}, []
+        self.clients, self.late = {}, []
         self.names = (f"m{n}" for n in itertools.count())
         self.now_ms = 0
 
@@ -141,11 +129,15 @@ class Consumers(RuleBasedStateMachine):
         client = sent.client
         holder = self.instances.get(client.instance) if client.instance else None
         old = self.members.get(holder)
+        told = NO_PARTITIONS
         if old is not None:
-            check_released(client.name, client.instance, holder, old.generation)
+            if not client.replaces:
+                check_released(client.name, client.instance, holder, old.generation)
+            if old.generation != LEAVING_FOR_A_WHILE:
+                told = old.assigned
             del self.members[holder], self.states[holder]
         self.group, self.members[client.name] = join_epoch(self.group, sent.topics, old)
-        self.states[client.name] = EpochState(sent.claim, REBALANCE_MS)
+        self.states[client.name] = EpochState(sent.claim, REBALANCE_MS, told=told)
         if client.instance:
             self.instances[client.instance] = client.name
 
@@ -199,7 +191,10 @@ class Consumers(RuleBasedStateMachine):
         try:
             answer = self.deliver(sent)
         except (UnknownMemberIdError, FencedMemberEpochError):
-            self.abandon(client)
+            if client.instance and self.instances.get(client.instance, client.name) != client.name:
+                del self.clients[client.name]  # fenced by the one that has replaced it
+            else:
+                self.abandon(client)
             return False
         except UnreleasedInstanceIdError:
             del self.clients[client.name]
@@ -229,9 +224,9 @@ class Consumers(RuleBasedStateMachine):
             client.held, client.report, client.told_anew = client.target, True, False
 
     @precondition(lambda self: len(self.clients) < 5)
-    @rule(topics=st.sampled_from(TOPICS), instance=st.sampled_from([None, None, "i"]))
-    def a_client_joins(self, topics, instance):
-        client = Client(next(self.names), topics, instance)
+    @rule(topics=st.sampled_from(TOPICS), instance=st.sampled_from([None, None, "i"]), replaces=st.booleans())
+    def a_client_joins(self, topics, instance, replaces):
+        client = Client(next(self.names), topics, instance, replaces)
         self.clients[client.name] = client
         self.exchange(client, lost=False)
 
@@ -295,45 +290,6 @@ class Consumers(RuleBasedStateMachine):
             if client.epoch != JOINING and client.name not in self.members:
                 self.abandon(client)
 
-    # consumers of spark-log
-
-    @precondition(lambda self: len(self.natives) < 2)
-    @rule(topics=st.sampled_from(TOPICS))
-    def a_native_consumer_joins(self, topics):
-        native = Native(next(self.names), topics)
-        self.group, self.members[native.name] = join(self.group, topics)
-        self.natives[native.name] = native
-
-    @precondition(lambda self: self.natives)
-    @rule(data=st.data(), lost=st.booleans())
-    def a_native_heartbeat(self, data, lost):
-        self.native_beat(self.natives[data.draw(st.sampled_from(sorted(self.natives)))], lost)
-
-    def native_beat(self, native, lost):
-        native.number += 1
-        member = self.members[native.name]
-        group = notice_topics(self.group, self.assumed, self.facts, member.topics)
-        request = HeartbeatRequest(native.number, native.topics, frozenset(native.held))
-        beat = decide_heartbeat(group, member, request, set(self.taken(native.name)) & member.target)
-        self.group, self.members[native.name] = beat.group, beat.member
-        if not lost:
-            native.allowed = beat.assignment.partitions
-            native.held |= native.allowed
-        self.write(self.compute(random.Random(7)))
-
-    @precondition(lambda self: self.natives)
-    @rule(data=st.data())
-    def a_native_consumer_revokes(self, data):
-        native = self.natives[data.draw(st.sampled_from(sorted(self.natives)))]
-        native.held &= native.allowed
-
-    @precondition(lambda self: self.natives)
-    @rule(data=st.data())
-    def a_native_consumer_is_killed(self, data):
-        name = data.draw(st.sampled_from(sorted(self.natives)))
-        self.remove(name)
-        del self.natives[name]
-
     # the group
 
     @rule(topic=st.sampled_from("tu"), count=st.integers(1, 4))
@@ -354,7 +310,6 @@ class Consumers(RuleBasedStateMachine):
     @invariant()
     def a_partition_has_one_owner_at_most(self):
         held = [p for client in self.clients.values() if client.name in self.members for p in client.held]
-        held += [p for native in self.natives.values() for p in native.held]
         assert len(held) == len(set(held)), "two members may be reading the same partition"
         assigned = [p for member in self.members.values() for p in member.assigned]
         assert len(assigned) == len(set(assigned))
@@ -374,16 +329,13 @@ class Consumers(RuleBasedStateMachine):
         if not hasattr(self, "group"):
             return
         for name, member in list(self.members.items()):
-            if name not in self.clients and name not in self.natives:
+            if name not in self.clients:
                 self.remove(name)  # the session of a static member that does not return
             assert member is not None
         for _ in range(14):
             for client in list(self.clients.values()):
                 if self.exchange(client, lost=False):
                     self.reconcile(client)
-            for native in self.natives.values():
-                self.native_beat(native, lost=False)
-                native.held &= native.allowed
             self.a_partition_has_one_owner_at_most()
         assert not self.group.stale
         if not self.members:
@@ -391,10 +343,8 @@ class Consumers(RuleBasedStateMachine):
         topics = {topic for member in self.members.values() for topic in member.topics} & self.facts.keys()
         wanted = {TopicPartition(t, n) for t in topics for n in range(self.facts[t].partition_count)}
         held = [p for client in self.clients.values() for p in client.held]
-        held += [p for native in self.natives.values() for p in native.held]
         assert sorted(held) == sorted(wanted)
         assert {client.epoch for client in self.clients.values()} <= {self.group.generation}
-        assert all(isinstance(member, Member) for member in self.members.values())
 
 
 Consumers.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -76,6 +76,6 @@ def test_a_group_of_15_000_partitions_is_assigned_in_a_moment(name):
         for name, topics in (("a", "tuv"), ("b", "tuv"), ("c", "tu"), ("d", "v"))
     ]
     began_s = time.process_time()
-    result = assign(known_assignors()[name], members, counts, 1)
+    result = assign(known_assignors()[name], members, counts)
     assert time.process_time() - began_s < 2
     assert all(abs(len(result[each]) - 3_750) <= 1 for each in "abcd")

@@ -1,0 +1,182 @@
+"""A consumer with a custom assignor: a member of a group whose leader assigns, as `groups.opaque.rules` describes.
+
+The assignors have the interface of kafka-python's. With one that is not cooperative, a member gives up all its
+partitions before it joins; it has none until the leader has assigned them.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kafka.coordinator.assignors.abstract import RebalanceProtocol
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
+from spark_log.failpoints import failpoint
+from spark_log.groups import rows
+from spark_log.groups.assignment import Assignor, assign_as_leader, by_topic
+from spark_log.groups.group_names import new_member_id
+from spark_log.groups.identity import Identity
+from spark_log.groups.membership import MemberSettings, Membership
+from spark_log.groups.opaque import rules
+from spark_log.groups.opaque.opaque_operations import change, change_own, join_opaque
+from spark_log.groups.opaque.rules import Joining, OpaqueGroup, State
+from spark_log.groups.rules import NO_PARTITIONS, Assignment, Partitions, TopicFacts
+from spark_log.ids import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_PROTOCOL_TYPE = "consumer"
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The last JoinGroup: the subscription, and the assignment of its generation, if the leader has sent it."""
+
+    topics: frozenset[str]
+    assigned: Partitions | None = None
+    watched: frozenset[str] = frozenset()
+    """Of the leader: the topics that members subscribe to, and what its assignment assumes of them."""
+    facts: Mapping[str, TopicFacts] | None = None
+
+
+class ClassicMembership(Membership):
+    """As `Membership`. While a rebalance goes on, its assignments are not complete."""
+
+    def __init__(
+        self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Mapping[str, Assignor],
+        *, limits: ClusterSettings | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(cluster, group_id, settings, limits=limits)
+        self._assignors = assignors
+        self._cooperative = all(
+            RebalanceProtocol.COOPERATIVE in each.supported_protocols() for each in assignors.values()
+        )
+        self._joined: _Joined | None = None
+
+    def keep_alive(self) -> bool:
+        me, joined = self._identity(), self._joined
+        if not me.member_id or joined is None or joined.assigned is None:
+            return True
+        try:
+            group = change_own(self._store, me.group_id, me.member_id, self._touched).group
+        except UnknownMemberIdError:
+            return True
+        return self._must_join(joined, group)
+
+    def _heartbeat(self, topics: frozenset[str], owned: Partitions) -> Assignment:
+        if not self.member_id:
+            self._joined, owned = None, NO_PARTITIONS
+        joined = self._joined
+        if joined is not None:
+            group = change_own(self._store, self.group_id, self.member_id, self._touched).group
+            if joined.topics != topics or self._must_join(joined, group):
+                joined = None
+        if joined is None:
+            if owned and not self._cooperative:
+                return Assignment(self.generation, NO_PARTITIONS, complete=False)
+            self._joined = None
+            self._join(topics, owned)
+            self._joined = joined = _Joined(topics)
+        if joined.assigned is None:
+            self._joined = joined = self._sync(joined)
+        if joined is None or joined.assigned is None:
+            return Assignment(self.generation, owned if self._cooperative else NO_PARTITIONS, complete=False)
+        revoked = owned - joined.assigned
+        if revoked:  # of a cooperative assignor: others get them in the next rebalance
+            self._joined = None
+        return Assignment(self.generation, joined.assigned, complete=not revoked)
+
+    def _join(self, topics: frozenset[str], owned: Partitions) -> None:
+        s = self.settings
+        protocols = tuple((name, self._metadata(each, topics, owned)) for name, each in self._assignors.items())
+        request = Joining(
+            self.member_id, new_member_id(s.client_id), s.instance_id, s.client_id, s.host, _PROTOCOL_TYPE, protocols,
+            s.session_timeout_ms, s.rebalance_timeout_ms,
+        )  # fmt: skip
+        join_opaque(self._store, self.group_id, request)
+        self.member_id = request.member_id or request.new_id
+        failpoint("group.changed")
+
+    def _metadata(self, assignor: Assignor, topics: frozenset[str], owned: Partitions) -> bytes:
+        metadata = assignor.metadata(set(topics))
+        if self._cooperative:
+            pair = ConsumerProtocolSubscription.TopicPartition
+            metadata = ConsumerProtocolSubscription(
+                version=1, topics=sorted(metadata.topics), user_data=metadata.user_data or b"",
+                owned_partitions=[pair(topic=topic, partitions=numbers) for topic, numbers in by_topic(owned)],
+            )  # fmt: skip
+        encoded: bytes = metadata.encode()
+        return encoded
+
+    def _sync(self, joined: _Joined) -> _Joined | None:
+        """The member with its assignment, if the generation has begun and the leader has assigned it; None: it must
+        join again.
+        """
+        me = self._identity()
+        group = change(self._store, me.group_id, self._touched).group
+        answer = rules.join_answer(group, me.member_id, me.instance_id)
+        if answer is None:
+            return joined
+        if group.state is State.PREPARING:
+            return None
+        self.generation = answer.generation
+        assignments: dict[str, bytes] = {}
+        if group.state is State.COMPLETING and answer.leader == me.member_id:
+            members = {member_id: (instance_id, data) for member_id, instance_id, data in answer.members}
+            subscriptions = {key: ConsumerProtocolSubscription.decode(data) for key, (_, data) in members.items()}
+            watched = frozenset(topic for each in subscriptions.values() for topic in each.topics)
+            facts = self._facts(watched)
+            assignments = assign_as_leader(
+                self._assignors[answer.protocol],
+                [(key, instance_id, subscriptions[key]) for key, (instance_id, _) in members.items()],
+                {topic: each.partition_count for topic, each in facts.items()},
+            )
+            joined = replace(joined, watched=watched, facts=facts)
+
+        def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+            return rules.sync(group, me.member_id, me.instance_id, answer.generation, assignments, now_ms)
+
+        try:
+            group = change(self._store, me.group_id, sync).group
+        except (RebalanceInProgressError, IllegalGenerationError):
+            return None
+        failpoint("group.assigned")
+        encoded = rules.sync_answer(group, me.member_id)
+        if encoded is None:
+            return joined
+        assignment = ConsumerProtocolAssignment.decode(encoded)
+        partitions = frozenset(
+            TopicPartition(each.topic, number) for each in assignment.assigned_partitions for number in each.partitions
+        )
+        try:
+            self._assignors[group.protocol].on_assignment(assignment, answer.generation)
+        except Exception:
+            logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, group.protocol)
+        return replace(joined, assigned=partitions)
+
+    def _must_join(self, joined: _Joined, group: OpaqueGroup) -> bool:
+        """Whether a rebalance has begun, or this leader begins one: a topic was created, deleted or enlarged."""
+        if joined.assigned is None:
+            return False
+        if group.state is State.PREPARING or group.generation != self.generation:
+            return True
+        return joined.facts is not None and joined.facts != self._facts(joined.watched)
+
+    def _facts(self, topics: frozenset[str]) -> dict[str, TopicFacts]:
+        return self._store.read(lambda connection: rows.topic_facts(connection, topics))
+
+    def _touched(self, group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        """The step that renews the session."""
+        member = rules.member_of(group, self.member_id, self.settings.instance_id)
+        return rules.replace_member(group, rules.touched(member, now_ms))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._joined = None
+
+    def _leave(self, me: Identity, generation: int) -> None:
+        if me.instance_id is None:
+            change(self._store, me.group_id, lambda group, now_ms: rules.leave(group, me.member_id, None, now_ms))

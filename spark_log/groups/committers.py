@@ -1,0 +1,60 @@
+"""Whether a member may commit offsets."""
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from spark_log.errors import UnknownMemberIdError
+from spark_log.groups import rows
+from spark_log.groups.consumer_protocol.operations import stale_epoch
+from spark_log.groups.identity import Identity
+from spark_log.groups.opaque.opaque_operations import check_opaque_committer
+from spark_log.groups.rules import check_commit, check_member
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Store, StoreClock
+
+
+def check_committer(
+    store: Store,
+    connection: sa.Connection,
+    me: Identity,
+    generation: int,
+    partitions: Collection[TopicPartition],
+    *,
+    lock: bool = True,
+    transactional: bool = False,
+) -> StoreClock:
+    """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
+
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError; outside of transactions also
+    RebalanceInProgressError for a member of an opaque group, StaleMemberEpochError for one of the consumer protocol.
+    """
+    try:
+        row, now = check_live(store, connection, me, lock=lock)
+    except UnknownMemberIdError:
+        now = store.clock(connection)
+        check_opaque_committer(
+            connection, now, me.group_id, me.member_id, me.instance_id, generation, transactional=transactional
+        )
+        return now
+    others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
+    if row.protocol == rows.CONSUMER and not transactional and (others or generation != row.member.generation):
+        raise stale_epoch(row, generation, others)
+    check_commit(me.group_id, row.member.generation, generation, others)
+    return now
+
+
+def check_live(
+    store: Store, connection: sa.Connection, me: Identity, *, lock: bool = True
+) -> tuple[rows.MemberRow, StoreClock]:
+    """The live member, its group locked until the end of the transaction. UnknownMemberIdError,
+    FencedInstanceIdError.
+    """
+    rows.read_group(connection, me.group_id, lock=lock)
+    now = store.clock(connection)
+    row = rows.read_member(connection, me.group_id, me.member_id)
+    live = row is not None and row.live(now)
+    fenced = row is None and rows.find_instance(connection, me.group_id, me.instance_id) is not None
+    check_member(me.group_id, me.member_id, live=live, fenced=fenced)
+    assert row is not None
+    return row, now

@@ -1,0 +1,16 @@
+"""The identity of a member."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The identity of a member; the same in all its heartbeats."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    session_timeout_ms: int = 0
+    """0: that of the group (group.consumer.session.timeout.ms)."""
