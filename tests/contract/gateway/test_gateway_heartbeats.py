@@ -5,11 +5,11 @@ import time
 from threading import Event, Thread
 
 import pytest
-import sqlalchemy as sa
 
+from spark_log.groups import rows
 from spark_log.groups.batch_rows import MEMBERS_MAX
 from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
-from spark_log.metadata import tables as t
+from spark_log.groups.rows import CLASSIC
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.gateway_process import GatewayProcess
@@ -111,8 +111,8 @@ def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeo
 
 
 def rejoin_by(cluster, member):
-    query = sa.select(t.group_member.c.rejoin_by_ms).where(t.group_member.c.member_id == member.member_id)
-    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+    found = cluster.store.read(lambda connection: rows.read_member(connection, "g", member.member_id))
+    return found.epochs.revoke_by_ms
 
 
 def test_member_that_joins_again_in_time_stays(cluster, connect):
@@ -121,6 +121,7 @@ def test_member_that_joins_again_in_time_stays(cluster, connect):
     assert (slow.join(), slow.sync()) == (NONE, NONE)
     other = ClassicMember(connect(), "g", ["t"])
     assert other.join() == NONE
+    assert slow.beat() == REBALANCE_IN_PROGRESS
     by_ms = rejoin_by(cluster, slow)
     assert by_ms is not None
     assert slow.beat() == REBALANCE_IN_PROGRESS
@@ -166,9 +167,9 @@ def test_many_members_are_read_and_renewed_together(cluster, connect):
     make(cluster, "t", 1)
     member = ClassicMember(connect(), "g", ["t"])
     assert (member.join(), member.sync()) == (NONE, NONE)
-    known = Beat("g", member.member_id, None, member.generation)
+    known = Beat("g", member.member_id, None, member.generation, member.member_id, CLASSIC)
     for count in (1, 2, 3, MEMBERS_MAX):
-        beats = [known, *(Beat(f"g{number}", "m", "i", 1) for number in range(count - 1))]
+        beats = [known, *(Beat(f"g{number}", "m", "i", 1, "m") for number in range(count - 1))]
         answers = answer_beats(cluster.store, beats)
         assert [answer.error is None for answer in answers] == [True] + [False] * (count - 1)
         assert renew_sessions(cluster.store, beats) == [True] + [False] * (count - 1)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kafka.structs import OffsetAndMetadata
 
 from spark_log import Admin, Producer
 from spark_log.cluster.cluster import Cluster
@@ -15,12 +16,16 @@ from spark_log.metadata.tables import SCHEMA_REVISION, metadata
 from tests.support import release_cluster
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.group_members import Reader, settle
 from tests.support.release_cluster import COMMITTED, EVENTS, GROUPS, ORDERS
 from tests.support.topics import stored
 from tests.support.wire_producer import WireProducer, call
 
-ARCHIVES = sorted((Path(__file__).parents[2] / "fixtures").glob("cluster_*.tar.xz"))
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+ARCHIVES = sorted(archive.name.partition(".")[0] for archive in FIXTURES.glob("cluster_*.tar.xz"))
 DUPLICATE_CODES = (0, 46)
+REJOIN = {"cluster_v2": {"of-library", "of-classic"}, "cluster_v3": {"of-library", "of-classic"}}
+"""Groups by release, whose members join again after the upgrade."""
 EARLIER = [f"event {number}" for number in range(EVENTS)]
 LIVE = ["committed", "0", "1", "2", "ours"]
 
@@ -30,10 +35,15 @@ def store(request):
     return request.param
 
 
-@pytest.fixture(params=ARCHIVES, ids=lambda archive: archive.name.partition(".")[0])
-def upgraded(request, store, tmp_path):
+@pytest.fixture(params=ARCHIVES)
+def release(request):
+    return request.param
+
+
+@pytest.fixture
+def upgraded(request, release, store, tmp_path):
     """The address of the cluster, and its Kafka clients as far as they had come."""
-    address, states = release_cluster.unpack(request.param, tmp_path)
+    address, states = release_cluster.unpack(FIXTURES / f"{release}.tar.xz", tmp_path)
     if store == "postgres":
         server = request.getfixturevalue("postgres_server")
         address = server.create_database()
@@ -58,11 +68,24 @@ def begin_limits_anew(store, connection):
             connection.execute(table.update().values(clock_epoch=now.clock_epoch, **limits))
 
 
+def test_groups_whose_members_join_again_keep_their_offsets(upgraded, release):
+    cluster, _ = upgraded
+    topic_partitions = {TopicPartition("events", 0), TopicPartition("events", 1)}
+    for group in REJOIN[release]:
+        [reader] = settle(Reader(cluster, topics=["events"], group=group))
+        assert reader.held == topic_partitions
+        reader.member.commit({TopicPartition("events", 1): OffsetAndMetadata(1, "", -1)})
+        assert committed_offsets(cluster.store, group) == {
+            TopicPartition("events", 0): COMMITTED,
+            TopicPartition("events", 1): 1,
+        }
+
+
 def states(store):
     return {each.transactional_id: each.state for each in list_transactions(store)}
 
 
-def test_data_of_every_kind_is_as_before(upgraded):
+def test_data_of_every_kind_is_as_before(upgraded, release):
     cluster, _ = upgraded
     assert cluster.store.read(revision_of) == SCHEMA_REVISION
     assert stored(cluster, "events")[0] == EARLIER + LIVE
@@ -70,7 +93,8 @@ def test_data_of_every_kind_is_as_before(upgraded):
     assert len(stored(cluster, "orders")[0]) == ORDERS
     with Admin(cluster=str(cluster.store.address)) as admin:
         groups = admin.describe_groups(list(GROUPS))
-        assert {group: len(each["members"]) for group, each in groups.items()} == GROUPS
+        expected = {group: 0 if group in REJOIN[release] else count for group, count in GROUPS.items()}
+        assert {group: len(each["members"]) for group, each in groups.items()} == expected
         assert states(cluster.store) == {"done": "CompleteCommit", "half": "Ongoing", "ours": "Ongoing"}
     for group in GROUPS:
         offsets = committed_offsets(cluster.store, group)
