@@ -35,7 +35,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
-from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups import rows
+from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
@@ -236,13 +237,17 @@ class MicroBatches:
 
 def _heartbeats(cluster: Cluster, topic: Topic, rounds: int) -> Iterator[tuple[str, tuple[float, float]]]:
     group_id = GROUP if topic.name == "grouped" else f"{GROUP}-{topic.name}"
-    settings = MemberSettings("benchmark", "here", None, simulated.SESSION_TIMEOUT_MS, ("range",))
-    member = GroupMember(cluster, group_id, settings)
-    member.member_id = "member-000000"
+    timeout_ms = simulated.SESSION_TIMEOUT_MS
+    settings = MemberSettings("benchmark", "here", None, timeout_ms, timeout_ms)
+    member = ConsumerMembership(cluster, group_id, settings, ["range"])
+    stored = cluster.store.read(lambda connection: rows.read_member(connection, group_id, "member-000000"))
+    assert stored is not None
+    member.member_id, member.generation = stored.member_id, stored.member.generation
     owned = frozenset([TopicPartition(topic.name, 0)])
+    assert member.heartbeat([topic.name], owned).partitions == owned
 
     def beat() -> None:
-        assert member.heartbeat([topic.name], owned).partitions == owned
+        assert not member.keep_alive()
 
     def age(connection: sa.Connection, _attempt: object) -> None:
         m = t.group_member.c
@@ -250,8 +255,6 @@ def _heartbeats(cluster: Cluster, topic: Topic, rounds: int) -> Iterator[tuple[s
         here = (m.group_id == group_id) & (m.member_id == member.member_id)
         connection.execute(t.group_member.update().where(here).values(until_ms=aged))
 
-    number = t.group_member.update().where(t.group_member.c.group_id == group_id).values(beat=0)
-    cluster.store.transact(lambda connection, _: connection.execute(number))  # this member counts from 1, at each size
     yield "heartbeat", _cost(beat, 20 * rounds)
     yield "heartbeat that renews the session", _cost(beat, 4 * rounds, lambda: cluster.store.transact(age))
 

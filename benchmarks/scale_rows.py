@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.groups import rows
+from spark_log.groups.consumer_protocol.rules import EpochState
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.tables.publication import delta_tables, publish
@@ -126,7 +127,7 @@ def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
 
 def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -> None:
     """Live members of a group with a stable assignment: member n owns partition n of the topic."""
-    said = rows.Subscription(frozenset({topic.name}), (("range", b""),))
+    said = rows.Subscription(frozenset({topic.name}), ("range",))
 
     def insert(connection: sa.Connection, _attempt: object) -> None:
         now = cluster.store.clock(connection)
@@ -137,8 +138,9 @@ def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -
             member_id = f"member-{number:06}"
             member = rows.Member(said.topics, target=mine, generation=generation)
             until_ms = now.lease_ms + SESSION_TIMEOUT_MS
+            told = EpochState(member_id, SESSION_TIMEOUT_MS, told=mine, topic_ids=frozenset([topic.topic_id]))
             row = rows.MemberRow(
-                member_id, None, "benchmark", "here", said, member, SESSION_TIMEOUT_MS, until_ms, now.clock_epoch
+                member_id, None, "benchmark", "here", said, member, SESSION_TIMEOUT_MS, until_ms, now.clock_epoch, told
             )
             rows.insert_member(connection, group_id, row)
             members.append(row)

@@ -17,7 +17,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
 from spark_log.groups.rules import NO_PARTITIONS, Partitions
@@ -155,11 +155,11 @@ def assign_as_leader(
     or one that does not exist or is not subscribed.
     """
     try:
-        answer = _ask(assignor, members, counts)
+        encoded = {member_id: bytes(each.encode()) for member_id, each in _ask(assignor, members, counts).items()}
         given = {
-            member_id: [TopicPartition(*p) for p in assignment.partitions()] for member_id, assignment in answer.items()
+            member_id: [TopicPartition(*p) for p in ConsumerProtocolAssignment.decode(data).partitions()]
+            for member_id, data in encoded.items()
         }
-        encoded = {member_id: bytes(assignment.encode()) for member_id, assignment in answer.items()}
     except Exception as error:
         raise AssignorFailedError(f"assignor {assignor.name!r} failed: {error!r}") from error
     _check(assignor.name, {member_id: set(said.topics) for member_id, _, said in members}, counts, given)

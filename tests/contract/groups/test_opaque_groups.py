@@ -356,7 +356,8 @@ def counts(described):
     return [sum(len(each["partitions"]) for each in topics) for topics in given]
 
 
-def test_consumers_of_kafka_python_with_their_own_assignor(cluster, gateways):
+def test_consumers_with_their_own_assignor(cluster, gateways):
+    """Two of kafka-python, and one of spark-log."""
     make(cluster, "t", 3)
     producer = kafka.KafkaProducer(bootstrap_servers=gateways[0].address)
     for number in range(30):
@@ -364,9 +365,9 @@ def test_consumers_of_kafka_python_with_their_own_assignor(cluster, gateways):
     producer.flush()
     found, stopped = [], threading.Event()
 
-    def consume(address):
-        consumer = kafka.KafkaConsumer(
-            "t", bootstrap_servers=address, group_id="custom", auto_offset_reset="earliest", heartbeat_interval_ms=200,
+    def consume(kind, address):
+        consumer = kind(
+            "t", **address, group_id="custom", auto_offset_reset="earliest", heartbeat_interval_ms=200,
             partition_assignment_strategy=[LastTakesAll], metadata_max_age_ms=1000,
         )  # fmt: skip
         while not stopped.is_set():
@@ -374,13 +375,15 @@ def test_consumers_of_kafka_python_with_their_own_assignor(cluster, gateways):
                 found.extend(record.value for record in records)
         consumer.close()
 
-    threads = [threading.Thread(target=consume, args=(gateway.address,)) for gateway in gateways]
+    places = [(kafka.KafkaConsumer, {"bootstrap_servers": each.address}) for each in gateways]
+    places.append((Consumer, {"cluster": str(cluster.store.address)}))
+    threads = [threading.Thread(target=consume, args=place) for place in places]
     try:
         for thread in threads:
             thread.start()
         watcher = kafka.KafkaAdminClient(bootstrap_servers=gateways[0].address)
         described = {}
-        while described.get("group_state") != "Stable" or counts(described) != [0, 3] or len(set(found)) < 30:
+        while described.get("group_state") != "Stable" or counts(described) != [0, 0, 3] or len(set(found)) < 30:
             described = watcher.describe_groups(["custom"])["custom"]
             assert all(thread.is_alive() for thread in threads)
         watcher.close()

@@ -6,7 +6,7 @@ from deltalake import DeltaTable
 from benchmarks import scale_rows as simulated
 from benchmarks.scale import ONE
 from spark_log.cluster.topics import find_topics
-from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -45,8 +45,9 @@ def test_simulated_topics_are_copies_with_published_tables(cluster):
 def test_a_simulated_member_answers_with_its_partition(cluster):
     topic = create_topic(cluster, "t", 10)
     simulated.add_members(cluster, "g", topic, range(10))
-    member = GroupMember(cluster, "g", MemberSettings("c", "here", None, simulated.SESSION_TIMEOUT_MS, ("range",)))
-    member.member_id = "member-000003"
+    timeout_ms = simulated.SESSION_TIMEOUT_MS
+    member = ConsumerMembership(cluster, "g", MemberSettings("c", "here", None, timeout_ms, timeout_ms), ["range"])
+    member.member_id, member.generation = "member-000003", 1
     mine = frozenset([TopicPartition("t", 3)])
     answer = member.heartbeat(["t"], mine)
     assert answer.partitions == mine and answer.complete

@@ -54,6 +54,12 @@ def test_partition_is_released_after_the_member_was_told_and_reports():
     assert done.state.revoke_by_ms is None
 
 
+def test_session_is_renewed_after_a_third_and_not_beyond_the_deadline_of_a_revocation():
+    assert (STATE.until_ms(NOW_MS, 300), STATE.renewal_due_ms(1_300, 300)) == (1_300, 1_100)
+    late = replace(STATE, revoke_by_ms=1_200)
+    assert (late.until_ms(NOW_MS, 300), late.renewal_due_ms(1_200, 300)) == (1_200, 1_200)
+
+
 def test_deadline_of_a_revocation_begins_again_with_more_partitions():
     told = beat(Group(4, 4), replace(STABLE, target=some(P0)), STATE, 3)
     more = beat(Group(5, 5), replace(told.member, target=some()), told.state, 3, now_ms=NOW_MS + 400)
@@ -124,6 +130,7 @@ def test_static_member_leaves_for_a_while_and_another_takes_its_place():
         beat(Group(3, 3), away, state, 3)
     assert join_epoch(Group(3, 3), T, away) == (Group(3, 3), replace(STABLE, generation=0))
     assert join_epoch(Group(3, 3), frozenset("u"), away)[0] == Group(4, 3)
+    assert join_epoch(Group(3, 3), T, away, same_assignors=False)[0] == Group(4, 3)
     assert join_epoch(Group(4, 3), T, away)[0] == Group(5, 3), "a target may be on its way to the old member"
     group, new = join_epoch(Group(3, 3), T, away)
     back = beat(group, new, EpochState("d", 500), 0, some(), claim="d")
