@@ -87,13 +87,14 @@ class ConsumerSettings:
 
     partition_assignment_strategy: Any = (RangePartitionAssignor, RoundRobinPartitionAssignor)
     """Assignors in order of preference: kafka-python's classes or instances, range, roundrobin, sticky or
-    cooperative-sticky, or class paths. Partitions that do not move stay with their owner under all of them."""
+    cooperative-sticky, or class paths. With these four, partitions that do not move stay with their owner. A custom
+    one assigns as in Kafka: the leader of the group calls it, and all members of the group must have it."""
 
     max_poll_records: int = 500
     """Maximum number of records that one poll returns."""
 
     max_poll_interval_ms: int = 300_000
-    """The member leaves its group after this time without a poll."""
+    """The member leaves its group after this time without a poll. It has as long to give up partitions."""
 
     session_timeout_ms: int = 45_000
     """The membership ends after this time without a heartbeat. Must be above heartbeat_interval_ms."""
