@@ -58,13 +58,13 @@ class ClassicMembership(Membership):
 
     def keep_alive(self) -> bool:
         me, joined = self._identity(), self._joined
-        if not me.member_id or joined is None or joined.assigned is None:
+        if not me.member_id:
             return True
         try:
             group = change_own(self._store, me.group_id, me.member_id, self._touched).group
         except UnknownMemberIdError:
             return True
-        return self._must_join(joined, group)
+        return joined is None or joined.assigned is None or self._must_join(joined, group)
 
     def _heartbeat(self, topics: frozenset[str], owned: Partitions) -> Assignment:
         if not self.member_id:

@@ -167,14 +167,13 @@ class ConsumerMembership(Membership):
 
     def keep_alive(self) -> bool:
         me, epoch = self._identity(), self.generation
-        if not me.member_id or not self._complete:
+        if not me.member_id:
             return True
         beat = Beat(me.group_id, me.member_id, me.instance_id, epoch, me.member_id)
         [answer] = answer_beats(self._store, [beat])
-        if answer.renewal_due:
-            [live] = renew_sessions(self._store, [beat])
-            return answer.changed or not live
-        return answer.changed or answer.error is not None
+        if answer.renewal_due and renew_sessions(self._store, [beat]) == [False]:
+            return True
+        return answer.changed or answer.error is not None or not self._complete
 
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
         me, epoch = self._identity(), self.generation

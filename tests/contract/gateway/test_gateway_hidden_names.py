@@ -258,7 +258,9 @@ def test_a_right_that_ends_ends_the_assignment_at_the_next_sync(gateway, cluster
         remove_acls(cluster.store, [AclFilter(resource_name="A-hidden", operation=Operation.DESCRIBE)])
         while anna.sync() == 0:
             pass
+        assert anna.join() == 0
         anna.settle()
+        assert anna.sync() == 0
         assert anna.owned == {OWN: [0, 1]}
 
 

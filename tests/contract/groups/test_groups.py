@@ -196,6 +196,10 @@ def test_concurrent_members(cluster):
 # Sessions
 
 
+class RangeOfOurs(RangePartitionAssignor):
+    name = "range-of-ours"
+
+
 def test_a_silent_member_is_replaced_and_may_not_commit(cluster):
     create_topic(cluster, "t", 4)
     a, b = settle(Reader(cluster), Reader(cluster))
@@ -249,6 +253,26 @@ def test_an_unchanged_heartbeat_is_written_once_in_a_third_of_the_session(cluste
             assert cluster.store.changes.current() == version, "nothing was written"
     elapsed_ms = (time.monotonic() - began) * 1000
     assert 2 <= len(ends) <= elapsed_ms / (session_ms / 3) + 2
+
+
+@pytest.mark.parametrize("assignor", ["range", RangeOfOurs])
+def test_a_session_goes_on_while_a_rebalance_does(cluster, assignor):
+    create_topic(cluster, "t", 2)
+    settle(Reader(cluster, assignors=[assignor]))
+    waiting = Reader(cluster, assignors=[assignor])
+    assert not waiting.beat().complete
+
+    def left_ms():
+        members = described(cluster).members
+        return next(each.session_left_ms for each in members if each.member_id == waiting.member.member_id)
+
+    for table in (t.group_member, t.opaque_member):
+        soon = table.update().where(table.c.member_id == waiting.member.member_id)
+        soon = soon.values(until_ms=cluster.store.now().lease_ms + 10_000)
+        cluster.store.transact(lambda connection, _, soon=soon: connection.execute(soon))
+    assert left_ms() <= 10_000
+    assert waiting.member.keep_alive(), "its assignment is not complete"
+    assert left_ms() > 100_000
 
 
 # Static members
