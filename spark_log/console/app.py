@@ -24,7 +24,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.console import pages
 from spark_log.console.access.authentication import Authentication
 from spark_log.console.access.guard import HEALTH, Guard
-from spark_log.console.access.request_rules import METRICS
+from spark_log.console.access.request_rules import BODY_BYTES_MAX, METRICS
 from spark_log.console.access.roles import User
 from spark_log.console.audit import audited
 from spark_log.console.downloads import DownloadResponse, RunningDownloads
@@ -36,7 +36,7 @@ from spark_log.console.settings import ConsoleSettings
 from spark_log.console.snapshots import Snapshots
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.metrics.exposition import CONTENT_TYPE, exposition
-from spark_log.gateway.http.requests import BODY_BYTES_MAX, LOOPBACK
+from spark_log.gateway.http.requests import LOOPBACK
 
 API = "/api/v1"
 _MESSAGE_COOKIE = "spark-log-message"

@@ -13,6 +13,7 @@ from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
+from spark_log.gateway.groups.opaque_waits import OpaqueWaits
 from spark_log.gateway.limits.bulkheads import Bulkheads
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
@@ -55,6 +56,7 @@ class Services:
     streams: RecordStreams
     changes: ChangeWatch
     heartbeats: Heartbeats
+    opaque_waits: OpaqueWaits
     quotas: QuotaBudgets
     frames: MemoryBudget
     records: MemoryBudget
@@ -70,14 +72,16 @@ class Services:
         """Of a gateway whose event loop runs. Nothing is started yet."""
         loop, store = asyncio.get_running_loop(), cluster.store
         bulkheads, topics, counters = Bulkheads(), TopicCache(cluster), Counters()
+        changes = ChangeWatch(store, loop)
         log = ClientLog(cluster, holder="gateway", in_thread=True, inline_bytes_min=_INLINE_BYTES)
         frames, records, responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
         return cls(
             cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, log=log,
             appender=Appender(log, topics, loop, counters, provisional_offsets=settings.provisional_offsets),
             streams=RecordStreams(cluster),
-            changes=ChangeWatch(store, loop),
+            changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
+            opaque_waits=OpaqueWaits(store, changes, bulkheads.run_own),
             quotas=QuotaBudgets(store, bulkheads.run_own),
             frames=frames, records=records, responses=responses,
             authorizer=Authorizer(

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spark_log.console.access.authentication import Authentication, Refused
-from spark_log.console.access.request_rules import HEADER_BYTES_MAX, SECURITY_HEADERS, may_send
+from spark_log.console.access.request_rules import BODY_BYTES_MAX, HEADER_BYTES_MAX, SECURITY_HEADERS, may_send
 from spark_log.console.access.roles import User
-from spark_log.gateway.http.requests import BODY_BYTES_MAX, TOO_LARGE, declared_length, host_allowed, limited, sender_of
+from spark_log.gateway.http.requests import declared_length, host_allowed, limited, sender_of, too_large
 
 STATIC = "/static/"
 HEALTH = "/health"
@@ -62,7 +62,7 @@ class Guard:
         try:
             response = await self._refusal(request, is_static)
             if response is None:
-                response = await self._answer(request, limited(receive), guarded_send)
+                response = await self._answer(request, limited(receive, BODY_BYTES_MAX), guarded_send)
                 if response is None:
                     return
         except Refused as refused:
@@ -97,7 +97,7 @@ class Guard:
         if sum(len(name) + len(value) for name, value in request.scope["headers"]) > HEADER_BYTES_MAX:
             return await self._error_page(request, None, 431, "the headers of a request are too large")
         if declared_length(request.headers.get("content-length")) > BODY_BYTES_MAX:
-            return await self._error_page(request, None, 413, TOO_LARGE)
+            return await self._error_page(request, None, 413, too_large(BODY_BYTES_MAX))
         if request.method not in ("GET", "HEAD", "POST"):
             return await self._error_page(request, None, 405, "only GET, HEAD and POST are known here")
         if is_static or request.scope["path"] == HEALTH:

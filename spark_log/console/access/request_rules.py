@@ -5,6 +5,9 @@ from spark_log.gateway.http.requests import Sender
 HEADER_BYTES_MAX = 32 * 1024
 """Of the names and values of all headers."""
 
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""Of a form: a record of 1 MiB whose bytes are all percent-encoded, with room."""
+
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"

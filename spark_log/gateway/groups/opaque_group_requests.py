@@ -14,7 +14,6 @@ from spark_log.errors import GroupAssignmentTooLargeError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.gateway.api import Client
 from spark_log.gateway.groups import classic_groups
-from spark_log.gateway.groups.opaque_waits import wait_for_change
 from spark_log.gateway.limits.request_context import request_context
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.wire import Message
@@ -237,6 +236,6 @@ async def _wait_for(
     """The answer as soon as there is one, after `progress`."""
     beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
     while (answer := progress.answer) is None:
-        await wait_for_change(services, group_id, member_id, progress.state, progress.generation, beat_s)
+        await services.opaque_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
         progress = await services.call(again)
     return progress, answer

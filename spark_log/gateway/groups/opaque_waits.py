@@ -1,29 +1,36 @@
-"""Members of opaque groups that wait: one task looks at their group for all of them, whenever the store changes.
+"""Members of opaque groups that wait: one task looks at the groups of all of them, whenever the store changes.
 
-A member wakes when the group is in another state or generation, when it is no member any more, or after its own time.
-So the members that wait cost one small read for each change of the store, however many they are.
+A member wakes when its group is in another state or generation, when it is no member any more, or after its own time.
+A change of the store costs one small read of one thread, whatever the number of groups and members; those that wake
+work in the threads of their own clients. When time alone changes a group, one of its members wakes, whose next request
+to the store makes that change.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from spark_log.errors import SparkLogError
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.services import Services
-from spark_log.groups.opaque.opaque_operations import advance_opaque, mark_of
+from spark_log.groups.opaque.opaque_operations import Mark, marks_of
 from spark_log.groups.opaque.rules import State
+from spark_log.metadata.store import Store
 
-_LOOK_EVERY_S = 0.02
-"""Changes that follow at once are looked at together."""
+_PAUSE_S_MIN, _PAUSE_S_MAX, _PAUSE_FACTOR = 0.02, 1.0, 4
+"""After a look, for so many times as long as it took: changes that follow at once are looked at together, and looks
+take a fifth of a thread at most, whatever the number of groups.
+"""
 _LOOK_AGAIN_S = 30.0
 """At the latest."""
+_ADVANCE_S = 1.0
+"""How long the member that wakes because of the time has to change its group, before the next one wakes."""
+_AGAIN_S = 1.0
+"""After an error of the store."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
     member_id: str
     state: State
@@ -32,63 +39,94 @@ class _Waiting:
 
 
 @dataclass
-class _Watch:
-    """Of one group. `joined` is set when another member waits: what has changed before may not have woken it."""
+class _Group:
+    """`look_at_s` is when it is looked at although nothing has changed: at once after another member began to wait,
+    since what has changed before may not have woken it.
+    """
 
     waiting: list[_Waiting] = field(default_factory=list)
-    joined: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
+    look_at_s: float = 0.0
 
 
-_watches: "WeakKeyDictionary[ChangeWatch, dict[str, _Watch]]" = WeakKeyDictionary()
-"""By group, of each gateway."""
+class OpaqueWaits:
+    """Of one gateway, in its event loop."""
 
+    def __init__(self, store: Store, changes: ChangeWatch, call: Callable[..., Awaitable[Any]]) -> None:
+        """`call` runs a function in a thread."""
+        self._store, self._changes, self._call_in_thread = store, changes, call
+        self._groups: dict[str, _Group] = {}
+        self._joined = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
-async def wait_for_change(
-    services: Services, group_id: str, member_id: str, state: State, generation: int, timeout_s: float
-) -> None:
-    """Return when the group that the member has seen in this state may have changed for it, or after the time."""
-    watches = _watches.setdefault(services.changes, {})
-    watch = watches.setdefault(group_id, _Watch())
-    me = _Waiting(member_id, state, generation, asyncio.get_running_loop().create_future())
-    watch.waiting.append(me)
-    watch.joined.set()
-    if watch.task is None:
-        watch.task = asyncio.create_task(_look(services, group_id, watch))
-    try:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(me.woken, timeout_s)
-    finally:
-        watch.waiting.remove(me)
-        if not watch.waiting and watches.get(group_id) is watch:
-            del watches[group_id]
-            watch.task.cancel()
-
-
-async def _look(services: Services, group_id: str, watch: _Watch) -> None:
-    call, store = services.bulkheads.run_own, services.cluster.store
-    while True:
-        watch.joined.clear()
+    async def wait(self, group_id: str, member_id: str, state: State, generation: int, timeout_s: float) -> None:
+        """Return when the group that the member has seen in this state may have changed for it, or after the time."""
+        group = self._groups.setdefault(group_id, _Group())
+        me = _Waiting(member_id, state, generation, asyncio.get_running_loop().create_future())
+        group.waiting.append(me)
+        group.look_at_s = 0.0
+        self._joined.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
         try:
-            seen = await call(services.changes.current)
-            mark = await call(mark_of, store, group_id)
-            if mark is not None and mark.wait_ms == 0:
-                await call(advance_opaque, store, group_id)
-                await asyncio.sleep(_LOOK_EVERY_S)
-                continue
-        except SparkLogError:
-            mark = None  # the members have the error of their own reads
-        for each in watch.waiting:
-            if each.woken.done() or (
-                mark is not None
-                and (mark.state, mark.generation) == (each.state, each.generation)
-                and each.member_id in mark.member_ids
-            ):
-                continue
-            each.woken.set_result(None)
-        await asyncio.sleep(_LOOK_EVERY_S)
-        left_s = _LOOK_AGAIN_S if mark is None or mark.wait_ms is None else mark.wait_ms / 1000
-        await _first_of(services.changes.wait(seen, left_s), watch.joined.wait())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(me.woken, timeout_s)
+        finally:
+            group.waiting.remove(me)
+            if not group.waiting:
+                del self._groups[group_id]
+            if not self._groups and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _run(self) -> None:
+        seen: int | None = None
+        while True:
+            self._joined.clear()
+            try:
+                before, seen = seen, await self._call_in_thread(self._changes.current)
+            except SparkLogError:
+                before, seen = seen, None
+            now_s = _now_s()
+            all_due = seen is None or seen != before
+            due = {key: group for key, group in self._groups.items() if all_due or group.look_at_s <= now_s}
+            await self._look(due)
+            took_s = _now_s() - now_s
+            await asyncio.sleep(min(max(_PAUSE_S_MIN, _PAUSE_FACTOR * took_s), _PAUSE_S_MAX))
+            next_s = min((group.look_at_s for group in self._groups.values()), default=0.0)
+            left_s = max(next_s - _now_s(), 0.0)
+            changed = asyncio.sleep(_AGAIN_S) if seen is None else self._changes.wait(seen, left_s)
+            await _first_of(changed, self._joined.wait())
+
+    async def _look(self, groups: dict[str, _Group]) -> None:
+        for group in groups.values():  # before the read, which members that begin to wait meanwhile have not waited for
+            group.look_at_s = _now_s() + _LOOK_AGAIN_S
+        keys = [(key, each.member_id) for key, group in groups.items() for each in group.waiting]
+        if not keys:
+            return
+        marks: dict[str, Mark] | None = None
+        with contextlib.suppress(SparkLogError):  # the members have the error of their own reads
+            marks = await self._call_in_thread(marks_of, self._store, keys)
+        for group_id, group in groups.items():
+            mark = None if marks is None else marks.get(group_id)
+            waiting = [each for each in group.waiting if not each.woken.done()]
+            woken = [each for each in waiting if mark is None or _differs(mark, each)]
+            if mark is not None and mark.wait_ms is not None:
+                wait_s = mark.wait_ms / 1000
+                if wait_s == 0:
+                    woken, wait_s = woken or waiting[:1], _ADVANCE_S
+                group.look_at_s = min(group.look_at_s, _now_s() + wait_s)
+            for each in woken:
+                each.woken.set_result(None)
+
+
+def _differs(mark: Mark, waiting: _Waiting) -> bool:
+    """Whether the group has changed for the member."""
+    seen = waiting.state, waiting.generation
+    return seen != (mark.state, mark.generation) or waiting.member_id not in mark.member_ids
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-BODY_BYTES_MAX = 8 * 1024 * 1024
-"""Of a form: a record of 1 MiB whose bytes are all percent-encoded, with room."""
-TOO_LARGE = f"a request has at most {BODY_BYTES_MAX:,} bytes"
+_NOT_A_LENGTH = 10**20
+
+
+def too_large(bytes_max: int) -> str:
+    """The text of the refusal, with status 413."""
+    return f"a request has at most {bytes_max:,} bytes"
 
 
 def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
@@ -56,13 +59,13 @@ def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
 
 
 def declared_length(header: str | None) -> int:
-    """The bytes of a body by header Content-Length; more than BODY_BYTES_MAX if it is not a number."""
+    """The bytes of a body by header Content-Length; more than any limit if it is not a number."""
     text = header or "0"
-    return int(text) if text.isdecimal() and len(text) < 20 else BODY_BYTES_MAX + 1
+    return int(text) if text.isdecimal() and len(text) < 20 else _NOT_A_LENGTH
 
 
-def limited(receive: "Receive") -> "Receive":
-    """`receive` that refuses a body with more bytes than BODY_BYTES_MAX, whatever its header said."""
+def limited(receive: "Receive", bytes_max: int) -> "Receive":
+    """`receive` that refuses a body with more than `bytes_max` bytes, whatever its header said."""
     from starlette.exceptions import HTTPException
 
     received = 0
@@ -71,8 +74,8 @@ def limited(receive: "Receive") -> "Receive":
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > BODY_BYTES_MAX:
-            raise HTTPException(413, TOO_LARGE)
+        if received > bytes_max:
+            raise HTTPException(413, too_large(bytes_max))
         return message
 
     return limited_receive

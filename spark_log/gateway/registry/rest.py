@@ -3,12 +3,10 @@
 It keeps no state: any number of processes may serve one cluster.
 """
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -27,15 +25,15 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.gateway.http.requests import (
-    BODY_BYTES_MAX,
-    TOO_LARGE,
     Sender,
     declared_length,
     host_allowed,
     limited,
     sender_of,
+    too_large,
 )
 from spark_log.gateway.limits.networks import network_of
+from spark_log.gateway.registry.places import Places
 from spark_log.registry.registry import DEFAULT_MODE, Registry, Version
 from spark_log.registry.schemas import TYPES, Reference, Schema
 
@@ -43,8 +41,8 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
 _PATH_CHARACTERS_MAX = 4_000
 """Python refuses to read numbers of more than 4,300 digits."""
-_OF_ONE_ADDRESS_MAX = 10
-"""Requests of one client's address that are answered at the same time; further ones wait. There are 40 threads."""
+_BODY_BYTES_MAX = 2 * 1024 * 1024
+"""The text of a schema may have 1,048,576 characters. In the body, its quotes and line breaks are escaped."""
 _LOGGER = logging.getLogger(__name__)
 
 _INCOMPATIBLE, _INVALID_SCHEMA, _INVALID_SUBJECT, _STORE_ERROR = 409, 42201, 42208, 50001
@@ -97,17 +95,21 @@ Handler = Callable[[Registry, Call], Any]
 
 def application(registry: Registry, hosts: Collection[str] | None = None) -> ASGIApp:
     """The ASGI application that serves the registry. `hosts`: names of this server in header Host; None: any."""
-    of_networks: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+    places = Places()
 
     def route(path: str, **handlers: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
-            try:
-                body = await request.body()
-            except ClientDisconnect:
-                return Response()
-            network = network_of(request.client.host if request.client else "")
-            async with of_networks.setdefault(network, asyncio.Semaphore(_OF_ONE_ADDRESS_MAX)):
-                return await run_in_threadpool(_answer, registry, handlers[request.method.lower()], request, body)
+            network, size = network_of(request.client.host if request.client else ""), _body_size(request)
+            with places.request(network):
+                async with places.body(network, size):
+                    try:
+                        body = await request.body()
+                    except ClientDisconnect:
+                        return Response()
+                    async with places.answer(network, size):
+                        return await run_in_threadpool(
+                            _answer, registry, handlers[request.method.lower()], request, body
+                        )
 
         return Route(path, endpoint, methods=[method.upper() for method in handlers])
 
@@ -118,7 +120,9 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
         if scope["type"] != "http":
             return
         refused = _refusal(Request(scope), hosts)
-        await (served(scope, limited(receive), send) if refused is None else refused(scope, receive, send))
+        await (
+            served(scope, limited(receive, _BODY_BYTES_MAX), send) if refused is None else refused(scope, receive, send)
+        )
 
     return guarded
 
@@ -132,9 +136,16 @@ def _refusal(request: Request, hosts: Collection[str] | None) -> Response | None
         return _error(403, 403, "The request comes from a page of another site")
     if len(request.scope["path"]) > _PATH_CHARACTERS_MAX:
         return _error(414, 414, "The path is too long")
-    if declared_length(request.headers.get("content-length")) > BODY_BYTES_MAX:
-        return _error(413, 413, TOO_LARGE)
+    if _body_size(request) > _BODY_BYTES_MAX:
+        return _error(413, 413, too_large(_BODY_BYTES_MAX))
     return None
+
+
+def _body_size(request: Request) -> int:
+    """The bytes of the body; as many as are allowed, if the client does not say it."""
+    if "transfer-encoding" in request.headers:
+        return _BODY_BYTES_MAX
+    return declared_length(request.headers.get("content-length"))
 
 
 def _answer(registry: Registry, handler: Handler, request: Request, body: bytes) -> Response:

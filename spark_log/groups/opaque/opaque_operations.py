@@ -4,17 +4,18 @@ A request that changes nothing is a read. All functions block, and raise the err
 """
 
 import contextlib
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
-from spark_log.groups import rows
+from spark_log.groups import batch_rows, rows
+from spark_log.groups.batch_rows import MEMBERS_MAX, Key
 from spark_log.groups.opaque.limits import check_join, check_request
-from spark_log.groups.opaque.opaque_rows import delete_opaque, read_member_ids, read_opaque, read_part, save_opaque
+from spark_log.groups.opaque.opaque_rows import EXPIRED_MS, delete_opaque, read_opaque, read_part, save_opaque
 from spark_log.groups.opaque.rules import (
     Joining,
     OpaqueGroup,
@@ -25,7 +26,10 @@ from spark_log.groups.opaque.rules import (
     leave,
     next_change_ms,
 )
+from spark_log.metadata.prepared import Answer, one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
+
+T = TypeVar("T")
 
 Step = Callable[[OpaqueGroup, int], OpaqueGroup]
 """A rule: the group after a request, at a time of the store's lease clock."""
@@ -39,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The facts of a group that members wait to change: what `wait_ms` of `Seen` is, and `member_ids` of all."""
+    """The facts of a group that members wait to change. `member_ids`: of those that wait. `wait_ms`: as of `Seen`."""
 
     state: State
     generation: int
@@ -83,18 +87,45 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
     return seen or change(store, group_id, step)
 
 
-def mark_of(store: Store, group_id: str) -> Mark | None:
-    """None if there is no such group."""
+def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
+    """The facts of the groups that these members wait for, by group id. One read; groups that do not exist are left
+    out.
+    """
 
-    def read(connection: sa.Connection) -> Mark | None:
-        now = store.clock(connection)
-        part = read_part(connection, group_id, "", now)
-        if part is None:
-            return None
-        wait_ms = None if part.until_ms is None else max(part.until_ms - now.lease_ms, 0)
-        return Mark(part.group.state, part.group.generation, read_member_ids(connection, group_id), wait_ms)
+    def read(connection: sa.Connection) -> dict[str, Mark]:
+        group_ids = sorted({group_id for group_id, _ in members})
+        with one_message(connection):
+            clock = store.ask_clock(connection)
+            groups = [batch_rows.ask_opaque_groups(connection, some) for some in _parts(group_ids)]
+            ends = [batch_rows.ask_opaque_ends(connection, some) for some in _parts(group_ids)]
+            present = [batch_rows.ask_opaque_members(connection, some) for some in _parts(sorted(members))]
+        now = clock()
+        member_ids: dict[str, set[str]] = {}
+        for group_id, member_id in _rows(present):
+            member_ids.setdefault(group_id, set()).add(member_id)
+        times_ms: dict[str, list[int]] = {}
+        for group_id, clock_epoch, until_ms in _rows(ends):
+            times_ms.setdefault(group_id, []).append(until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
+        marks = {}
+        for group_id, generation, state, deadline_ms, clock_epoch in _rows(groups):
+            times = times_ms.get(group_id, [])
+            if deadline_ms is not None:
+                times.append(deadline_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
+            wait_ms = max(min(times) - now.lease_ms, 0) if times else None
+            marks[group_id] = Mark(State(state), generation, member_ids.get(group_id, set()), wait_ms)
+        return marks
 
     return store.read(read)
+
+
+def _parts(items: Sequence[T]) -> list[Sequence[T]]:
+    """As many as one statement asks for."""
+    return [items[first : first + MEMBERS_MAX] for first in range(0, len(items), MEMBERS_MAX)]
+
+
+def _rows(answers: Iterable[Answer]) -> Iterator[tuple[Any, ...]]:
+    for answer in answers:
+        yield from answer.rows()
 
 
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:

@@ -16,7 +16,7 @@ from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, OPAQUE_GROUP, OPAQUE_MEMBER
 from spark_log.metadata.store import StoreClock
 
-_EXPIRED_MS = 0
+EXPIRED_MS = 0
 """A time that was written before this host started is over."""
 
 _ALL_GROUPS = sa.select(
@@ -38,12 +38,11 @@ _FIRST_END = Prepared(
         sa.func.min(
             sa.case(
                 (OPAQUE_MEMBER.clock_epoch == sa.bindparam("epoch"), OPAQUE_MEMBER.until_ms),
-                else_=sa.literal_column(str(_EXPIRED_MS)),
+                else_=sa.literal_column(str(EXPIRED_MS)),
             )
         )
     ).where(OPAQUE_MEMBER.group_id == sa.bindparam("g"))
 )
-_MEMBER_IDS = Prepared(sa.select(OPAQUE_MEMBER.member_id).where(OPAQUE_MEMBER.group_id == sa.bindparam("g")))
 
 
 class Part(NamedTuple):
@@ -71,11 +70,6 @@ def read_part(connection: sa.Connection, group_id: str, member_id: str, now: Sto
     [(first_end_ms,)] = _FIRST_END.rows(connection, {"g": group_id, "epoch": now.clock_epoch})
     times = [each for each in (first_end_ms, group.deadline_ms) if each is not None]
     return Part(group, min(times, default=None))
-
-
-def read_member_ids(connection: sa.Connection, group_id: str) -> set[str]:
-    """Those of PENDING members too."""
-    return {member_id for (member_id,) in _MEMBER_IDS.rows(connection, {"g": group_id})}
 
 
 def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, OpaqueGroup]:
@@ -127,7 +121,7 @@ def delete_opaque(connection: sa.Connection, group_id: str) -> None:
 def _group(row: Any, now: StoreClock) -> OpaqueGroup:
     group_id, generation, state, protocol_type, protocol, leader, deadline_ms, clock_epoch = row
     if deadline_ms is not None and clock_epoch != now.clock_epoch:
-        deadline_ms = _EXPIRED_MS
+        deadline_ms = EXPIRED_MS
     return OpaqueGroup(group_id, generation, State(state), protocol_type, protocol, leader, deadline_ms)
 
 
@@ -140,7 +134,7 @@ def _member(row: Any, now: StoreClock) -> OpaqueMember:
     _, member_id, instance_id, client, protocols, session_ms, rebalance_ms, until_ms, clock_epoch, phase, given = row
     who = json.loads(client)
     said = tuple((name, base64.b64decode(metadata)) for name, metadata in json.loads(protocols))
-    until_ms = until_ms if clock_epoch == now.clock_epoch else _EXPIRED_MS
+    until_ms = until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS
     return OpaqueMember(
         member_id, instance_id, who["id"], who["host"], said, session_ms, rebalance_ms, until_ms, Phase(phase),
         bytes(given),

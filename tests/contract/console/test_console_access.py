@@ -16,12 +16,12 @@ from spark_log.console.access import basic, provider_requests
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.guard import OF_ONE_USER_MAX
 from spark_log.console.access.passwords import hash_password
+from spark_log.console.access.request_rules import BODY_BYTES_MAX
 from spark_log.console.app import table
 from spark_log.console.pages import overview
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Change, Done, View
 from spark_log.console.settings import AuthMethod
-from spark_log.gateway.http.requests import BODY_BYTES_MAX
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES

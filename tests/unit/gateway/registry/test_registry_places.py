@@ -1,0 +1,111 @@
+"""Large bodies are not read before they have a place, and the requests of one network leave places for the others."""
+
+import asyncio
+import json
+from threading import Event
+
+import pytest
+
+from spark_log.gateway.registry.places import LARGE_BODIES_MAX, REQUESTS_MAX, SMALL_BYTES
+from spark_log.gateway.registry.rest import application
+
+LARGE_BYTES = SMALL_BYTES + 1
+
+
+class Registry:
+    """Calls wait for `go_on`. `begun` has the sizes of the schemas."""
+
+    def __init__(self):
+        self.begun, self.go_on = [], Event()
+
+    def set_mode(self, mode, _subject):
+        self.begun.append(len(mode))
+        assert self.go_on.wait(60)
+
+
+class Clients:
+    """Each sends one request. `read` has the hosts whose bodies the server has read."""
+
+    def __init__(self):
+        self.registry = Registry()
+        self.application = application(self.registry)
+        self.read, self.statuses, self.tasks = [], [], []
+
+    def put(self, host, size, *, chunked=False):
+        body = json.dumps({"mode": "x" * (size - len('{"mode": ""}'))}).encode()
+        length = (b"transfer-encoding", b"chunked") if chunked else (b"content-length", str(size).encode())
+        scope = {
+            "type": "http", "method": "PUT", "path": "/mode", "raw_path": b"/mode", "root_path": "", "scheme": "http",
+            "query_string": b"", "client": (host, 1), "headers": [(b"host", b"localhost"), length],
+        }  # fmt: skip
+
+        async def receive():
+            self.read.append(host)
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message):
+            self.statuses += [message["status"]] if "status" in message else []
+
+        self.tasks.append(asyncio.create_task(self.application(scope, receive, send)))
+
+    async def quiet(self):
+        """Until nothing more can happen without the registry."""
+        before = None
+        while before != (before := (len(self.read), len(self.registry.begun), len(self.statuses))):
+            await asyncio.sleep(0.2)
+
+    async def finish(self):
+        self.registry.go_on.set()
+        await asyncio.gather(*self.tasks)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_one_large_body_of_a_network_is_read_and_one_of_all_is_parsed(chunked):
+    async def run():
+        clients = Clients()
+        for _ in range(3):
+            for number in range(LARGE_BODIES_MAX + 5):
+                clients.put(f"10.0.0.{number}", LARGE_BYTES, chunked=chunked)
+        clients.put("10.0.1.1", SMALL_BYTES)
+        await clients.quiet()
+        small, large = clients.registry.begun.count(SMALL_BYTES - 12), clients.registry.begun.count(LARGE_BYTES - 12)
+        assert (small, large) == (1, 1)
+        assert len(clients.read) == len(set(clients.read)) == LARGE_BODIES_MAX + 1
+        await clients.finish()
+        assert clients.statuses == [200] * (3 * (LARGE_BODIES_MAX + 5) + 1)
+
+    asyncio.run(run())
+
+
+def test_a_network_with_its_part_of_the_requests_is_refused_more():
+    async def run():
+        clients = Clients()
+        for _ in range(REQUESTS_MAX + 5):
+            clients.put("10.0.0.1", 100)
+        await clients.quiet()
+        assert clients.statuses == [503] * 5
+        for _ in range(REQUESTS_MAX // 2 + 5):
+            clients.put("10.0.0.2", 100)
+        await clients.quiet()
+        assert clients.statuses == [503] * 10
+        clients.put("10.0.0.1", 100)
+        clients.put("10.0.0.3", LARGE_BYTES)
+        await clients.quiet()
+        assert clients.statuses == [503] * 11
+        await clients.finish()
+        assert set(clients.statuses[11:]) == {200}
+
+    asyncio.run(run())
+
+
+def test_bodies_are_bounded_by_the_largest_schema_with_its_quotes():
+    async def run():
+        clients = Clients()
+        clients.registry.go_on.set()
+        clients.put("10.0.0.1", 2 * 1024 * 1024)
+        clients.put("10.0.0.1", 2 * 1024 * 1024 + 1)
+        clients.put("10.0.0.1", 2 * 1024 * 1024 + 1, chunked=True)
+        await clients.finish()
+        assert sorted(clients.statuses) == [200, 413, 413]
+
+    asyncio.run(run())
