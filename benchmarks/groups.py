@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups import rows
-from spark_log.groups.consumer_protocol.rules import EpochState
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import EpochState
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

@@ -35,7 +35,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
-from spark_log.groups import rows
+from spark_log.groups.consumer import rows
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.groups import rows
-from spark_log.groups.consumer_protocol.rules import EpochState
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import EpochState
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.tables.publication import delta_tables, publish

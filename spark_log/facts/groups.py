@@ -7,12 +7,12 @@ from typing import Literal
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
-from spark_log.groups import rows
+from spark_log.groups.classic import rules as classic_rules
+from spark_log.groups.classic.rows import read_all_classic, read_classic
+from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, advance
 from spark_log.groups.committed_offsets import read_commits
-from spark_log.groups.opaque import rules as opaque_rules
-from spark_log.groups.opaque.opaque_rows import read_all_opaque, read_opaque
-from spark_log.groups.opaque.rules import OpaqueGroup, OpaqueMember, advance
-from spark_log.groups.rules import NO_PARTITIONS, Group, Member, Partitions
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import NO_PARTITIONS, Group, Member, Partitions
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import positions
 from spark_log.metadata.store import Store, StoreClock
@@ -23,21 +23,21 @@ _DECODED_TYPE = "consumer"
 State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
 still revoking or getting partitions. Dead: the group does not exist. PreparingRebalance and CompletingRebalance are
-states of opaque groups (`groups.opaque.rules`).
+states of classic groups (`groups.classic.rules`).
 """
 
 GROUP_TYPE = "consumer"
 """Kafka's name for groups whose assignment the server computes."""
-OPAQUE_TYPE = "classic"
+CLASSIC_TYPE = "classic"
 """Kafka's name for groups whose leader assigns, and for groups all of whose members speak the classic protocol."""
 PROTOCOL_TYPE = "consumer"
 
 
-_STATES: dict[opaque_rules.State, State] = {
-    opaque_rules.State.EMPTY: "Empty",
-    opaque_rules.State.PREPARING: "PreparingRebalance",
-    opaque_rules.State.COMPLETING: "CompletingRebalance",
-    opaque_rules.State.STABLE: "Stable",
+_STATES: dict[classic_rules.State, State] = {
+    classic_rules.State.EMPTY: "Empty",
+    classic_rules.State.PREPARING: "PreparingRebalance",
+    classic_rules.State.COMPLETING: "CompletingRebalance",
+    classic_rules.State.STABLE: "Stable",
 }
 
 
@@ -51,12 +51,12 @@ class GroupListing:
     """Topics to which live members have subscribed."""
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """The protocol type: consumer, or that of an opaque group, such as connect."""
+    """The protocol type: consumer, or that of a classic group, such as connect."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The data that members of an opaque group exchange."""
+    """The data that members of a classic group exchange."""
 
     metadata: bytes
     assignment: bytes
@@ -77,7 +77,7 @@ class MemberDescription:
     """The generation of its last heartbeat response."""
     session_left_ms: int
     encoded: Encoded | None = None
-    """Of a member of an opaque group. If it is a consumer, `topics` and `assignment` are decoded from it."""
+    """Of a member of a classic group. If it is a consumer, `topics` and `assignment` are decoded from it."""
     protocol: str = rows.CONSUMER
     """classic or consumer: how it speaks to the group."""
     names: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """The protocol type: consumer, or that of an opaque group, such as connect."""
+    """The protocol type: consumer, or that of a classic group, such as connect."""
     target_generation: int = 0
     """The generation that the targets are of, which is Kafka's assignment epoch."""
 
@@ -144,10 +144,10 @@ def list_groups(store: Store) -> list[GroupListing]:
 def read_groups(connection: sa.Connection, now: StoreClock) -> list[GroupListing]:
     """As `list_groups`."""
     members = rows.read_all_members(connection)
-    opaque = read_all_opaque(connection, now)
+    classic = read_all_classic(connection, now)
     return [
-        _list_opaque(advance(opaque[group_id], now.lease_ms))
-        if group_id in opaque
+        _list_classic(advance(classic[group_id], now.lease_ms))
+        if group_id in classic
         else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
         for group_id, (group, kind) in rows.read_all_groups(connection).items()
     ]
@@ -159,10 +159,10 @@ def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberR
     return GroupListing(group_id, state, len(live), topics, kind)
 
 
-def _list_opaque(group: OpaqueGroup) -> GroupListing:
+def _list_classic(group: ClassicGroup) -> GroupListing:
     topics = frozenset(topic for member in group.joined for topic in _topics_of(group, member))
     state, kind = _STATES[group.state], group.protocol_type
-    return GroupListing(group.group_id, state, len(group.joined), topics, OPAQUE_TYPE, kind)
+    return GroupListing(group.group_id, state, len(group.joined), topics, CLASSIC_TYPE, kind)
 
 
 def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
@@ -216,9 +216,9 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     row = rows.read_group(connection, group_id)
     if row is None:
         return GroupDescription(group_id, "Dead", "", 0, ())
-    opaque = read_opaque(connection, group_id, now)
-    if opaque is not None:
-        return _describe_opaque(advance(opaque, now.lease_ms), now.lease_ms)
+    classic = read_classic(connection, group_id, now)
+    if classic is not None:
+        return _describe_classic(advance(classic, now.lease_ms), now.lease_ms)
     members = live_members(connection, now, group_id)
     shown = tuple(
         MemberDescription(
@@ -238,7 +238,7 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     )  # fmt: skip
 
 
-def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
+def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
     members = []
     for member in group.joined:
         partitions = _partitions_of(group, member)
@@ -246,16 +246,16 @@ def _describe_opaque(group: OpaqueGroup, now_ms: int) -> GroupDescription:
         members.append(
             MemberDescription(
                 member.member_id, member.instance_id, member.client_id, member.host, _topics_of(group, member),
-                partitions, partitions, group.generation, member.until_ms - now_ms, encoded, OPAQUE_TYPE,
+                partitions, partitions, group.generation, member.until_ms - now_ms, encoded, CLASSIC_TYPE,
             )
         )  # fmt: skip
     return GroupDescription(
-        group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), OPAQUE_TYPE,
+        group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), CLASSIC_TYPE,
         group.protocol_type, group.generation,
     )  # fmt: skip
 
 
-def _topics_of(group: OpaqueGroup, member: OpaqueMember) -> frozenset[str]:
+def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
     """The topics of a consumer's subscription; empty for other types, and for what cannot be decoded."""
     if group.protocol_type != _DECODED_TYPE or not member.protocols:
         return frozenset()
@@ -268,7 +268,7 @@ def _topics_of(group: OpaqueGroup, member: OpaqueMember) -> frozenset[str]:
         return frozenset()
 
 
-def _partitions_of(group: OpaqueGroup, member: OpaqueMember) -> Partitions:
+def _partitions_of(group: ClassicGroup, member: ClassicMember) -> Partitions:
     """The partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
     if group.protocol_type != _DECODED_TYPE or not member.assignment:
         return NO_PARTITIONS

@@ -12,8 +12,8 @@ from spark_log.gateway.access.access import Authorizer
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.groups.classic_waits import ClassicWaits
 from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
-from spark_log.gateway.groups.opaque_waits import OpaqueWaits
 from spark_log.gateway.limits.bulkheads import Bulkheads
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
@@ -56,7 +56,7 @@ class Services:
     streams: RecordStreams
     changes: ChangeWatch
     heartbeats: Heartbeats
-    opaque_waits: OpaqueWaits
+    classic_waits: ClassicWaits
     quotas: QuotaBudgets
     frames: MemoryBudget
     records: MemoryBudget
@@ -81,7 +81,7 @@ class Services:
             streams=RecordStreams(cluster),
             changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
-            opaque_waits=OpaqueWaits(store, changes, bulkheads.run_own),
+            classic_waits=ClassicWaits(store, changes, bulkheads.run_own),
             quotas=QuotaBudgets(store, bulkheads.run_own),
             frames=frames, records=records, responses=responses,
             authorizer=Authorizer(

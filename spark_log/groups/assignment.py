@@ -2,8 +2,8 @@
 
 `sticky` and `cooperative-sticky` are names of `groups.sticky_assignment`.
 
-`assign` computes the target of a group of the consumer protocol: `groups.rules` ensures that the old owner revokes a
-partition before the new owner gets it. Prior ownership is read from the store; claims of members are not used.
+`assign` computes the target of a group of the consumer protocol: `groups.consumer.rules` ensures that the old owner
+revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members.
 `assign_as_leader` is what the leader of a classic group does.
 """
 
@@ -20,7 +20,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
-from spark_log.groups.rules import NO_PARTITIONS, Partitions
+from spark_log.groups.consumer.rules import NO_PARTITIONS, Partitions
 from spark_log.groups.sticky_assignment import assign_sticky
 from spark_log.ids import TopicPartition
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.groups.rules import TopicFacts
+from spark_log.groups.consumer.rules import TopicFacts
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared
 from spark_log.metadata.sql_columns import (
+    CLASSIC_GROUP,
+    CLASSIC_MEMBER,
     CONSUMER_GROUP,
     GROUP_MEMBER,
     GROUP_PARTITION,
-    OPAQUE_GROUP,
-    OPAQUE_MEMBER,
     TOPIC,
 )
 from spark_log.metadata.store import StoreClock
@@ -71,21 +71,21 @@ def ask_session_ends(connection: sa.Connection, group_ids: Collection[str]) -> A
     return _session_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
 
-def ask_opaque_groups(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
+def ask_classic_groups(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
     """Rows of group_id, generation, state, deadline_ms, clock_epoch."""
     wanted = sorted(group_ids)
-    return _opaque_groups(_size(wanted)).ask(connection, _parameters(wanted))
+    return _classic_groups(_size(wanted)).ask(connection, _parameters(wanted))
 
 
-def ask_opaque_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Rows as of `ask_session_ends`, of opaque groups."""
+def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
+    """Rows as of `ask_session_ends`, of classic groups."""
     wanted = sorted(group_ids)
-    return _opaque_ends(_size(wanted)).ask(connection, _parameters(wanted))
+    return _classic_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
 
-def ask_opaque_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
+def ask_classic_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
     """Rows of group_id and member_id of the members that exist."""
-    return _opaque_members(_size(keys)).ask(connection, _pairs(keys))
+    return _classic_members(_size(keys)).ask(connection, _pairs(keys))
 
 
 def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
@@ -148,25 +148,25 @@ def _session_ends(size: int) -> Prepared:
 
 
 @lru_cache
-def _opaque_groups(size: int) -> Prepared:
+def _classic_groups(size: int) -> Prepared:
     query = sa.select(
-        OPAQUE_GROUP.group_id, CONSUMER_GROUP.generation, OPAQUE_GROUP.state, OPAQUE_GROUP.deadline_ms,
-        OPAQUE_GROUP.clock_epoch,
-    ).join_from(t.opaque_group, t.consumer_group, CONSUMER_GROUP.group_id == OPAQUE_GROUP.group_id)  # fmt: skip
-    return Prepared(query.where(_is_one(OPAQUE_GROUP.group_id, size)))
+        CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms,
+        CLASSIC_GROUP.clock_epoch,
+    ).join_from(t.classic_group, t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_GROUP.group_id)  # fmt: skip
+    return Prepared(query.where(_is_one(CLASSIC_GROUP.group_id, size)))
 
 
 @lru_cache
-def _opaque_ends(size: int) -> Prepared:
-    query = sa.select(OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.clock_epoch, sa.func.min(OPAQUE_MEMBER.until_ms))
-    query = query.where(_is_one(OPAQUE_MEMBER.group_id, size))
-    return Prepared(query.group_by(OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.clock_epoch))
+def _classic_ends(size: int) -> Prepared:
+    query = sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch, sa.func.min(CLASSIC_MEMBER.until_ms))
+    query = query.where(_is_one(CLASSIC_MEMBER.group_id, size))
+    return Prepared(query.group_by(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch))
 
 
 @lru_cache
-def _opaque_members(size: int) -> Prepared:
-    query = sa.select(OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.member_id)
-    return Prepared(query.where(_is_member(OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.member_id, size)))
+def _classic_members(size: int) -> Prepared:
+    query = sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id)
+    return Prepared(query.where(_is_member(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, size)))
 
 
 @lru_cache

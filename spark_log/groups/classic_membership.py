@@ -1,4 +1,4 @@
-"""A consumer with a custom assignor: a member of a group whose leader assigns, as `groups.opaque.rules` describes.
+"""A consumer with a custom assignor: a member of a group whose leader assigns, as `groups.classic.rules` describes.
 
 The assignors have the interface of kafka-python's. With one that is not cooperative, a member gives up all its
 partitions before it joins; it has none until the leader has assigned them.
@@ -15,15 +15,15 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
-from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, assign_as_leader, by_topic
+from spark_log.groups.classic import rules
+from spark_log.groups.classic.rules import ClassicGroup, Joining, State
+from spark_log.groups.classic.service import change, change_own, join_classic
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import NO_PARTITIONS, Assignment, Partitions, TopicFacts
 from spark_log.groups.group_names import new_member_id
 from spark_log.groups.identity import Identity
 from spark_log.groups.membership import MemberSettings, Membership
-from spark_log.groups.opaque import rules
-from spark_log.groups.opaque.opaque_operations import change, change_own, join_opaque
-from spark_log.groups.opaque.rules import Joining, OpaqueGroup, State
-from spark_log.groups.rules import NO_PARTITIONS, Assignment, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class ClassicMembership(Membership):
             self.member_id, new_member_id(s.client_id), s.instance_id, s.client_id, s.host, _PROTOCOL_TYPE, protocols,
             s.session_timeout_ms, s.rebalance_timeout_ms,
         )  # fmt: skip
-        join_opaque(self._store, self.group_id, request)
+        join_classic(self._store, self.group_id, request)
         self.member_id = request.member_id or request.new_id
         failpoint("group.changed")
 
@@ -136,7 +136,7 @@ class ClassicMembership(Membership):
             )
             joined = replace(joined, watched=watched, facts=facts)
 
-        def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+        def sync(group: ClassicGroup, now_ms: int) -> ClassicGroup:
             return rules.sync(group, me.member_id, me.instance_id, answer.generation, assignments, now_ms)
 
         try:
@@ -157,7 +157,7 @@ class ClassicMembership(Membership):
             logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, group.protocol)
         return replace(joined, assigned=partitions)
 
-    def _must_join(self, joined: _Joined, group: OpaqueGroup) -> bool:
+    def _must_join(self, joined: _Joined, group: ClassicGroup) -> bool:
         """Whether a rebalance has begun, or this leader begins one: a topic was created, deleted or enlarged."""
         if joined.assigned is None:
             return False
@@ -168,7 +168,7 @@ class ClassicMembership(Membership):
     def _facts(self, topics: frozenset[str]) -> dict[str, TopicFacts]:
         return self._store.read(lambda connection: rows.topic_facts(connection, topics))
 
-    def _touched(self, group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def _touched(self, group: ClassicGroup, now_ms: int) -> ClassicGroup:
         """The step that renews the session."""
         member = rules.member_of(group, self.member_id, self.settings.instance_id)
         return rules.replace_member(group, rules.touched(member, now_ms))

@@ -18,9 +18,10 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups import offsets_topic, rows
-from spark_log.groups.opaque.opaque_operations import live_opaque
-from spark_log.groups.opaque.opaque_rows import delete_opaque
+from spark_log.groups import offsets_topic
+from spark_log.groups.classic.rows import delete_classic
+from spark_log.groups.classic.service import live_classic
+from spark_log.groups.consumer import rows
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
@@ -121,7 +122,7 @@ def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) 
 def count_live(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
     """Number of members, of any kind, whose sessions have not ended."""
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
-    return live + live_opaque(connection, group_id, now)
+    return live + live_classic(connection, group_id, now)
 
 
 def write_commits(
@@ -256,7 +257,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
             gone += connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, old)).rowcount
             left = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
             if connection.execute(left).first() is None:
-                delete_opaque(connection, group_id)
+                delete_classic(connection, group_id)
                 connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
         return gone
 

@@ -5,11 +5,11 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from spark_log.errors import UnknownMemberIdError
-from spark_log.groups import rows
-from spark_log.groups.consumer_protocol.operations import stale_epoch
+from spark_log.groups.classic.service import check_classic_committer
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import check_commit, check_member
+from spark_log.groups.consumer.service import stale_epoch
 from spark_log.groups.identity import Identity
-from spark_log.groups.opaque.opaque_operations import check_opaque_committer
-from spark_log.groups.rules import check_commit, check_member
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
 
@@ -27,13 +27,13 @@ def check_committer(
     """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError; outside of transactions also
-    RebalanceInProgressError for a member of an opaque group, StaleMemberEpochError for one of the consumer protocol.
+    RebalanceInProgressError for a member of a classic group, StaleMemberEpochError for one of the consumer protocol.
     """
     try:
         row, now = check_live(store, connection, me, lock=lock)
     except UnknownMemberIdError:
         now = store.clock(connection)
-        check_opaque_committer(
+        check_classic_committer(
             connection, now, me.group_id, me.member_id, me.instance_id, generation, transactional=transactional
         )
         return now

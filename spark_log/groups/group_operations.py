@@ -22,8 +22,9 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups import rows
 from spark_log.groups.assignment import known_assignors
+from spark_log.groups.classic.rows import delete_classic
+from spark_log.groups.classic.service import has_classic_members, live_classic, remove_classic_members
 from spark_log.groups.committed_offsets import (
     Commit,
     count_live,
@@ -33,10 +34,9 @@ from spark_log.groups.committed_offsets import (
     refuse_unknown,
     write_commits,
 )
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.opaque.opaque_operations import has_opaque_members, live_opaque, remove_opaque_members
-from spark_log.groups.opaque.opaque_rows import delete_opaque
-from spark_log.groups.target_assignment import refresh_targets, remove_members
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.log.segments.slices import Positions
@@ -189,7 +189,7 @@ def delete_group(store: Store, group_id: str) -> None:
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         refuse_live(store, connection, group_id)
-        delete_opaque(connection, group_id)
+        delete_classic(connection, group_id)
         for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -223,13 +223,13 @@ def delete_offsets_of_each(
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError if live members
-    read the topic; NonEmptyGroupError for an opaque group with live members.
+    read the topic; NonEmptyGroupError for a classic group with live members.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         now = store.clock(connection)
-        if live_opaque(connection, group_id, now):
+        if live_classic(connection, group_id, now):
             raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
         live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
         read = {topic for member in live for topic in member.subscription.topics} & {p.topic for p in partitions}
@@ -247,8 +247,8 @@ def remove_from_group(
 
     Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
     """
-    if has_opaque_members(store, group_id):
-        remove_opaque_members(store, group_id, member_ids, instance_ids)
+    if has_classic_members(store, group_id):
+        remove_classic_members(store, group_id, member_ids, instance_ids)
         return
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:

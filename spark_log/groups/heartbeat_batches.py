@@ -7,10 +7,11 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from spark_log.errors import SparkLogError
-from spark_log.groups import batch_rows, rows
+from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import Key, MemberColumns
-from spark_log.groups.rules import Group, check_member, notice_topics
-from spark_log.groups.stored_values import epochs_of, facts_of, partitions_of, subscription_of
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import Group, check_member, notice_topics
+from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock

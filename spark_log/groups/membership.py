@@ -24,12 +24,11 @@ from spark_log.errors import (
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.committers import check_committer
-from spark_log.groups.consumer_protocol.operations import ConsumerBeat, consumer_heartbeat, leave_consumer
-from spark_log.groups.consumer_protocol.rules import JOINING, LEAVING, LEAVING_FOR_A_WHILE
+from spark_log.groups.consumer.rules import JOINING, LEAVING, LEAVING_FOR_A_WHILE, NO_PARTITIONS, Assignment
+from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
 from spark_log.groups.identity import Identity
-from spark_log.groups.rules import NO_PARTITIONS, Assignment
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt
 
@@ -176,7 +175,7 @@ class ConsumerMembership(Membership):
         return answer.changed or answer.error is not None or not self._complete
 
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
-        me, epoch = self._identity(), self.generation
+        me, epoch = self._identity(), None if self.generation == JOINING else self.generation
         if not me.member_id:
             me, epoch, owned = replace(me, member_id=new_member_id(me.client_id)), JOINING, NO_PARTITIONS
         beat = ConsumerBeat(

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
 from spark_log.errors import IllegalArgumentError
-from spark_log.groups import rows
 from spark_log.groups.committed_offsets import Commit, of_their_topics, read_commits, refuse_unknown, write_commits
+from spark_log.groups.consumer import rows
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import (
     AtTime,

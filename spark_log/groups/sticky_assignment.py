@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_log.groups.rules import Partitions
+from spark_log.groups.consumer.rules import Partitions
 from spark_log.ids import TopicPartition
 
 _ROUNDS_MAX = 20

@@ -11,7 +11,6 @@ from spark_log.errors import (
     IllegalGenerationError,
     UnknownMemberIdError,
 )
-from spark_log.groups import rows
 from spark_log.groups.committed_offsets import (
     Commit,
     log_partition_of,
@@ -21,6 +20,7 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.committers import check_committer
+from spark_log.groups.consumer import rows
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition

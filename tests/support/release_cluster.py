@@ -30,9 +30,9 @@ from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
-from tests.support.opaque_member import OpaqueMember
-from tests.support.opaque_member import settle as settle_opaque
 from tests.support.wire_producer import WireProducer, call
+from tests.support.worker_member import WorkerMember
+from tests.support.worker_member import settle as settle_workers
 
 SCHEMA = "id BIGINT, item STRING"
 GROUPS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-connect": 1, "offsets-only": 0}
@@ -147,7 +147,7 @@ def _groups(cluster: Cluster, port: int) -> None:
         classic = ClassicMember(wire(), "of-classic", ["events"])
         assert classic.join() == 0
         assert classic.sync() == 0
-        settle_opaque(OpaqueMember(wire(), "of-connect"))
+        settle_workers(WorkerMember(wire(), "of-connect"))
 
 
 def _clients(port: int) -> dict[str, WireState]:

@@ -17,7 +17,7 @@ from spark_log.errors import NonEmptyGroupError
 from spark_log.facts import groups as group_inspection
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import commit_offsets, committed
-from spark_log.groups.rules import Partitions
+from spark_log.groups.consumer.rules import Partitions
 from spark_log.ids import TopicPartition
 
 

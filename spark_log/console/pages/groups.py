@@ -65,7 +65,7 @@ class LagRow:
 
 @dataclass(frozen=True)
 class Group:
-    """`type`: Kafka's, consumer or classic. `protocol_type`: consumer, or connect and others of opaque groups.
+    """`type`: Kafka's, consumer or classic. `protocol_type`: consumer, or connect and others of classic groups.
 
     `lag`: records of all partitions that the user sees; `topics`: those with a committed offset or a member.
     """

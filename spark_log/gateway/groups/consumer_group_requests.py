@@ -17,7 +17,7 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GROUP_TYPE, GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups import classic_groups
+from spark_log.gateway.groups import translated_members
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
@@ -30,19 +30,18 @@ from spark_log.gateway.protocol.schemas import (
 )
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.groups.consumer_protocol.operations import (
+from spark_log.groups.consumer.rows import CLASSIC
+from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
+from spark_log.groups.consumer.service import (
     ConsumerAnswer,
     ConsumerBeat,
     check_beat,
     consumer_heartbeat,
     leave_consumer,
 )
-from spark_log.groups.consumer_protocol.rules import JOINING
 from spark_log.groups.group_names import check_group_id, check_instance_id
 from spark_log.groups.heartbeat_batches import Beat
 from spark_log.groups.identity import Identity
-from spark_log.groups.rows import CLASSIC
-from spark_log.groups.rules import NO_PARTITIONS, Partitions
 from spark_log.ids import TopicPartition
 
 _MEMBER_ID_BY_CLIENT_SINCE = 1
@@ -83,7 +82,7 @@ def _regex(request: Message) -> str | None:
 
 def _heartbeat(services: Services, request: Message, client: Client) -> Message:
     def answer() -> ConsumerAnswer:
-        store, assignors = services.cluster.store, classic_groups.assignors()
+        store, assignors = services.cluster.store, translated_members.assignors()
         member_id = request.member_id
         if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
             member_id = str(uuid.uuid4())

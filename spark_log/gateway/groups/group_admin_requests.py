@@ -20,7 +20,7 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups.classic_groups import encode_assignment
+from spark_log.gateway.groups.translated_members import encode_assignment
 from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
 from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
@@ -44,7 +44,7 @@ def classic_state(state: str) -> str:
 
 
 async def list_groups(services: Services, request: Message, _client: Client) -> Message:
-    """Opaque groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
+    """Classic groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
     return await services.call_in_memory(partial(_list_groups, services, request))
 
 
@@ -100,7 +100,7 @@ def _described(
     may_describe: Callable[[str], bool],
 ) -> Message:
     group = outcome.result
-    opaque_shown = group is not None and all(map(may_describe, group.topics))
+    classic_shown = group is not None and all(map(may_describe, group.topics))
     code, message = outcome.code, outcome.message
     if version >= _UNKNOWN_IS_AN_ERROR_SINCE and group is not None and group.state == "Dead":
         code, message = _GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
@@ -111,13 +111,13 @@ def _described(
         group_state="" if group is None else classic_state(group.state),
         protocol_type="" if group is None or group.state == "Dead" else group.protocol_type,
         protocol_data=group.assignor if group is not None and group.state == "Stable" else "",
-        members=[] if group is None else [_member(member, may_describe, opaque_shown) for member in group.members],
+        members=[] if group is None else [_member(member, may_describe, classic_shown) for member in group.members],
         authorized_operations=operations,
     )
 
 
-def _member(member: MemberDescription, may_describe: Callable[[str], bool], opaque_shown: bool) -> Message:
-    """`opaque_shown`: whether the client may see the bytes that members of an opaque group exchange, which may name any
+def _member(member: MemberDescription, may_describe: Callable[[str], bool], classic_shown: bool) -> Message:
+    """`classic_shown`: whether the client may see the bytes that members of a classic group exchange: they may name any
     topic of the group.
     """
     if member.encoded is None:
@@ -125,7 +125,7 @@ def _member(member: MemberDescription, may_describe: Callable[[str], bool], opaq
         subscription = ConsumerProtocolSubscription(version=0, topics=topics, user_data=b"")
         assigned = frozenset(each for each in member.assignment if may_describe(each.topic))
         metadata, assignment = subscription.encode(), encode_assignment(assigned)
-    elif opaque_shown:
+    elif classic_shown:
         metadata, assignment = member.encoded.metadata, member.encoded.assignment
     else:
         metadata = assignment = b""

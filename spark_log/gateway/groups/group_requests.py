@@ -20,17 +20,17 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway.access.rights import on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups import classic_groups, opaque_group_requests
-from spark_log.gateway.groups.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
+from spark_log.gateway.groups import classic_group_requests, translated_members
+from spark_log.gateway.groups.translated_members import COOPERATIVE, PROTOCOL_TYPE, Membership
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.heartbeat_batches import Beat
 from spark_log.groups.identity import Identity
-from spark_log.groups.rows import CLASSIC
 
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79
@@ -46,8 +46,8 @@ def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> I
 async def join_group(services: Services, request: Message, client: Client) -> Message:
     """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
     try:
-        if await opaque_group_requests.is_opaque(services, request):
-            return await opaque_group_requests.join_group(services, request, client)
+        if await classic_group_requests.is_classic(services, request):
+            return await classic_group_requests.join_group(services, request, client)
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
     timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
@@ -56,21 +56,21 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     protocols = {each.name: bytes(each.metadata) for each in request.protocols}
     try:
         joining = await services.call(
-            classic_groups.joining_of, store, me, request.protocol_type, protocols, max(0, timeout_ms),
+            translated_members.joining_of, store, me, request.protocol_type, protocols, max(0, timeout_ms),
             _may_describe(client),
         )  # fmt: skip
         if not me.member_id:
-            joining = classic_groups.with_new_id(joining)
+            joining = translated_members.with_new_id(joining)
             if request.version >= 4 and me.instance_id is None:
                 return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         seen = await services.call(services.changes.current)
-        found = await services.call(classic_groups.join, store, joining)
+        found = await services.call(translated_members.join, store, joining)
         while not (found.complete or found.assignor == COOPERATIVE) and clock.monotonic_s() < deadline_s:
             left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
             await services.changes.wait(seen, left_s)
             seen = await services.call(services.changes.current)
-            found = await services.call(classic_groups.join, store, joining)
+            found = await services.call(translated_members.join_again, store, joining)
     except SparkLogError as error:
         return _joined(me.member_id, error_code(error))
     return _joined(joining.me.member_id, NONE, found)
@@ -98,9 +98,9 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
     me = identity(request, client)
     store = services.cluster.store
     try:
-        found = await services.call(classic_groups.sync, store, me, request.generation_id, _may_describe(client))
+        found = await services.call(translated_members.sync, store, me, request.generation_id, _may_describe(client))
     except UnknownMemberIdError:
-        return await opaque_group_requests.sync_group(services, request)
+        return await classic_group_requests.sync_group(services, request)
     except IllegalGenerationError:
         return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
     except SparkLogError as error:
@@ -110,7 +110,7 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
         error_code=NONE,
         protocol_type=PROTOCOL_TYPE,
         protocol_name=found.assignor,
-        assignment=classic_groups.encode_assignment(found.partitions),
+        assignment=translated_members.encode_assignment(found.partitions),
     )
 
 
@@ -122,9 +122,9 @@ async def heartbeat(services: Services, request: Message, client: Client) -> Mes
         try:
             rejoin = await services.heartbeats.answer(beat)
             if rejoin:
-                await services.call(classic_groups.expect_rejoin, services.cluster.store, group_id, member_id)
+                await services.call(translated_members.expect_rejoin, services.cluster.store, group_id, member_id)
         except UnknownMemberIdError:
-            rejoin = await opaque_group_requests.heartbeat(services, request)
+            rejoin = await classic_group_requests.heartbeat(services, request)
     except SparkLogError as error:
         return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
     return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
@@ -149,9 +149,9 @@ def _leave(services: Services, me: Identity) -> int:
         if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")
         try:
-            classic_groups.leave(services.cluster.store, me)
+            translated_members.leave(services.cluster.store, me)
         except UnknownMemberIdError:
-            opaque_group_requests.leave_group(services, me.group_id, me.member_id, me.instance_id)
+            classic_group_requests.leave_group(services, me.group_id, me.member_id, me.instance_id)
     except SparkLogError as error:
         return error_code(error)
     return NONE

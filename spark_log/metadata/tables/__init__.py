@@ -19,12 +19,12 @@ from spark_log.metadata.tables.delta_tables import (
 )
 from spark_log.metadata.tables.gateway_tables import gateway
 from spark_log.metadata.tables.groups_tables import (
+    classic_group,
+    classic_member,
     consumer_group,
     group_member,
     group_offset,
     group_partition,
-    opaque_group,
-    opaque_member,
 )
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
 from spark_log.metadata.tables.mirror_tables import mirror_position
@@ -48,6 +48,8 @@ __all__ = [
     "acl",
     "blob",
     "broker",
+    "classic_group",
+    "classic_member",
     "client_quota",
     "cluster",
     "commit_token",
@@ -61,8 +63,6 @@ __all__ = [
     "log_dir",
     "metadata",
     "mirror_position",
-    "opaque_group",
-    "opaque_member",
     "partition",
     "producer",
     "producer_batch",

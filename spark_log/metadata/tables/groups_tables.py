@@ -50,20 +50,20 @@ group_member = _table(
     comment="A member of a group.",
 )
 
-opaque_group = _table(
-    "opaque_group",
+classic_group = _table(
+    "classic_group",
     column("group_id", String(249), "consumer_group.group_id, whose row has its generation", primary_key=True),
     column("state", String(40), "Empty, PreparingRebalance, CompletingRebalance or Stable"),
     column("protocol_type", Text, "what its members are, such as connect"),
     column("protocol", Text, "protocol of the generation; empty without one"),
-    column("leader", String(249), "opaque_member.member_id that computes the assignment; empty without one"),
+    column("leader", String(249), "classic_member.member_id that computes the assignment; empty without one"),
     column("deadline_ms", BigInteger, "store clock; end of the time to join or to sync", nullable=True),
     column("clock_epoch", String(64), "boot id of the host when deadline_ms was written (SQLite)"),
     comment="A group whose members assign by a protocol of their own: Kafka Connect, Kafka Streams.",
 )
 
-opaque_member = _table(
-    "opaque_member",
+classic_member = _table(
+    "classic_member",
     column("group_id", String(249), "consumer_group.group_id", primary_key=True),
     column("member_id", String(249), "made by a gateway, unique", primary_key=True),
     column("instance_id", String(249), "group.instance.id of a static member", nullable=True),
@@ -75,7 +75,7 @@ opaque_member = _table(
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     column("phase", String(20), "pending, joining, syncing or synced"),
     column("assignment", LargeBinary, "of the leader, for this member"),
-    comment="A member of an opaque group.",
+    comment="A member of a classic group.",
 )
 
 group_partition = _table(

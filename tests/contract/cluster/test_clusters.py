@@ -190,6 +190,10 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
         connection.exec_driver_sql('ALTER TABLE "transaction" ADD COLUMN number BIGINT')
         connection.exec_driver_sql('ALTER TABLE "transaction" ADD COLUMN numbered BOOLEAN')
         connection.exec_driver_sql("ALTER TABLE group_member ADD COLUMN beat BIGINT")
+        for name in ("group", "member"):
+            connection.exec_driver_sql(f"ALTER TABLE classic_{name} RENAME TO opaque_{name}")
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"ALTER INDEX pk_classic_{name} RENAME TO pk_opaque_{name}")
         for table, column in FIRST_RELEASE_LACKS:
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v1'")

@@ -16,7 +16,7 @@ from spark_log.cli.main import app
 from spark_log.cluster.settings import alter_settings
 from spark_log.facts.groups import describe_groups
 from spark_log.gateway.protocol.schemas import ConsumerGroupDescribeRequest
-from spark_log.groups import rows
+from spark_log.groups.consumer import rows
 from spark_log.groups.heartbeat_batches import Beat, answer_beats
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.classic_member import ClassicMember

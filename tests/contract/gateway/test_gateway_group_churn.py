@@ -177,7 +177,7 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
     assert [life.error for life in lives if life.error is not None] == []
     assert ownership.twice == []
     wait_until(lambda: not rows(cluster, t.group_member) and not rows(cluster, t.group_partition), "rows are left")
-    assert rows(cluster, t.opaque_member) == 0
+    assert rows(cluster, t.classic_member) == 0
     assert all("Traceback" not in each.output for each in gateways)
 
 

@@ -6,10 +6,10 @@ from threading import Event, Thread
 
 import pytest
 
-from spark_log.groups import rows
 from spark_log.groups.batch_rows import MEMBERS_MAX
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
-from spark_log.groups.rows import CLASSIC
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.gateway_process import GatewayProcess

@@ -25,14 +25,14 @@ from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import request_about
-from tests.support.opaque_member import OpaqueMember
 from tests.support.topics import make
+from tests.support.worker_member import WorkerMember
 
 pytestmark = pytest.mark.on_sqlite
 
 OWN = "own"
 HIDDEN_TOPICS = ("A-hidden", "own-hidden", "z-hidden")
-GROUPS = ("own-consumer", "own-classic", "own-opaque")
+GROUPS = ("own-consumer", "own-classic", "own-workers")
 """A group of each kind; members with more rights have subscribed to hidden topics."""
 HIDDEN_HOST = "203.0.113.77"
 CHANGING = ("Delete", "Init", "EndTxn", "OffsetDelete")
@@ -79,24 +79,24 @@ def open_transaction(gateway, transactional_id):
 
 def join_groups(gateway, ids):
     """A member in each group of GROUPS that has hidden topics, and in a hidden group."""
-    consumer_wire, classic_wire, opaque_wire = (connect(gateway, "admin") for _ in range(3))
+    consumer_wire, classic_wire, worker_wire = (connect(gateway, "admin") for _ in range(3))
     topics = (OWN, "A-hidden")
     for group in ("own-consumer", "hidden-group"):
         member = ConsumerMember(consumer_wire, group, ids, subscribed_topic_names=topics)
         assert member.join().error_code == 0
     classic = ClassicMember(classic_wire, "own-classic", topics)
     assert classic.join() == 0 and classic.sync() == 0
-    opaque = OpaqueMember(opaque_wire, "own-opaque", kind="consumer", protocol="custom")
-    opaque.metadata = ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"A-hidden").encode()
-    assert opaque.join() == 0
+    worker = WorkerMember(worker_wire, "own-workers", kind="consumer", protocol="custom")
+    worker.metadata = ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"A-hidden").encode()
+    assert worker.join() == 0
     part = ConsumerProtocolAssignment.TopicPartition
-    opaque.send_sync({
-        opaque.member_id: ConsumerProtocolAssignment(
+    worker.send_sync({
+        worker.member_id: ConsumerProtocolAssignment(
             version=0, assigned_partitions=[part(topic=name, partitions=[0]) for name in topics], user_data=b"",
         ).encode()
     })  # fmt: skip
-    assert isinstance(opaque.synced(), bytes)
-    return consumer_wire, classic_wire, opaque_wire
+    assert isinstance(worker.synced(), bytes)
+    return consumer_wire, classic_wire, worker_wire
 
 
 def everything_of(kind, version):
@@ -209,7 +209,7 @@ def test_a_new_topic_that_collides_with_a_hidden_one_does_not_name_it(gateway):
 def test_a_group_is_described_with_the_topics_that_the_client_may_describe(gateway, cluster):
     topics = cluster.store.read(lambda connection: find_topics(connection, None))
     wires = join_groups(gateway, {name: uuid.UUID(hex=topic.uuid) for name, topic in topics.items()})
-    request = DescribeGroupsRequest(groups=["own-consumer", "own-classic", "own-opaque"])
+    request = DescribeGroupsRequest(groups=["own-consumer", "own-classic", "own-workers"])
     with connect(gateway, "anna") as connection:
         groups = {each.group_id: each for each in connection.exchange(request, 5).groups}
     with connect(gateway, "admin") as connection:
@@ -218,9 +218,9 @@ def test_a_group_is_described_with_the_topics_that_the_client_may_describe(gatew
         [member], [seen_by_admin] = groups[name].members, by_admin[name].members
         assert topics_of(member) == ([OWN], [OWN])
         assert topics_of(seen_by_admin) == (["A-hidden", OWN], ["A-hidden", OWN])
-    [member] = groups["own-opaque"].members
+    [member] = groups["own-workers"].members
     assert (member.member_metadata, member.member_assignment) == (b"", b"")
-    assert topics_of(by_admin["own-opaque"].members[0]) == ([OWN, "A-hidden"], [OWN, "A-hidden"])
+    assert topics_of(by_admin["own-workers"].members[0]) == ([OWN, "A-hidden"], [OWN, "A-hidden"])
     for wire in wires:
         wire.__exit__()
 

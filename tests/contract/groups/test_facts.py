@@ -21,8 +21,8 @@ from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
-from tests.support.opaque_member import OpaqueMember
 from tests.support.topics import make
+from tests.support.worker_member import WorkerMember
 
 MEMBERS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-leader": 1, "of-connect": 1, "offsets-only": 0}
 
@@ -40,8 +40,8 @@ def groups(cluster, cluster_address, tmp_path):
         settle(*(Reader(cluster, group="of-library") for _ in range(2)))
         ConsumerMember(wire(), "of-consumers", topic_ids(wire(), "t"), subscribed_topic_names=["t"]).join()
         ClassicMember(wire(), "of-classic", ["t"]).join()
-        OpaqueMember(wire(), "of-leader", kind="consumer", protocol="mine").join()
-        OpaqueMember(wire(), "of-connect").join()
+        WorkerMember(wire(), "of-leader", kind="consumer", protocol="mine").join()
+        WorkerMember(wire(), "of-connect").join()
         commit_offsets(cluster.store, "offsets-only", {TopicPartition("t", 0): 0})
         yield gateway.port
 

@@ -25,9 +25,10 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
-from spark_log.groups import membership, rows
+from spark_log.groups import membership
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
+from spark_log.groups.consumer import rows
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -266,7 +267,7 @@ def test_a_session_goes_on_while_a_rebalance_does(cluster, assignor):
         members = described(cluster).members
         return next(each.session_left_ms for each in members if each.member_id == waiting.member.member_id)
 
-    for table in (t.group_member, t.opaque_member):
+    for table in (t.group_member, t.classic_member):
         soon = table.update().where(table.c.member_id == waiting.member.member_id)
         soon = soon.values(until_ms=cluster.store.now().lease_ms + 10_000)
         cluster.store.transact(lambda connection, _, soon=soon: connection.execute(soon))

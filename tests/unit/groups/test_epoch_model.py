@@ -12,21 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_log.errors import FencedMemberEpochError, UnknownMemberIdError, UnreleasedInstanceIdError
-from spark_log.groups.consumer_protocol.rules import (
+from spark_log.groups.consumer.rules import (
     JOINING,
     LEAVING_FOR_A_WHILE,
+    NO_PARTITIONS,
     EpochRequest,
     EpochState,
-    check_released,
-    decide_epoch_heartbeat,
-    join_epoch,
-    leave_for_a_while,
-)
-from spark_log.groups.rules import (
-    NO_PARTITIONS,
     Group,
     TopicFacts,
+    check_released,
+    decide_epoch_heartbeat,
     depart,
+    join_epoch,
+    leave_for_a_while,
     notice_topics,
 )
 from spark_log.ids import TopicPartition
@@ -46,6 +44,7 @@ class Client:
     instance: str | None = None
     replaces: bool = False
     """It takes the place of a live member with its instance id, as consumers of spark-log do."""
+    joined: bool = False
     connection: int = 0
     epoch: int = JOINING
     held: frozenset = NO_PARTITIONS
@@ -103,7 +102,8 @@ class Consumers(RuleBasedStateMachine):
                     raise UnknownMemberIdError
                 self.join(sent)
             state, member = self.states[client.name], self.members[client.name]
-            check = EpochRequest(sent.epoch, sent.owned, sent.claim, trusted)
+            epoch = member.generation if sent.epoch is None else sent.epoch
+            check = EpochRequest(epoch, sent.owned, sent.claim, trusted)
             decide_epoch_heartbeat(self.group, member, state, check, self.taken(client.name), self.now_ms)  # fenced?
             trusted = trusted and state.claim == sent.claim
             if sent.topics is not None and sent.topics != member.topics:
@@ -115,11 +115,11 @@ class Consumers(RuleBasedStateMachine):
             self.write(self.compute(random.Random(len(self.members))))
         before = state.told
         found = decide_epoch_heartbeat(
-            self.group, member, state, EpochRequest(sent.epoch, sent.owned, sent.claim, trusted),
+            self.group, member, state, EpochRequest(epoch, sent.owned, sent.claim, trusted),
             self.taken(client.name), self.now_ms,
         )  # fmt: skip
         self.members[client.name], self.states[client.name] = found.member, found.state
-        if found.repeat:
+        if found.repeat or (found.member.generation == JOINING and not client.replaces):
             raise Repeat
         full = sent.topics is not None and sent.owned is not None
         told = found.state.told if full or found.state.told != before or not trusted else None
@@ -177,7 +177,8 @@ class Consumers(RuleBasedStateMachine):
         topics = client.topics if full or client.said != client.topics else None
         owned = client.held if full or client.report else None
         client.said, client.report = client.topics, False
-        return Sent(client, f"{client.name}/{client.connection}", client.epoch, topics, owned)
+        epoch = None if client.replaces and client.joined and client.epoch == JOINING else client.epoch
+        return Sent(client, f"{client.name}/{client.connection}", epoch, topics, owned)
 
     def say_everything(self, client, *, reconnect):
         client.connection += reconnect
@@ -209,18 +210,19 @@ class Consumers(RuleBasedStateMachine):
         return not lost
 
     def accept(self, client, answer):
-        client.epoch = answer.epoch
+        client.epoch, client.joined = answer.epoch, True
         if answer.told is not None and answer.told != client.target:
             client.target, client.told_anew = answer.told, True
 
     def abandon(self, client):
         client.epoch, client.held, client.target, client.told_anew = JOINING, NO_PARTITIONS, NO_PARTITIONS, False
+        client.joined = False
         self.say_everything(client, reconnect=False)
         if client.name in self.members:  # Kafka fences it again until its session ends
             self.remove(client.name)
 
     def reconcile(self, client):
-        if client.epoch != JOINING and client.told_anew:
+        if client.joined and client.told_anew:
             client.held, client.report, client.told_anew = client.target, True, False
 
     @precondition(lambda self: len(self.clients) < 5)
@@ -287,7 +289,7 @@ class Consumers(RuleBasedStateMachine):
         self.now_ms += ms
         self.end_late_revocations()
         for client in list(self.clients.values()):  # one that is removed notices before others get its partitions
-            if client.epoch != JOINING and client.name not in self.members:
+            if client.joined and client.name not in self.members:
                 self.abandon(client)
 
     # the group
@@ -320,7 +322,7 @@ class Consumers(RuleBasedStateMachine):
             if client.name in self.members:
                 assigned = self.members[client.name].assigned
                 assert client.held <= assigned
-                assert client.epoch == JOINING or client.target <= assigned
+                assert not client.joined or client.target <= assigned
         for name, state in self.states.items():
             assert state.told <= self.members[name].assigned
 

@@ -11,10 +11,12 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
-from spark_log.groups.consumer_protocol.rules import (
+from spark_log.groups.consumer.rules import (
     LEAVING_FOR_A_WHILE,
     EpochRequest,
     EpochState,
+    Group,
+    Member,
     check_instance,
     check_released,
     check_size,
@@ -22,7 +24,6 @@ from spark_log.groups.consumer_protocol.rules import (
     join_epoch,
     leave_for_a_while,
 )
-from spark_log.groups.rules import Group, Member
 from spark_log.ids import TopicPartition
 
 T = frozenset({"t"})

@@ -25,6 +25,10 @@ def upgrade() -> None:
     )
     op.execute("DELETE FROM group_member WHERE epoch_state IS NULL")
     connection = op.get_bind()
+    for name in ("group", "member"):  # their groups are Kafka's classic ones
+        op.rename_table(f"opaque_{name}", f"classic_{name}")
+        if connection.dialect.name == "postgresql":
+            op.execute(f"ALTER INDEX pk_opaque_{name} RENAME TO pk_classic_{name}")
     for group_id, member_id, text in connection.execute(sa.select(_MEMBER)).all():
         subscription = json.loads(text)
         subscription["assignors"] = [name for name, _ in subscription["assignors"]]

@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 
 from spark_log.errors import GroupAssignmentTooLargeError, GroupMaxSizeReachedError, RebalanceInProgressError
-from spark_log.groups.opaque.limits import (
+from spark_log.groups.classic.limits import (
     BYTES_MAX,
     MEMBERS_MAX,
     check_assignment,
     check_join,
     check_request,
 )
-from spark_log.groups.opaque.rules import (
+from spark_log.groups.classic.rules import (
+    ClassicGroup,
     Joining,
-    OpaqueGroup,
     Phase,
     State,
     begin_again,
@@ -37,7 +37,7 @@ def join_checked(group, request):
 
 
 def test_metadata_of_all_members_together_is_bounded():
-    group = OpaqueGroup("g", 0)
+    group = ClassicGroup("g", 0)
     for name in "abc":
         group = join_checked(group, joining(name, bytes(MIB)))
     group = join_checked(group, joining("d", bytes(MIB - 500)))
@@ -50,7 +50,7 @@ def test_metadata_of_all_members_together_is_bounded():
 
 
 def test_a_member_of_a_group_that_is_too_large_already_may_stay_and_shrink():
-    group = join(join(OpaqueGroup("g", 0), joining("a", bytes(3 * MIB)), 0), joining("b", bytes(3 * MIB)), 0)
+    group = join(join(ClassicGroup("g", 0), joining("a", bytes(3 * MIB)), 0), joining("b", bytes(3 * MIB)), 0)
     join_checked(group, joining("b", bytes(3 * MIB), again=True))
     join_checked(group, joining("b", bytes(2 * MIB), again=True))
     with pytest.raises(GroupMaxSizeReachedError):
@@ -64,7 +64,7 @@ def test_metadata_that_no_group_has_room_for_is_refused_before_it_is_read():
 
 
 def test_the_number_of_members_is_bounded_with_those_that_have_only_got_an_id():
-    group = OpaqueGroup("g", 0)
+    group = ClassicGroup("g", 0)
     group = join_checked(group, joining("static", instance_id="i"))
     [static] = group.members.values()
     members = {f"m{number}": replace(static, member_id=f"m{number}") for number in range(MEMBERS_MAX - 2)}
@@ -82,7 +82,7 @@ def test_the_number_of_members_is_bounded_with_those_that_have_only_got_an_id():
 
 
 def test_the_assignment_of_a_leader_is_bounded_and_the_group_then_begins_again():
-    group = join(OpaqueGroup("g", 0), joining("a", bytes(MIB)), 0)
+    group = join(ClassicGroup("g", 0), joining("a", bytes(MIB)), 0)
     check_assignment(group, sync(group, "a", None, 1, {"a": bytes(3 * MIB - 100)}, 0))
     with pytest.raises(GroupAssignmentTooLargeError):
         check_assignment(group, sync(group, "a", None, 1, {"a": bytes(3 * MIB)}, 0))

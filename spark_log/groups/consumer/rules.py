@@ -1,38 +1,139 @@
-"""The rules of the consumer protocol (KIP-848): the effect of a heartbeat that names a member epoch. No I/O, no clock.
+"""The rules of the consumer protocol (KIP-848): the effect of a heartbeat, a join or a departure. No I/O, no clock.
 
-The group, its target and what is assigned are those of `groups.rules`. Beside them the store remembers
+    a change (join, departure, subscription, partitions of a topic)     generation := generation + 1
+    the assignor's result for a generation                              target_generation := that generation
 
-    told     the last assignment that the member was given:  told <= assigned
+`assigned` are the partitions that a member was told it may read and has not reported as revoked. The store keeps one
+owner per partition, so a member that was told and a member that still reads are never two. `told` is the last
+assignment that the member was given:  told <= assigned
 
-    assigned shrinks by  assigned - told - owned    when a heartbeat says what the member owns
-    assigned grows  by   target - assigned(any)     when there is nothing that the member must give up
+    assigned shrinks by  assigned - told - owned    when a heartbeat says what the member owns, or the member is removed
+    assigned grows  by   target - assigned(any)     when there is nothing that the member must give up, and
+                                                    target_generation = generation
     member epoch := target generation               when there is nothing that the member must give up
 
-So a partition leaves a member when it was told so before, and then does not report it. A heartbeat of this protocol
-has no number, and may reach a gateway late, when the client has gone on to another connection. So a heartbeat counts as
-a report only if its connection has the member's *claim*: the heartbeat before it came from there, and was answered
-there. The first one on another connection takes the claim, releases nothing, and is answered with the assignment. A
-client says what it owns only after a change; so after that it may have to be asked, by an error after which clients
-send a heartbeat in full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same).
-Its subscription counts in any case, for a client says a new one only once: one that comes late may bring an old
-subscription back, until the client's next full heartbeat.
+So a partition leaves a member when it was told so before, and then does not report it. A heartbeat has no number, and
+may reach a gateway late, when the client has gone on to another connection. So a heartbeat counts as a report only if
+its connection has the member's *claim*: the heartbeat before it came from there, and was answered there. The first one
+on another connection takes the claim, releases nothing, and is answered with the assignment. A client says what it
+owns only after a change; so after that it may have to be asked, by an error after which clients send a heartbeat in
+full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same). Its subscription
+counts in any case, for a client says a new one only once: one that comes late may bring an old subscription back,
+until the client's next full heartbeat.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spark_log.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupMaxSizeReachedError,
+    IllegalGenerationError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
-from spark_log.groups.rules import NO_PARTITIONS, Group, Member, Partitions
 from spark_log.ids import TopicPartition
+
+Partitions = frozenset[TopicPartition]
+NO_PARTITIONS: Partitions = frozenset()
 
 JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
 """Member epochs in requests; the last one is of static members that come back."""
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """The facts of a topic that an assignment assumes: its id, and partitions 0 to partition_count - 1."""
+
+    topic_id: int
+    partition_count: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """target_generation <= generation; equal when the members' targets are those of this generation."""
+
+    generation: int = 0
+    target_generation: int = 0
+
+    @property
+    def stale(self) -> bool:
+        """Whether the targets must be computed anew."""
+        return self.target_generation < self.generation
+
+    def changed(self) -> "Group":
+        return replace(self, generation=self.generation + 1)
+
+    def emptied(self) -> "Group":
+        """As `changed`, for a group without members: there is no target to compute."""
+        return Group(self.generation + 1, self.generation + 1)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member in the store."""
+
+    topics: frozenset[str]
+    target: Partitions = NO_PARTITIONS
+    assigned: Partitions = NO_PARTITIONS
+    generation: int = 0
+    """Its member epoch: the generation of the target that it has come to. Its commits must carry this."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has all partitions of its target and no others."""
+        return self.assigned == self.target
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The answer to a heartbeat."""
+
+    generation: int
+    partitions: Partitions
+    """May be read now. Partitions that were reported as owned and are missing here must be revoked; the next heartbeat
+    reports it."""
+    complete: bool
+    """False: more partitions come when their owners have revoked them (or this member has); heartbeat again soon."""
+
+
+def depart(group: Group, *, left: int) -> Group:
+    """The group after members have left or lost their sessions; `left` members remain."""
+    return group.changed() if left else group.emptied()
+
+
+def notice_topics(
+    group: Group, assumed: Mapping[str, TopicFacts], now: Mapping[str, TopicFacts], topics: Iterable[str]
+) -> Group:
+    """The group after reading its topics: a created, deleted or enlarged topic makes the target stale."""
+    if group.stale or all(assumed.get(name) == now.get(name) for name in topics):
+        return group
+    return group.changed()
+
+
+def check_member(group_id: str, member_id: str, *, live: bool, fenced: bool) -> None:
+    """FencedInstanceIdError if another member has taken over the instance id; UnknownMemberIdError if not `live`."""
+    if fenced:
+        raise FencedInstanceIdError(
+            f"group {group_id!r}: another member has joined with the group.instance.id of {member_id}"
+        )
+    if not live:
+        raise UnknownMemberIdError(f"group {group_id!r}: {member_id} is not a member, or its session has ended")
+
+
+def check_commit(group_id: str, known: int, generation: int, others: Mapping[TopicPartition, str]) -> None:
+    """IllegalGenerationError unless `generation` is `known`, the generation of the member's last heartbeat response.
+
+    `others` are those of the commit's partitions that are assigned to other members now, with their owners.
+    """
+    if generation != known:
+        raise IllegalGenerationError(
+            f"group {group_id!r}: the commit is of generation {generation}, the member is in {known}"
+        )
+    if others:
+        partition, owner = min(others.items())
+        raise IllegalGenerationError(f"group {group_id!r}: {partition} belongs to {owner} now")
 
 
 @dataclass(frozen=True)

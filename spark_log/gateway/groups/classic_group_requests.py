@@ -1,4 +1,4 @@
-"""Requests of members of opaque groups: Kafka Connect, Kafka Streams, consumers with an assignor of their own.
+"""Requests of members of classic groups: Kafka Connect, Kafka Streams, consumers with an assignor of their own.
 
 The store has the group's state, so each request may reach another gateway. A request that waits (JoinGroup for the
 other members, SyncGroup for the leader) wakes when its group changes or a time of the group is over; meanwhile its
@@ -13,16 +13,16 @@ from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 from spark_log.errors import GroupAssignmentTooLargeError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.gateway.api import Client
-from spark_log.gateway.groups import classic_groups
+from spark_log.gateway.groups import translated_members
 from spark_log.gateway.limits.request_context import request_context
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.groups.classic import rules
+from spark_log.groups.classic.limits import check_assignment
+from spark_log.groups.classic.rules import ClassicGroup, JoinAnswer, Joining, State
+from spark_log.groups.classic.service import Seen, change, change_own, has_classic_members, join_classic
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
-from spark_log.groups.opaque import rules
-from spark_log.groups.opaque.limits import check_assignment
-from spark_log.groups.opaque.opaque_operations import Seen, change, change_own, has_opaque_members, join_opaque
-from spark_log.groups.opaque.rules import JoinAnswer, Joining, OpaqueGroup, State
 from spark_log.metadata.store import Store
 
 T = TypeVar("T")
@@ -43,12 +43,12 @@ class _Progress(NamedTuple, Generic[T]):
     protocol: str
 
 
-async def is_opaque(services: Services, request: Message) -> bool:
-    """Whether a member that joins belongs to an opaque group: no assignor is the server's, or the others are opaque."""
-    known = classic_groups.assignors()
-    if request.protocol_type != classic_groups.PROTOCOL_TYPE or not any(p.name in known for p in request.protocols):
+async def is_classic(services: Services, request: Message) -> bool:
+    """Whether the leader assigns for a member that joins: no assignor is the server's, or the group has a leader."""
+    known = translated_members.assignors()
+    if request.protocol_type != translated_members.PROTOCOL_TYPE or not any(p.name in known for p in request.protocols):
         return True
-    return await services.call(has_opaque_members, services.cluster.store, request.group_id)
+    return await services.call(has_classic_members, services.cluster.store, request.group_id)
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -61,10 +61,10 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     instance_id, session_timeout_ms = joining.instance_id, joining.session_timeout_ms
     id_required = joining.id_required
 
-    def answer(group: OpaqueGroup) -> JoinAnswer | None:
+    def answer(group: ClassicGroup) -> JoinAnswer | None:
         return rules.join_answer(group, member_id, instance_id)
 
-    def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def wait(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return _touched(group, member_id, instance_id, now_ms)
 
     def again() -> _Progress[JoinAnswer]:
@@ -103,12 +103,12 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
 
 
 def _begin_join(
-    store: Store, group_id: str, joining: Joining, answer: Callable[[OpaqueGroup], JoinAnswer | None] | None
+    store: Store, group_id: str, joining: Joining, answer: Callable[[ClassicGroup], JoinAnswer | None] | None
 ) -> _Progress[JoinAnswer]:
     check_group_id(group_id)
     check_instance_id(joining.instance_id)
     check_session_timeout(joining.session_timeout_ms, store.settings)
-    return _progress(join_opaque(store, group_id, joining), answer or (lambda _: None))
+    return _progress(join_classic(store, group_id, joining), answer or (lambda _: None))
 
 
 async def sync_group(services: Services, request: Message) -> Message:
@@ -118,16 +118,16 @@ async def sync_group(services: Services, request: Message) -> Message:
     store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
     instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id
 
-    def answer(group: OpaqueGroup) -> bytes | None:
+    def answer(group: ClassicGroup) -> bytes | None:
         return rules.sync_answer(group, member_id)
 
-    def wait(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def wait(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.wait_for_assignment(group, member_id, instance_id, generation, now_ms)
 
     def again() -> _Progress[bytes]:
         return _progress(change_own(store, group_id, member_id, wait), answer)
 
-    def begin_again(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def begin_again(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.begin_again(group, generation, now_ms)
 
     try:
@@ -150,12 +150,12 @@ async def sync_group(services: Services, request: Message) -> Message:
 
 
 def _begin_sync(
-    store: Store, request: Message, answer: Callable[[OpaqueGroup], bytes | None]
+    store: Store, request: Message, answer: Callable[[ClassicGroup], bytes | None]
 ) -> _Progress[bytes]:  # fmt: skip
     instance_id = getattr(request, "group_instance_id", None)
     given = {each.member_id: bytes(each.assignment) for each in request.assignments}
 
-    def sync(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def sync(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         after = rules.sync(group, request.member_id, instance_id, request.generation_id, given, now_ms)
         rules.check_protocol(group, getattr(request, "protocol_type", None), getattr(request, "protocol_name", None))
         check_assignment(group, after)
@@ -170,7 +170,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
     """Keep the session alive. True: the member must join again. The errors of `rules.heartbeat`."""
     instance_id = getattr(request, "group_instance_id", None)
 
-    def beat(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def beat(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
 
     found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, beat)
@@ -180,7 +180,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
 def leave_group(services: Services, group_id: str, member_id: str, instance_id: str | None) -> None:
     """The errors of `rules.leave`. Blocks."""
 
-    def leave(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def leave(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.leave(group, member_id, instance_id, now_ms)
 
     change(services.cluster.store, group_id, leave)
@@ -205,7 +205,7 @@ def _joining(request: Message, client: Client) -> Joining:
     )
 
 
-def _touched(group: OpaqueGroup, member_id: str, instance_id: str | None, now_ms: int) -> OpaqueGroup:
+def _touched(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
     member = rules.member_of(group, member_id, instance_id)
     return rules.replace_member(group, rules.touched(member, now_ms))
 
@@ -217,7 +217,7 @@ def _refused(member_id: str, code: int) -> Message:
     )  # fmt: skip
 
 
-def _progress(seen: Seen, answer: Callable[[OpaqueGroup], T | None]) -> _Progress[T]:
+def _progress(seen: Seen, answer: Callable[[ClassicGroup], T | None]) -> _Progress[T]:
     group = seen.group
     return _Progress(answer(group), group.state, group.generation, group.protocol_type, group.protocol)
 
@@ -236,6 +236,6 @@ async def _wait_for(
     """The answer as soon as there is one, after `progress`."""
     beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
     while (answer := progress.answer) is None:
-        await services.opaque_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
+        await services.classic_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
         progress = await services.call(again)
     return progress, answer

@@ -1,4 +1,4 @@
-"""The state machine of an opaque group: its members compute the assignment, and only they understand it.
+"""The state machine of a classic group: its members compute the assignment, and only they understand it.
 
 Kafka Connect, Kafka Streams and consumers with an assignor of their own form such groups. The states are those of a
 classic group in Kafka's GroupCoordinator; a group that does not exist is Dead.
@@ -50,7 +50,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class OpaqueMember:
+class ClassicMember:
     member_id: str
     instance_id: str | None
     client_id: str
@@ -69,7 +69,7 @@ class OpaqueMember:
 
 
 @dataclass(frozen=True)
-class OpaqueGroup:
+class ClassicGroup:
     group_id: str
     generation: int
     state: State = State.EMPTY
@@ -80,11 +80,11 @@ class OpaqueGroup:
     """Its member id; empty in a group without one."""
     deadline_ms: int | None = None
     """PreparingRebalance: end of the time to join. Later: end of the time to ask for the assignment."""
-    members: Mapping[str, OpaqueMember] = field(default_factory=dict)
+    members: Mapping[str, ClassicMember] = field(default_factory=dict)
     """By member id, PENDING ones too."""
 
     @property
-    def joined(self) -> list[OpaqueMember]:
+    def joined(self) -> list[ClassicMember]:
         """The members without those that are PENDING, by member id."""
         return [member for _, member in sorted(self.members.items()) if member.phase is not Phase.PENDING]
 
@@ -119,7 +119,7 @@ class JoinAnswer:
     skip_assignment: bool = False
 
 
-def advance(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+def advance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
     """The group after the sessions and the rebalance timeout that have ended."""
     group = _without(
         group, {member.member_id for member in group.members.values() if member.until_ms <= now_ms}, now_ms
@@ -132,13 +132,13 @@ def advance(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
     return group
 
 
-def next_change_ms(group: OpaqueGroup) -> int | None:
+def next_change_ms(group: ClassicGroup) -> int | None:
     """When time alone changes the group; None: never."""
     times = [member.until_ms for member in group.members.values()]
     return min(times if group.deadline_ms is None else [*times, group.deadline_ms], default=None)
 
 
-def join(group: OpaqueGroup, request: Joining, now_ms: int) -> OpaqueGroup:
+def join(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
     """The group after a JoinGroup request; `join_answer` says whether and how it is answered.
 
     InconsistentGroupProtocolError: it shares no protocol with the other members. UnknownMemberIdError,
@@ -159,7 +159,7 @@ def join(group: OpaqueGroup, request: Joining, now_ms: int) -> OpaqueGroup:
     return _joining(group, new, request.protocol_type, now_ms)
 
 
-def join_answer(group: OpaqueGroup, member_id: str, instance_id: str | None) -> JoinAnswer | None:
+def join_answer(group: ClassicGroup, member_id: str, instance_id: str | None) -> JoinAnswer | None:
     """The answer to a member that has joined; None: it waits. UnknownMemberIdError, FencedInstanceIdError."""
     member = member_of(group, member_id, instance_id)
     if member.phase is Phase.JOINING:
@@ -173,19 +173,19 @@ def join_answer(group: OpaqueGroup, member_id: str, instance_id: str | None) -> 
     return JoinAnswer(group.generation, group.protocol, group.leader, members, skip_assignment)
 
 
-def leads(group: OpaqueGroup, member_id: str) -> bool:
+def leads(group: ClassicGroup, member_id: str) -> bool:
     """Whether the answer to the member's JoinGroup has the metadata of all."""
     return group.leader == member_id and group.state is not State.PREPARING
 
 
 def sync(
-    group: OpaqueGroup,
+    group: ClassicGroup,
     member_id: str,
     instance_id: str | None,
     generation: int,
     assignments: Mapping[str, bytes],
     now_ms: int,
-) -> OpaqueGroup:
+) -> ClassicGroup:
     """The group after a SyncGroup request; members without an assignment of the leader get an empty one.
 
     `sync_answer` is the answer. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError,
@@ -205,14 +205,14 @@ def sync(
     return group
 
 
-def sync_answer(group: OpaqueGroup, member_id: str) -> bytes | None:
+def sync_answer(group: ClassicGroup, member_id: str) -> bytes | None:
     """The assignment of a member; None: it waits for the leader."""
     return group.members[member_id].assignment if group.state is State.STABLE else None
 
 
 def wait_for_assignment(
-    group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
-) -> OpaqueGroup:
+    group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
+) -> ClassicGroup:
     """The group with the session renewed of a member that has asked for its assignment. The errors of `sync`."""
     member = _in_generation(group, member_id, instance_id, generation)
     if group.state is State.PREPARING:
@@ -220,14 +220,14 @@ def wait_for_assignment(
     return replace_member(group, touched(member, now_ms))
 
 
-def begin_again(group: OpaqueGroup, generation: int, now_ms: int) -> OpaqueGroup:
+def begin_again(group: ClassicGroup, generation: int, now_ms: int) -> ClassicGroup:
     """The group in another rebalance, if the leader's assignment of this generation cannot be stored."""
     if group.state is not State.COMPLETING or group.generation != generation:
         return group
     return _prepare(group, now_ms)
 
 
-def check_protocol(group: OpaqueGroup, protocol_type: str | None, protocol: str | None) -> None:
+def check_protocol(group: ClassicGroup, protocol_type: str | None, protocol: str | None) -> None:
     """InconsistentGroupProtocolError if a SyncGroup request (v5) names others than the group's; None: it names none."""
     if protocol_type not in (None, group.protocol_type) or protocol not in (None, group.protocol):
         raise InconsistentGroupProtocolError(
@@ -235,7 +235,9 @@ def check_protocol(group: OpaqueGroup, protocol_type: str | None, protocol: str 
         )
 
 
-def heartbeat(group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> OpaqueGroup:
+def heartbeat(
+    group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
+) -> ClassicGroup:
     """The group with the member's session renewed; in PreparingRebalance the member must join again.
 
     UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
@@ -243,7 +245,7 @@ def heartbeat(group: OpaqueGroup, member_id: str, instance_id: str | None, gener
     return replace_member(group, touched(_in_generation(group, member_id, instance_id, generation), now_ms))
 
 
-def leave(group: OpaqueGroup, member_id: str, instance_id: str | None, now_ms: int) -> OpaqueGroup:
+def leave(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
     """The group without a member, who is named by the instance id alone if the member id is empty.
 
     UnknownMemberIdError, FencedInstanceIdError.
@@ -256,7 +258,7 @@ def leave(group: OpaqueGroup, member_id: str, instance_id: str | None, now_ms: i
 
 
 def check_commit(
-    group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
+    group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
 ) -> None:
     """Whether a member may commit offsets. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
 
@@ -267,7 +269,7 @@ def check_commit(
         raise _rebalancing(group)
 
 
-def member_of(group: OpaqueGroup, member_id: str, instance_id: str | None) -> OpaqueMember:
+def member_of(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
     """The member. FencedInstanceIdError if another one has its instance id; UnknownMemberIdError."""
     if instance_id is not None:
         static = next((each for each in group.joined if each.instance_id == instance_id), None)
@@ -281,21 +283,21 @@ def member_of(group: OpaqueGroup, member_id: str, instance_id: str | None) -> Op
     return found
 
 
-def touched(member: OpaqueMember, now_ms: int) -> OpaqueMember:
+def touched(member: ClassicMember, now_ms: int) -> ClassicMember:
     """With its session renewed, if a third of it is over: so few heartbeats are written."""
     if member.until_ms - now_ms > member.session_timeout_ms * 2 // 3:
         return member
     return replace(member, until_ms=now_ms + member.session_timeout_ms)
 
 
-def select_protocol(members: Collection[OpaqueMember]) -> str:
+def select_protocol(members: Collection[ClassicMember]) -> str:
     """The protocol that all members support and most prefer; the first by name among equals. Empty if there is none."""
     common = set.intersection(*({name for name, _ in member.protocols} for member in members))
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members if common)
     return min(votes, key=lambda name: (-votes[name], name), default="")
 
 
-def _join_without_id(group: OpaqueGroup, request: Joining, now_ms: int) -> OpaqueGroup:
+def _join_without_id(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
     new = _new_member(request, now_ms)
     old = next((each for each in group.joined if request.instance_id and each.instance_id == request.instance_id), None)
     if old is None:
@@ -312,14 +314,14 @@ def _join_without_id(group: OpaqueGroup, request: Joining, now_ms: int) -> Opaqu
     return _joining(group, taken, request.protocol_type, now_ms)
 
 
-def _new_member(request: Joining, now_ms: int) -> OpaqueMember:
-    return OpaqueMember(
+def _new_member(request: Joining, now_ms: int) -> ClassicMember:
+    return ClassicMember(
         request.member_id or request.new_id, request.instance_id, request.client_id, request.host, request.protocols,
         request.session_timeout_ms, request.rebalance_timeout_ms, now_ms + request.session_timeout_ms,
     )  # fmt: skip
 
 
-def _check_protocols(group: OpaqueGroup, request: Joining) -> None:
+def _check_protocols(group: ClassicGroup, request: Joining) -> None:
     replaced = None if request.member_id else request.instance_id
     others = [
         each
@@ -336,7 +338,7 @@ def _check_protocols(group: OpaqueGroup, request: Joining) -> None:
         )
 
 
-def _in_generation(group: OpaqueGroup, member_id: str, instance_id: str | None, generation: int) -> OpaqueMember:
+def _in_generation(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> ClassicMember:
     member = member_of(group, member_id, instance_id)
     if generation != group.generation:
         raise IllegalGenerationError(
@@ -345,22 +347,22 @@ def _in_generation(group: OpaqueGroup, member_id: str, instance_id: str | None, 
     return member
 
 
-def _rebalancing(group: OpaqueGroup) -> RebalanceInProgressError:
+def _rebalancing(group: ClassicGroup) -> RebalanceInProgressError:
     return RebalanceInProgressError(f"group {group.group_id!r} is in state {group.state}")
 
 
-def replace_member(group: OpaqueGroup, member: OpaqueMember) -> OpaqueGroup:
+def replace_member(group: ClassicGroup, member: ClassicMember) -> ClassicGroup:
     """The group with a new member, or another state of a member."""
     return replace(group, members={**group.members, member.member_id: member})
 
 
-def _joining(group: OpaqueGroup, member: OpaqueMember, protocol_type: str, now_ms: int) -> OpaqueGroup:
+def _joining(group: ClassicGroup, member: ClassicMember, protocol_type: str, now_ms: int) -> ClassicGroup:
     """The group with a member that joins: in a rebalance that has begun, or begins with it."""
     group = replace_member(replace(group, protocol_type=protocol_type), replace(member, phase=Phase.JOINING))
     return _complete_join(group, now_ms) if group.state is State.PREPARING else _prepare(group, now_ms)
 
 
-def _without(group: OpaqueGroup, member_ids: Collection[str], now_ms: int) -> OpaqueGroup:
+def _without(group: ClassicGroup, member_ids: Collection[str], now_ms: int) -> ClassicGroup:
     if not member_ids:
         return group
     members_left = any(member.member_id in member_ids for member in group.joined)
@@ -372,17 +374,17 @@ def _without(group: OpaqueGroup, member_ids: Collection[str], now_ms: int) -> Op
     return _prepare(group, now_ms) if members_left else group
 
 
-def _prepare(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+def _prepare(group: ClassicGroup, now_ms: int) -> ClassicGroup:
     """Begin a rebalance."""
     group = replace(group, state=State.PREPARING, deadline_ms=now_ms + _rebalance_timeout_ms(group.joined))
     return _complete_join(group, now_ms)
 
 
-def _rebalance_timeout_ms(members: Iterable[OpaqueMember]) -> int:
+def _rebalance_timeout_ms(members: Iterable[ClassicMember]) -> int:
     return max((member.rebalance_timeout_ms for member in members), default=0)
 
 
-def _complete_join(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+def _complete_join(group: ClassicGroup, now_ms: int) -> ClassicGroup:
     """Begin the next generation if all have joined, or the time is over: then without missing dynamic members."""
     assert group.deadline_ms is not None
     waited_for = [each for each in group.members.values() if each.phase is not Phase.JOINING]
@@ -405,6 +407,6 @@ def _complete_join(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
     )  # fmt: skip
 
 
-def _in_new_generation(member: OpaqueMember, now_ms: int) -> OpaqueMember:
+def _in_new_generation(member: ClassicMember, now_ms: int) -> ClassicMember:
     until_ms = now_ms + member.session_timeout_ms if member.phase is Phase.JOINING else member.until_ms
     return replace(member, phase=Phase.SYNCING, assignment=b"", until_ms=until_ms)

@@ -1,9 +1,9 @@
-"""How large an opaque group may be. Pure functions; callers apply them to the group before and after a request."""
+"""How large a classic group may be. Pure functions; callers apply them to the group before and after a request."""
 
 from collections.abc import Collection
 
 from spark_log.errors import GroupAssignmentTooLargeError, GroupMaxSizeReachedError
-from spark_log.groups.opaque.rules import Joining, OpaqueGroup, OpaqueMember
+from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Joining
 
 BYTES_MAX = 4 * 1024 * 1024
 """Names, metadata and assignments of the members of a group together. A request of a member may read and write all of
@@ -12,7 +12,7 @@ MEMBERS_MAX = 1_000
 """Members of a group, with those that have only got an id. A rebalance costs the square of it."""
 
 
-def check_join(group: OpaqueGroup, request: Joining, after: OpaqueGroup) -> None:
+def check_join(group: ClassicGroup, request: Joining, after: ClassicGroup) -> None:
     """GroupMaxSizeReachedError if there is no room for the member, or for its metadata. `after`: with the member."""
     new = after.members.keys() - group.members.keys()
     if new and len(after.members) > max(MEMBERS_MAX, len(group.members)):
@@ -33,7 +33,7 @@ def check_request(request: Joining) -> None:
         raise GroupMaxSizeReachedError(f"the metadata of a member has more than {BYTES_MAX} bytes")
 
 
-def check_assignment(group: OpaqueGroup, after: OpaqueGroup) -> None:
+def check_assignment(group: ClassicGroup, after: ClassicGroup) -> None:
     """GroupAssignmentTooLargeError if the leader has sent more than there is room for. `after`: with its assignment."""
     size = _size(after.members.values())
     if size > BYTES_MAX and size > _size(group.members.values()):
@@ -47,7 +47,7 @@ def _bytes_of(request: Joining) -> int:
     return sum(len(name) + len(metadata) for name, metadata in request.protocols)
 
 
-def _size(members: Collection[OpaqueMember]) -> int:
+def _size(members: Collection[ClassicMember]) -> int:
     return sum(
         sum(len(name) + len(metadata) for name, metadata in each.protocols)
         + len(each.assignment) + len(each.member_id) + len(each.instance_id or "") + len(each.client_id)

@@ -1,4 +1,4 @@
-"""Members of opaque groups that wait: one task looks at the groups of all of them, whenever the store changes.
+"""Members of classic groups that wait: one task looks at the groups of all of them, whenever the store changes.
 
 A member wakes when its group is in another state or generation, when it is no member any more, or after its own time.
 A change of the store costs one small read of one thread, whatever the number of groups and members; those that wake
@@ -14,8 +14,8 @@ from typing import Any
 
 from spark_log.errors import SparkLogError
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.groups.opaque.opaque_operations import Mark, marks_of
-from spark_log.groups.opaque.rules import State
+from spark_log.groups.classic.rules import State
+from spark_log.groups.classic.service import Mark, marks_of
 from spark_log.metadata.store import Store
 
 _PAUSE_S_MIN, _PAUSE_S_MAX, _PAUSE_FACTOR = 0.02, 1.0, 4
@@ -48,7 +48,7 @@ class _Group:
     look_at_s: float = 0.0
 
 
-class OpaqueWaits:
+class ClassicWaits:
     """Of one gateway, in its event loop."""
 
     def __init__(self, store: Store, changes: ChangeWatch, call: Callable[..., Awaitable[Any]]) -> None:

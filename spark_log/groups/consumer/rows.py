@@ -11,9 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
-from spark_log.groups.consumer_protocol.rules import EpochState
-from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
-from spark_log.groups.stored_values import (
+from spark_log.groups.consumer.rules import EpochState, Group, Member, Partitions, TopicFacts
+from spark_log.groups.consumer.stored_values import (
     Subscription,
     TopicSet,
     epochs_json,

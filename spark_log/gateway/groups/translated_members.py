@@ -8,7 +8,7 @@ any gateway serves any member.
     cooperative    a member joins with what it owns, and gets at once what is free; while something is missing, or is
                    to be given up, its heartbeats tell it to join again
 
-All functions block; they raise the errors of `groups.consumer_protocol.operations`.
+All functions block; they raise the errors of `groups.consumer.service`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,13 @@ from spark_log.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, known_assignors
 from spark_log.groups.committers import check_live
-from spark_log.groups.consumer_protocol.operations import ConsumerBeat, consumer_heartbeat, leave_consumer
-from spark_log.groups.consumer_protocol.rules import LEAVING
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
+from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity
-from spark_log.groups.rules import Partitions
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store
 
@@ -57,6 +56,7 @@ class Joining:
     """Those that gateways know, in order of preference."""
     owned: Partitions
     rebalance_timeout_ms: int
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Membership:
 
 def with_new_id(joining: Joining) -> Joining:
     """For a member without an id: a new one. A static member replaces the one that had its instance id."""
-    return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)))
+    return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)), replaces=True)
 
 
 def joining_of(
@@ -115,16 +115,29 @@ def joining_of(
 def join(store: Store, joining: Joining) -> Membership:
     """Become a member, or join again, and report what is owned. RebalanceInProgressError: it must join again."""
     me = joining.me
-    beat = ConsumerBeat(
-        me, me.member_id, None, rebalance_timeout_ms=joining.rebalance_timeout_ms, names=joining.topics,
-        owned=joining.owned, assignors=joining.assignors, replaces=True, protocol=rows.CLASSIC,
-    )  # fmt: skip
+    row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
+    if row is None:
+        consumer_heartbeat(store, _beat(joining, JOINING), assignors())
+    return join_again(store, joining)
+
+
+def join_again(store: Store, joining: Joining) -> Membership:
+    """As `join`, of a member. UnknownMemberIdError, FencedInstanceIdError."""
+    me, beat = joining.me, _beat(joining, None)
     answer = consumer_heartbeat(store, beat, assignors())
     if not answer.complete:  # it has been told what to give up, and if it has joined without that, others may have it
         answer = consumer_heartbeat(store, beat, assignors())
     if answer.repeat or answer.partitions is None:
         raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")
     return Membership(answer.epoch, answer.assignor, answer.partitions, answer.complete)
+
+
+def _beat(joining: Joining, epoch: int | None) -> ConsumerBeat:
+    me = joining.me
+    return ConsumerBeat(
+        me, me.member_id, epoch, rebalance_timeout_ms=joining.rebalance_timeout_ms, names=joining.topics,
+        owned=joining.owned, assignors=joining.assignors, replaces=joining.replaces, protocol=rows.CLASSIC,
+    )  # fmt: skip
 
 
 def sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:

@@ -1,4 +1,4 @@
-"""Members of an opaque group behind several gateways, with requests and answers that are lost, repeated and late.
+"""Members of a classic group behind several gateways, with requests and answers that are lost, repeated and late.
 
 A gateway is the requests that it has open: it begins them in any order, looks at those that wait again at any time, and
 loses all of them when it is killed. The store has the group.
@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 
 from spark_log.errors import SparkLogError
-from spark_log.groups.opaque import rules
-from spark_log.groups.opaque.rules import (
+from spark_log.groups.classic import rules
+from spark_log.groups.classic.rules import (
+    ClassicGroup,
     Joining,
-    OpaqueGroup,
     State,
     advance,
     check_commit,
@@ -64,7 +64,7 @@ class Gateways(RuleBasedStateMachine):
     @initialize(static=st.booleans())
     def begin(self, static):
         self.now = 0
-        self.group = OpaqueGroup("g", 0)
+        self.group = ClassicGroup("g", 0)
         self.clients = [Client("i" if static and number == 0 else None) for number in range(4)]
         self.open: list[list[Request]] = [[] for _ in range(GATEWAYS)]
         self.ids = 0

@@ -1,14 +1,14 @@
-"""Members of many opaque groups wait at one gateway: what a change of the store costs, and which of them wake."""
+"""Members of many classic groups wait at one gateway: what a change of the store costs, and which of them wake."""
 
 import asyncio
 import contextlib
 
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.groups.opaque_waits import OpaqueWaits
-from spark_log.groups.opaque.opaque_operations import change, join_opaque, marks_of
-from spark_log.groups.opaque.rules import Joining, State, leave
+from spark_log.gateway.groups.classic_waits import ClassicWaits
+from spark_log.groups.classic.rules import Joining, State, leave
+from spark_log.groups.classic.service import change, join_classic, marks_of
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import OPAQUE_MEMBER
+from spark_log.metadata.sql_columns import CLASSIC_MEMBER
 
 GROUPS = 300
 """More than one statement asks for."""
@@ -18,7 +18,7 @@ def join(cluster, group_id, member_id):
     """The first member of a group begins a generation; after a further one, the first must join again."""
     protocols = (("p", b"metadata"),)
     request = Joining("", member_id, None, "client", "host", "connect", protocols, 100_000, 100_000)
-    return join_opaque(cluster.store, group_id, request)
+    return join_classic(cluster.store, group_id, request)
 
 
 class Gateway:
@@ -26,7 +26,7 @@ class Gateway:
 
     def __init__(self, store):
         self.changes = ChangeWatch(store, asyncio.get_running_loop())
-        self.waits = OpaqueWaits(store, self.changes, self.call)
+        self.waits = ClassicWaits(store, self.changes, self.call)
         self.members = {}
         self.calls = 0
         self.reads = []
@@ -125,10 +125,10 @@ def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_g
 
 
 def expire(cluster, member_id):
-    ended = t.opaque_member.update().where(OPAQUE_MEMBER.member_id == member_id).values(until_ms=0)
+    ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member_id).values(until_ms=0)
     cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
 
 
 def delete(connection, _attempt):
-    for table in (t.opaque_member, t.opaque_group):
+    for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete())

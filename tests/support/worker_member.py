@@ -13,7 +13,7 @@ JOIN, SYNC, BEAT = 9, 5, 4
 """Versions."""
 
 
-class OpaqueMember:
+class WorkerMember:
     """`send_join` and `send_sync` do not wait for the answer, `joined` and `synced` do. Others send one request and
     return its error code.
     """
@@ -98,7 +98,7 @@ class OpaqueMember:
         }
 
 
-def settle(*members: OpaqueMember) -> list[bytes | int]:
+def settle(*members: WorkerMember) -> list[bytes | int]:
     """All dynamic members join one generation, and sync; the assignments."""
     for member in members:
         member.reserve()
@@ -109,7 +109,7 @@ def settle(*members: OpaqueMember) -> list[bytes | int]:
     return assign(*members)
 
 
-def assign(*members: OpaqueMember) -> list[bytes | int]:
+def assign(*members: WorkerMember) -> list[bytes | int]:
     """All members of a generation sync; the assignments, each "a" with the member's place."""
     [leader] = [member for member in members if member.others]
     for member in members:

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_log.errors import FencedInstanceIdError, IllegalGenerationError, UnknownMemberIdError
-from spark_log.groups.rules import Group, TopicFacts, check_commit, check_member, depart, notice_topics
+from spark_log.groups.consumer.rules import Group, TopicFacts, check_commit, check_member, depart, notice_topics
 from spark_log.ids import TopicPartition
 
 T = frozenset({"t"})

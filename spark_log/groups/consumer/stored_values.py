@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from spark_log.groups.consumer_protocol.rules import EpochState
-from spark_log.groups.rules import Partitions, TopicFacts
+from spark_log.groups.consumer.rules import EpochState, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
 
 

@@ -1,4 +1,4 @@
-"""The rows of opaque groups. The row of `consumer_group` is their lock, and has the generation. No rules here."""
+"""The rows of classic groups. The row of `consumer_group` is their lock, and has the generation. No rules here."""
 
 import base64
 import json
@@ -8,51 +8,51 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.groups import rows
-from spark_log.groups.opaque.rules import OpaqueGroup, OpaqueMember, Phase, State
-from spark_log.groups.rules import Group
+from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Phase, State
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import Group
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.sql_columns import CONSUMER_GROUP, OPAQUE_GROUP, OPAQUE_MEMBER
+from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
 from spark_log.metadata.store import StoreClock
 
 EXPIRED_MS = 0
 """A time that was written before this host started is over."""
 
 _ALL_GROUPS = sa.select(
-    OPAQUE_GROUP.group_id, CONSUMER_GROUP.generation, OPAQUE_GROUP.state, OPAQUE_GROUP.protocol_type,
-    OPAQUE_GROUP.protocol, OPAQUE_GROUP.leader, OPAQUE_GROUP.deadline_ms, OPAQUE_GROUP.clock_epoch,
-).join_from(t.opaque_group, t.consumer_group, CONSUMER_GROUP.group_id == OPAQUE_GROUP.group_id)  # fmt: skip
-_GROUP = Prepared(_ALL_GROUPS.where(OPAQUE_GROUP.group_id == sa.bindparam("g")))
+    CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.protocol_type,
+    CLASSIC_GROUP.protocol, CLASSIC_GROUP.leader, CLASSIC_GROUP.deadline_ms, CLASSIC_GROUP.clock_epoch,
+).join_from(t.classic_group, t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_GROUP.group_id)  # fmt: skip
+_GROUP = Prepared(_ALL_GROUPS.where(CLASSIC_GROUP.group_id == sa.bindparam("g")))
 _ALL_MEMBERS = sa.select(
-    OPAQUE_MEMBER.group_id, OPAQUE_MEMBER.member_id, OPAQUE_MEMBER.instance_id, OPAQUE_MEMBER.client,
-    OPAQUE_MEMBER.protocols, OPAQUE_MEMBER.session_timeout_ms, OPAQUE_MEMBER.rebalance_timeout_ms,
-    OPAQUE_MEMBER.until_ms, OPAQUE_MEMBER.clock_epoch, OPAQUE_MEMBER.phase, OPAQUE_MEMBER.assignment,
+    CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, CLASSIC_MEMBER.instance_id, CLASSIC_MEMBER.client,
+    CLASSIC_MEMBER.protocols, CLASSIC_MEMBER.session_timeout_ms, CLASSIC_MEMBER.rebalance_timeout_ms,
+    CLASSIC_MEMBER.until_ms, CLASSIC_MEMBER.clock_epoch, CLASSIC_MEMBER.phase, CLASSIC_MEMBER.assignment,
 )  # fmt: skip
-_MEMBERS = Prepared(_ALL_MEMBERS.where(OPAQUE_MEMBER.group_id == sa.bindparam("g")))
+_MEMBERS = Prepared(_ALL_MEMBERS.where(CLASSIC_MEMBER.group_id == sa.bindparam("g")))
 _MEMBER = Prepared(
-    _ALL_MEMBERS.where(OPAQUE_MEMBER.group_id == sa.bindparam("g"), OPAQUE_MEMBER.member_id == sa.bindparam("m"))
+    _ALL_MEMBERS.where(CLASSIC_MEMBER.group_id == sa.bindparam("g"), CLASSIC_MEMBER.member_id == sa.bindparam("m"))
 )
 _FIRST_END = Prepared(
     sa.select(
         sa.func.min(
             sa.case(
-                (OPAQUE_MEMBER.clock_epoch == sa.bindparam("epoch"), OPAQUE_MEMBER.until_ms),
+                (CLASSIC_MEMBER.clock_epoch == sa.bindparam("epoch"), CLASSIC_MEMBER.until_ms),
                 else_=sa.literal_column(str(EXPIRED_MS)),
             )
         )
-    ).where(OPAQUE_MEMBER.group_id == sa.bindparam("g"))
+    ).where(CLASSIC_MEMBER.group_id == sa.bindparam("g"))
 )
 
 
 class Part(NamedTuple):
     """A group with one of its members, or none. It is what was written until the time `until_ms`; None: for ever."""
 
-    group: OpaqueGroup
+    group: ClassicGroup
     until_ms: int | None
 
 
-def read_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> OpaqueGroup | None:
+def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> ClassicGroup | None:
     """The group as it was written; None if it is none of this kind. Callers apply `rules.advance`."""
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:
@@ -72,7 +72,7 @@ def read_part(connection: sa.Connection, group_id: str, member_id: str, now: Sto
     return Part(group, min(times, default=None))
 
 
-def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, OpaqueGroup]:
+def read_all_classic(connection: sa.Connection, now: StoreClock) -> dict[str, ClassicGroup]:
     """All groups of this kind, by id."""
     members: dict[str, list[Any]] = {}
     for row in connection.execute(_ALL_MEMBERS):
@@ -83,28 +83,28 @@ def read_all_opaque(connection: sa.Connection, now: StoreClock) -> dict[str, Opa
 
 def expired_groups(connection: sa.Connection, now: StoreClock) -> list[str]:
     """Groups that have members whose sessions have ended."""
-    ended = now.has_expired(OPAQUE_MEMBER)
-    query = sa.select(OPAQUE_MEMBER.group_id).where(ended).distinct().order_by(OPAQUE_MEMBER.group_id)
+    ended = now.has_expired(CLASSIC_MEMBER)
+    query = sa.select(CLASSIC_MEMBER.group_id).where(ended).distinct().order_by(CLASSIC_MEMBER.group_id)
     return list(connection.execute(query).scalars())
 
 
-def save_opaque(connection: sa.Connection, before: OpaqueGroup | None, after: OpaqueGroup, now: StoreClock) -> None:
+def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: ClassicGroup, now: StoreClock) -> None:
     """Write what differs, in a transaction that holds the group's lock. `before` None: the group gets this kind."""
     old = {} if before is None else before.members
     here = {"group_id": after.group_id}
     if before is None:
-        connection.execute(t.opaque_group.insert(), {**here, **_of_group(after, now)})
+        connection.execute(t.classic_group.insert(), {**here, **_of_group(after, now)})
     elif _of_group(before, now) != _of_group(after, now):
-        update = t.opaque_group.update().where(OPAQUE_GROUP.group_id == after.group_id)
+        update = t.classic_group.update().where(CLASSIC_GROUP.group_id == after.group_id)
         connection.execute(update.values(_of_group(after, now)))
     _delete_members(connection, after.group_id, old.keys() - after.members.keys())
     for member_id, member in after.members.items():
         if member_id not in old:
             values = {**here, "member_id": member_id, **_of_member(member, now)}
-            connection.execute(t.opaque_member.insert(), values)
+            connection.execute(t.classic_member.insert(), values)
         elif member != old[member_id]:
-            mine = (OPAQUE_MEMBER.group_id == after.group_id) & (OPAQUE_MEMBER.member_id == member_id)
-            connection.execute(t.opaque_member.update().where(mine).values(_changed(old[member_id], member, now)))
+            mine = (CLASSIC_MEMBER.group_id == after.group_id) & (CLASSIC_MEMBER.member_id == member_id)
+            connection.execute(t.classic_member.update().where(mine).values(_changed(old[member_id], member, now)))
     was_empty = before is None or not before.joined
     if before is None or before.generation != after.generation or was_empty is bool(after.joined):
         empty_since_ms = None if after.joined else now.wall_ms
@@ -112,36 +112,36 @@ def save_opaque(connection: sa.Connection, before: OpaqueGroup | None, after: Op
         rows.save_group(connection, after.group_id, group, empty_since_ms=empty_since_ms)
 
 
-def delete_opaque(connection: sa.Connection, group_id: str) -> None:
+def delete_classic(connection: sa.Connection, group_id: str) -> None:
     """The group is of this kind no more; its `consumer_group` row stays. In a transaction that holds its lock."""
-    for table in (t.opaque_member, t.opaque_group):
+    for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete().where(table.c.group_id == group_id))
 
 
-def _group(row: Any, now: StoreClock) -> OpaqueGroup:
+def _group(row: Any, now: StoreClock) -> ClassicGroup:
     group_id, generation, state, protocol_type, protocol, leader, deadline_ms, clock_epoch = row
     if deadline_ms is not None and clock_epoch != now.clock_epoch:
         deadline_ms = EXPIRED_MS
-    return OpaqueGroup(group_id, generation, State(state), protocol_type, protocol, leader, deadline_ms)
+    return ClassicGroup(group_id, generation, State(state), protocol_type, protocol, leader, deadline_ms)
 
 
-def _by_id(found: Collection[Any], now: StoreClock) -> dict[str, OpaqueMember]:
+def _by_id(found: Collection[Any], now: StoreClock) -> dict[str, ClassicMember]:
     members = [_member(row, now) for row in found]
     return {member.member_id: member for member in members}
 
 
-def _member(row: Any, now: StoreClock) -> OpaqueMember:
+def _member(row: Any, now: StoreClock) -> ClassicMember:
     _, member_id, instance_id, client, protocols, session_ms, rebalance_ms, until_ms, clock_epoch, phase, given = row
     who = json.loads(client)
     said = tuple((name, base64.b64decode(metadata)) for name, metadata in json.loads(protocols))
     until_ms = until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS
-    return OpaqueMember(
+    return ClassicMember(
         member_id, instance_id, who["id"], who["host"], said, session_ms, rebalance_ms, until_ms, Phase(phase),
         bytes(given),
     )  # fmt: skip
 
 
-def _of_group(group: OpaqueGroup, now: StoreClock) -> dict[str, Any]:
+def _of_group(group: ClassicGroup, now: StoreClock) -> dict[str, Any]:
     return {
         "state": group.state.value,
         "protocol_type": group.protocol_type,
@@ -152,7 +152,7 @@ def _of_group(group: OpaqueGroup, now: StoreClock) -> dict[str, Any]:
     }
 
 
-def _changed(before: OpaqueMember, after: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+def _changed(before: ClassicMember, after: ClassicMember, now: StoreClock) -> dict[str, Any]:
     """Columns to write: those that may be large only if they have changed."""
     values = _of_state(after, now)
     if after.protocols != before.protocols:
@@ -162,16 +162,16 @@ def _changed(before: OpaqueMember, after: OpaqueMember, now: StoreClock) -> dict
     return values
 
 
-def _of_member(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+def _of_member(member: ClassicMember, now: StoreClock) -> dict[str, Any]:
     return {**_of_state(member, now), **_of_metadata(member), "assignment": member.assignment}
 
 
-def _of_metadata(member: OpaqueMember) -> dict[str, Any]:
+def _of_metadata(member: ClassicMember) -> dict[str, Any]:
     said = [(name, base64.b64encode(metadata).decode()) for name, metadata in member.protocols]
     return {"protocols": json.dumps(said, separators=(",", ":"))}
 
 
-def _of_state(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
+def _of_state(member: ClassicMember, now: StoreClock) -> dict[str, Any]:
     return {
         "instance_id": member.instance_id,
         "client": json.dumps({"id": member.client_id, "host": member.host}),
@@ -185,5 +185,5 @@ def _of_state(member: OpaqueMember, now: StoreClock) -> dict[str, Any]:
 
 def _delete_members(connection: sa.Connection, group_id: str, member_ids: Collection[str]) -> None:
     for member_id in sorted(member_ids):
-        mine = (OPAQUE_MEMBER.group_id == group_id) & (OPAQUE_MEMBER.member_id == member_id)
-        connection.execute(t.opaque_member.delete().where(mine))
+        mine = (CLASSIC_MEMBER.group_id == group_id) & (CLASSIC_MEMBER.member_id == member_id)
+        connection.execute(t.classic_member.delete().where(mine))

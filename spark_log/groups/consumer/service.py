@@ -19,14 +19,18 @@ from spark_log.errors import (
     UnsupportedAssignorError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups import rows
 from spark_log.groups.assignment import NO_PREFERENCE, UNIFORM, Assignor, choose_assignor
-from spark_log.groups.consumer_protocol.rules import (
+from spark_log.groups.classic.service import end_classic
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import (
     JOINING,
     LEAVING,
     LEAVING_FOR_A_WHILE,
+    NO_PARTITIONS,
     EpochRequest,
     EpochState,
+    Group,
+    Partitions,
     check_epoch,
     check_instance,
     check_released,
@@ -34,13 +38,12 @@ from spark_log.groups.consumer_protocol.rules import (
     decide_epoch_heartbeat,
     join_epoch,
     leave_for_a_while,
+    notice_topics,
 )
-from spark_log.groups.consumer_protocol.topic_patterns import check_pattern, matching
+from spark_log.groups.consumer.stored_values import Pattern, Subscription
+from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
+from spark_log.groups.consumer.topic_patterns import check_pattern, matching
 from spark_log.groups.identity import Identity
-from spark_log.groups.opaque.opaque_operations import end_opaque
-from spark_log.groups.rules import NO_PARTITIONS, Group, Partitions, notice_topics
-from spark_log.groups.stored_values import Pattern, Subscription
-from spark_log.groups.target_assignment import refresh_targets, remove_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
@@ -61,7 +64,7 @@ class ConsumerBeat:
     me: Identity
     claim: str
     epoch: int | None
-    """None: that of the member, who joins if it is none yet; of members that name no epoch."""
+    """None: that of the member, which has joined; of those that name no epoch."""
     rack: str | None = None
     rebalance_timeout_ms: int | None = None
     names: frozenset[str] | None = None
@@ -237,13 +240,12 @@ def _heartbeat(
 ) -> _Decided | _TargetIsStale:
     """`trusted`: the connection held the claim in the attempts before. `last`: decide even with a stale target."""
     me = beat.me
-    joins = beat.epoch in (JOINING, None)
-    if joins:
+    if beat.epoch == JOINING:
         rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
     before = _lock_group(connection, me.group_id)
     now = store.clock(connection)
-    if joins:
-        end_opaque(connection, me.group_id, now)
+    if beat.epoch == JOINING:
+        end_classic(connection, me.group_id, now)
     dead = rows.dead_members(connection, me.group_id, now)
     group = remove_members(connection, now, me.group_id, before.group, dead)
     row = stored = _find(store, connection, beat)
@@ -309,17 +311,16 @@ def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.M
     """The member; None: it joins now. Raises as `consumer_heartbeat`."""
     me = beat.me
     row = rows.read_member(connection, me.group_id, me.member_id)
-    joins = beat.epoch in (JOINING, None)
-    if row is None:
+    if row is None and beat.epoch == JOINING:
         check_size(rows.count_members(connection, me.group_id), store.settings.group_consumer_max_size)
     holder = rows.find_instance(connection, me.group_id, me.instance_id)
-    if joins and holder is not None and me.instance_id is not None:
+    if beat.epoch == JOINING and holder is not None and me.instance_id is not None:
         returns = holder.member_id == me.member_id and holder.member.generation == LEAVING_FOR_A_WHILE
-        if row is None or returns:
+        if returns or (row is None and (beat.replaces or beat.protocol == rows.CONSUMER)):
             if holder.protocol == rows.CONSUMER and not beat.replaces:
                 check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
             return None
-    if joins and row is None:
+    elif beat.epoch == JOINING and row is None:
         return None
     check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
     if row is None or row.protocol != beat.protocol:

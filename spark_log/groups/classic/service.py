@@ -1,4 +1,4 @@
-"""Requests of members of opaque groups: read, decide (`rules`), write. Any process handles any request.
+"""Requests of members of classic groups: read, decide (`rules`), write. Any process handles any request.
 
 A request that changes nothing is a read. All functions block, and raise the errors of `rules`.
 """
@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
-from spark_log.groups import batch_rows, rows
+from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import MEMBERS_MAX, Key
-from spark_log.groups.opaque.limits import check_join, check_request
-from spark_log.groups.opaque.opaque_rows import EXPIRED_MS, delete_opaque, read_opaque, read_part, save_opaque
-from spark_log.groups.opaque.rules import (
+from spark_log.groups.classic.limits import check_join, check_request
+from spark_log.groups.classic.rows import EXPIRED_MS, delete_classic, read_classic, read_part, save_classic
+from spark_log.groups.classic.rules import (
+    ClassicGroup,
     Joining,
-    OpaqueGroup,
     State,
     advance,
     check_commit,
@@ -26,19 +26,20 @@ from spark_log.groups.opaque.rules import (
     leave,
     next_change_ms,
 )
+from spark_log.groups.consumer import rows
 from spark_log.metadata.prepared import Answer, one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 T = TypeVar("T")
 
-Step = Callable[[OpaqueGroup, int], OpaqueGroup]
+Step = Callable[[ClassicGroup, int], ClassicGroup]
 """A rule: the group after a request, at a time of the store's lease clock."""
 
 
 class Seen(NamedTuple):
     """A group after a request. Without another request, it stays as it is for `wait_ms`; None: for ever."""
 
-    group: OpaqueGroup
+    group: ClassicGroup
     wait_ms: int | None
 
 
@@ -56,7 +57,7 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
     member alone, unless time has changed it: the others are not read, whose metadata may be large.
     """
 
-    def decide(connection: sa.Connection) -> tuple[OpaqueGroup, Seen, StoreClock] | None:
+    def decide(connection: sa.Connection) -> tuple[ClassicGroup, Seen, StoreClock] | None:
         """The group before and after, with this member; None if that is not enough."""
         now = store.clock(connection)
         part = read_part(connection, group_id, member_id, now)
@@ -75,7 +76,7 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
         if decided is None:
             return None
         before, seen, now = decided
-        save_opaque(connection, before, seen.group, now)
+        save_classic(connection, before, seen.group, now)
         return seen
 
     decided = store.read(decide)
@@ -96,9 +97,9 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
         group_ids = sorted({group_id for group_id, _ in members})
         with one_message(connection):
             clock = store.ask_clock(connection)
-            groups = [batch_rows.ask_opaque_groups(connection, some) for some in _parts(group_ids)]
-            ends = [batch_rows.ask_opaque_ends(connection, some) for some in _parts(group_ids)]
-            present = [batch_rows.ask_opaque_members(connection, some) for some in _parts(sorted(members))]
+            groups = [batch_rows.ask_classic_groups(connection, some) for some in _parts(group_ids)]
+            ends = [batch_rows.ask_classic_ends(connection, some) for some in _parts(group_ids)]
+            present = [batch_rows.ask_classic_members(connection, some) for some in _parts(sorted(members))]
         now = clock()
         member_ids: dict[str, set[str]] = {}
         for group_id, member_id in _rows(present):
@@ -131,18 +132,18 @@ def _rows(answers: Iterable[Answer]) -> Iterator[tuple[Any, ...]]:
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:
     """Apply `step` to the group. UnknownMemberIdError if there is no such group."""
 
-    def read(connection: sa.Connection) -> tuple[OpaqueGroup, OpaqueGroup, StoreClock]:
+    def read(connection: sa.Connection) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
         now = store.clock(connection)
-        before = read_opaque(connection, group_id, now)
+        before = read_classic(connection, group_id, now)
         if before is None:
             raise UnknownMemberIdError(f"group {group_id!r} has no members of this protocol")
         return before, step(advance(before, now.lease_ms), now.lease_ms), now
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[OpaqueGroup, OpaqueGroup, StoreClock]:
+    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
         fence(connection)
         rows.read_group(connection, group_id, lock=True)
         before, after, now = read(connection)
-        save_opaque(connection, before, after, now)
+        save_classic(connection, before, after, now)
         return before, after, now
 
     before, after, now = store.read(read)
@@ -152,16 +153,16 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
     return _seen(after, now)
 
 
-def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
-    """Apply `rules.join`. A group without members becomes opaque; InconsistentGroupProtocolError if it has members of
+def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
+    """Apply `rules.join`. A group without members becomes classic; InconsistentGroupProtocolError if it has members of
     another kind. GroupMaxSizeReachedError.
     """
     check_request(request)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[OpaqueGroup | None, OpaqueGroup, StoreClock]:
+    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[ClassicGroup | None, ClassicGroup, StoreClock]:
         row = rows.lock_or_make_group(connection, group_id, store.clock(connection))
         now = store.clock(connection)
-        before = read_opaque(connection, group_id, now)
+        before = read_classic(connection, group_id, now)
         if before is None:
             dead = rows.dead_members(connection, group_id, now)
             if rows.count_members(connection, group_id) > len(dead):
@@ -171,10 +172,10 @@ def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
                 )
             rows.delete_members(connection, group_id, dead)
         now_ms = now.lease_ms
-        group = OpaqueGroup(group_id, row.group.generation) if before is None else advance(before, now_ms)
+        group = ClassicGroup(group_id, row.group.generation) if before is None else advance(before, now_ms)
         after = join(group, request, now_ms)
         check_join(group, request, after)
-        save_opaque(connection, before, after, now)
+        save_classic(connection, before, after, now)
         return before, after, now
 
     before, after, now = store.transact(write)
@@ -183,18 +184,18 @@ def join_opaque(store: Store, group_id: str, request: Joining) -> Seen:
     return _seen(after, now)
 
 
-def advance_opaque(store: Store, group_id: str, fence: Fence = unfenced) -> None:
+def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> None:
     """Remove members whose sessions have ended, for callers that are not members. Other kinds of groups stay."""
     with contextlib.suppress(UnknownMemberIdError):
         change(store, group_id, unchanged, fence)
 
 
-def remove_opaque_members(
+def remove_classic_members(
     store: Store, group_id: str, member_ids: Collection[str], instance_ids: Collection[str]
 ) -> None:
     """Remove members in one transaction. UnknownMemberIdError if one is not a member; then all stay."""
 
-    def remove(group: OpaqueGroup, now_ms: int) -> OpaqueGroup:
+    def remove(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         for member_id in member_ids:
             group = leave(group, member_id, None, now_ms)
         for instance_id in instance_ids:
@@ -204,59 +205,59 @@ def remove_opaque_members(
     change(store, group_id, remove)
 
 
-def has_opaque_members(store: Store, group_id: str) -> bool:
+def has_classic_members(store: Store, group_id: str) -> bool:
     """Whether a consumer that joins the group meets members of this kind."""
 
     def read(connection: sa.Connection) -> bool:
         now = store.clock(connection)
-        return live_opaque(connection, group_id, now) > 0
+        return live_classic(connection, group_id, now) > 0
 
     return store.read(read)
 
 
-def live_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
+def live_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
     """Number of members whose sessions have not ended; 0 for a group of another kind."""
-    group = read_opaque(connection, group_id, now)
+    group = read_classic(connection, group_id, now)
     return 0 if group is None else len(advance(group, now.lease_ms).joined)
 
 
-def end_opaque(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
+def end_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
     """Let members of another kind join, in a transaction that holds the group's lock.
 
     InconsistentGroupProtocolError while it has members of this kind.
     """
-    group = read_opaque(connection, group_id, now)
+    group = read_classic(connection, group_id, now)
     if group is None:
         return
     if live := len(advance(group, now.lease_ms).joined):
         raise InconsistentGroupProtocolError(
             f"group {group_id!r} has {live} member(s) of type {group.protocol_type!r} that assign by their own protocol"
         )
-    delete_opaque(connection, group_id)
+    delete_classic(connection, group_id)
 
 
-def check_opaque_committer(
+def check_classic_committer(
     connection: sa.Connection, now: StoreClock, group_id: str, member_id: str, instance_id: str | None,
     generation: int, *, transactional: bool,
 ) -> None:  # fmt: skip
     """The errors of `rules.check_commit`, in a transaction that holds the group's lock."""
-    group = read_opaque(connection, group_id, now)
+    group = read_classic(connection, group_id, now)
     if group is None:
         raise UnknownMemberIdError(f"group {group_id!r}: {member_id!r} is not a member")
     check_commit(advance(group, now.lease_ms), member_id, instance_id, generation, transactional=transactional)
 
 
-def unchanged(group: OpaqueGroup, _now_ms: int) -> OpaqueGroup:
+def unchanged(group: ClassicGroup, _now_ms: int) -> ClassicGroup:
     """The step of an observer: only the time has passed."""
     return group
 
 
-def _seen(group: OpaqueGroup, now: StoreClock) -> Seen:
+def _seen(group: ClassicGroup, now: StoreClock) -> Seen:
     at_ms = next_change_ms(group)
     return Seen(group, None if at_ms is None else max(at_ms - now.lease_ms, 0))
 
 
-def _announce(store: Store, before: OpaqueGroup | None, after: OpaqueGroup) -> None:
+def _announce(store: Store, before: ClassicGroup | None, after: ClassicGroup) -> None:
     """Wake the requests that wait, in all processes: not for a renewed session."""
     if (
         before is None

@@ -7,13 +7,13 @@ import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.failpoints import failpoint
-from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
-from spark_log.groups.opaque.opaque_operations import advance_opaque
-from spark_log.groups.opaque.opaque_rows import expired_groups
-from spark_log.groups.rows import MemberRow
-from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
-from spark_log.groups.stored_values import facts_json
+from spark_log.groups.classic.rows import expired_groups
+from spark_log.groups.classic.service import advance_classic
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rows import MemberRow
+from spark_log.groups.consumer.rules import Group, TopicFacts, depart, notice_topics
+from spark_log.groups.consumer.stored_values import facts_json
 from spark_log.ids import TopicPartition
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -40,7 +40,7 @@ def remove_members(
 
 def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
     """Remove dead members, notice changed topics, compute a stale target. For callers that are not members."""
-    advance_opaque(store, group_id, fence)
+    advance_classic(store, group_id, fence)
 
     def read(connection: sa.Connection) -> bool:
         row = rows.read_group(connection, group_id)

@@ -20,16 +20,16 @@ from spark_log import Consumer
 from spark_log.errors import InconsistentGroupProtocolError, NonEmptyGroupError, UnknownMemberIdError
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
+from spark_log.groups.consumer.target_assignment import reconcile_group, stale_groups
 from spark_log.groups.group_operations import delete_group, remove_from_group
-from spark_log.groups.target_assignment import reconcile_group, stale_groups
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import OPAQUE_MEMBER
+from spark_log.metadata.sql_columns import CLASSIC_MEMBER
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.opaque_member import JOIN, OpaqueMember, assign, settle
 from tests.support.topics import make
+from tests.support.worker_member import JOIN, WorkerMember, assign, settle
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
 NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
@@ -55,7 +55,7 @@ def connect(gateways):
 
 
 def expire(cluster, member):
-    ended = t.opaque_member.update().where(OPAQUE_MEMBER.member_id == member.member_id).values(until_ms=0)
+    ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member.member_id).values(until_ms=0)
     cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
 
 
@@ -82,7 +82,7 @@ def commit(member, offset, topic="t"):
 
 def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
     make(cluster, "t")
-    members = [OpaqueMember(connect()) for _ in range(3)]
+    members = [WorkerMember(connect()) for _ in range(3)]
     assert sorted(settle(*members)) == [b"a0", b"a1", b"a2"]
     first, second, third = members
     assert [member.beat(connect()) for member in members] == [NONE] * 3
@@ -113,7 +113,7 @@ def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
 
 def test_a_rebalance_goes_on_after_a_gateway_is_killed(cluster, gateways, connect):
     """Killed while one member waits in JoinGroup; then, while one waits in SyncGroup."""
-    first, second = OpaqueMember(connect(0)), OpaqueMember(connect(1))
+    first, second = WorkerMember(connect(0)), WorkerMember(connect(1))
     settle(first, second)
     for members in ((first, second), (second, first)):
         waiting, other = members
@@ -142,7 +142,7 @@ def test_a_gateway_that_ends_before_its_answer_has_decided(
 ):
     dying = GatewayProcess(tmp_path, cluster_address)
     dying.start(failpoint)
-    member = OpaqueMember(connect(), instance_id="i")
+    member = WorkerMember(connect(), instance_id="i")
     if failpoint.endswith("synced"):
         assert member.join() == NONE
     with WireConnection(dying.port) as wire:
@@ -161,7 +161,7 @@ def test_a_gateway_that_ends_before_its_answer_has_decided(
 
 
 def test_silent_members_are_dropped_by_any_process(cluster, connect):
-    first, second, third = (OpaqueMember(connect()) for _ in range(3))
+    first, second, third = (WorkerMember(connect()) for _ in range(3))
     settle(first, second, third)
     expire(cluster, second)
     assert first.beat() == REBALANCE_IN_PROGRESS
@@ -176,16 +176,16 @@ def test_silent_members_are_dropped_by_any_process(cluster, connect):
 
 
 def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
-    first = OpaqueMember(connect(), rebalance_timeout_ms=300)
+    first = WorkerMember(connect(), rebalance_timeout_ms=300)
     settle(first)
-    second = OpaqueMember(connect(), rebalance_timeout_ms=300)
+    second = WorkerMember(connect(), rebalance_timeout_ms=300)
     assert second.join() == NONE, "first does not join again"
     assert second.others == [second.member_id]
     assert first.beat() == UNKNOWN_MEMBER_ID
 
 
 def test_a_member_that_heartbeats_and_never_syncs_is_dropped_at_the_rebalance_timeout(cluster, connect):
-    first, second = (OpaqueMember(connect(), rebalance_timeout_ms=600) for _ in range(2))
+    first, second = (WorkerMember(connect(), rebalance_timeout_ms=600) for _ in range(2))
     for member in (first, second):
         member.reserve()
     for member in (first, second):
@@ -202,8 +202,8 @@ def test_a_member_that_heartbeats_and_never_syncs_is_dropped_at_the_rebalance_ti
 
 
 def joining_members(cluster, group_id):
-    query = sa.select(OPAQUE_MEMBER.member_id).where(
-        OPAQUE_MEMBER.group_id == group_id, OPAQUE_MEMBER.phase == "joining"
+    query = sa.select(CLASSIC_MEMBER.member_id).where(
+        CLASSIC_MEMBER.group_id == group_id, CLASSIC_MEMBER.phase == "joining"
     )
     return len(cluster.store.read(lambda connection: connection.execute(query).all()))
 
@@ -214,7 +214,7 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
     with contextlib.ExitStack() as stack, GatewayProcess(tmp_path, cluster_address, *options) as gateway:
 
         def member(group_id, metadata=b"metadata"):
-            made = OpaqueMember(stack.enter_context(WireConnection(gateway.port)), group_id)
+            made = WorkerMember(stack.enter_context(WireConnection(gateway.port)), group_id)
             made.metadata = metadata
             return made
 
@@ -244,14 +244,14 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
 
 
 def test_static_members_start_again_without_a_rebalance(cluster, connect):
-    first, second = (OpaqueMember(connect(), instance_id=name) for name in ("i", "j"))
+    first, second = (WorkerMember(connect(), instance_id=name) for name in ("i", "j"))
     assert first.join() == NONE
     second.send_join()
     await_rebalance(first)
     assert first.join() == NONE
     assert second.joined().error_code == NONE
     assigned = assign(first, second)
-    again = OpaqueMember(connect(), instance_id="i")
+    again = WorkerMember(connect(), instance_id="i")
     again.send_join()
     answer = again.joined()
     assert (answer.error_code, answer.generation_id) == (NONE, second.generation)
@@ -260,7 +260,7 @@ def test_static_members_start_again_without_a_rebalance(cluster, connect):
     assert again.synced() == assigned[0]
     assert (first.beat(), again.beat(), second.beat()) == (FENCED_INSTANCE_ID, NONE, NONE)
     assert (first.leave(), commit(first, 1)) == (FENCED_INSTANCE_ID, FENCED_INSTANCE_ID)
-    assert OpaqueMember(connect(), instance_id="i").leave() == NONE, "by the instance id alone"
+    assert WorkerMember(connect(), instance_id="i").leave() == NONE, "by the instance id alone"
     assert again.beat() == UNKNOWN_MEMBER_ID
     assert second.beat() == REBALANCE_IN_PROGRESS
 
@@ -268,7 +268,7 @@ def test_static_members_start_again_without_a_rebalance(cluster, connect):
 def test_descriptions_and_deletion_on_the_wire(cluster, connect):
     make(cluster, "t")
     wire = connect()
-    member = OpaqueMember(connect())
+    member = WorkerMember(connect())
     settle(member)
     assert commit(member, 3) == NONE
     [listed] = wire.exchange(ListGroupsRequest(states_filter=[], types_filter=[]), 5).groups
@@ -303,23 +303,23 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
 
 def test_a_group_changes_its_kind_only_when_it_is_empty(cluster, connect):
     make(cluster, "t", 2)
-    opaque, consumer = OpaqueMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
-    settle(opaque)
+    classic, consumer = WorkerMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
+    settle(classic)
     assert consumer.join() == INCONSISTENT
     with Consumer(cluster=str(cluster.store.address), group_id="g") as ours:
         ours.subscribe(["t"])
         with pytest.raises(InconsistentGroupProtocolError):
             ours.poll(timeout_ms=100)
-    assert OpaqueMember(connect(), kind="other", instance_id="x").join() == INCONSISTENT
-    assert OpaqueMember(connect(), protocol="else", instance_id="x").join() == INCONSISTENT
-    assert opaque.leave() == NONE
+    assert WorkerMember(connect(), kind="other", instance_id="x").join() == INCONSISTENT
+    assert WorkerMember(connect(), protocol="else", instance_id="x").join() == INCONSISTENT
+    assert classic.leave() == NONE
     assert consumer.join() == NONE
-    assert OpaqueMember(connect(), instance_id="x").join() == INCONSISTENT
+    assert WorkerMember(connect(), instance_id="x").join() == INCONSISTENT
     [found] = describe_groups(cluster.store, ["g"])
     assert (found.type, found.protocol_type, found.members[0].protocol) == ("classic", "consumer", "classic")
     assert found.members[0].encoded is None, "the cluster assigns"
     assert consumer.leave() == NONE
-    assert OpaqueMember(connect(), instance_id="x").join() == NONE
+    assert WorkerMember(connect(), instance_id="x").join() == NONE
 
 
 class LastTakesAll(AbstractPartitionAssignor):

@@ -1,4 +1,4 @@
-"""The rules of opaque groups, beside those of Kafka's GroupCoordinator."""
+"""The rules of classic groups, beside those of Kafka's GroupCoordinator."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from spark_log.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from spark_log.groups.opaque.rules import (
+from spark_log.groups.classic.rules import (
+    ClassicGroup,
     Joining,
-    OpaqueGroup,
     Phase,
     State,
     advance,
@@ -28,7 +28,7 @@ from spark_log.groups.opaque.rules import (
     sync_answer,
 )
 
-EMPTY = OpaqueGroup("g", 0)
+EMPTY = ClassicGroup("g", 0)
 SESSION_MS, REBALANCE_MS = 30, 100
 
 
