@@ -273,11 +273,10 @@ def _batches(records: pa.RecordBatch, start: int, piece: Slice) -> Iterator[Enco
     for part in _parts(records, type_):
         stored = _stored(part)
         last = int(stored.offsets[-1])
-        yield EncodedBatch(
-            start,
-            last + 1,
-            encode(stored, base_offset=start, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_),
+        data = encode(
+            stored, base_offset=start, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
         )
+        yield EncodedBatch(start, last + 1, data)
         start = last + 1
 
 
