@@ -9,7 +9,7 @@ partition, which a fetch reads with the offsets; a reader of a later version, or
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,13 @@ import sqlalchemy as sa
 from spark_log.clients.consume.partition_reads import bounded
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.records.arrow_numpy import to_numpy
+from spark_log.log.records.inline import decoded_bytes
 from spark_log.log.records.kafka_batch.encode import StoredRecords, encode
 from spark_log.log.records.kafka_batch.varint import Longs
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType, read_schema
+from spark_log.log.records.segment_write import ROW_GROUP_BYTES
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
@@ -37,9 +39,11 @@ BATCH_BYTES = 1024 * 1024
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
 _STREAMS_MAX, _STREAMS_BYTES = 256, 1024 * 1024 * 1024
-"""Streams that are kept, and what they may hold together; the latest one is kept whatever it holds. A stream has up to
-a row group (64 MiB) of decoded records, and a stream that is not kept decodes them again for each batch.
+"""Streams that are kept, and what these and those in use hold together; the latest one is kept whatever it holds. A
+stream has up to a row group of decoded records, and a stream that is not kept decodes them again for each batch.
 """
+_DECODING_BYTES = 2 * ROW_GROUP_BYTES
+"""Arrow's buffers are copied as they grow."""
 _EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
 
 Version = tuple[int, int]
@@ -65,6 +69,8 @@ class RecordStreams:
         self._lock = threading.Lock()
         self._streams: OrderedDict[Place, _Stream] = OrderedDict()
         self._streams_bytes = 0
+        self._in_use: set[_Stream] = set()
+        """Each read by one thread."""
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
         self._versions: dict[tuple[int, int], Version] = {}
@@ -77,8 +83,9 @@ class RecordStreams:
 
     @property
     def stream_bytes(self) -> int:
-        """Size of what is planned and decoded beyond the offsets that were read."""
-        return self._streams_bytes
+        """Size of what is planned and decoded beyond the offsets that were read, and of what is being decoded."""
+        with self._lock:
+            return self._all_streams_bytes()
 
     def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
         """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
@@ -105,16 +112,34 @@ class RecordStreams:
                 self._encoded.move_to_end(place)
                 return known
             stream = self._take(place)
-        batch = None if stream is None else next(stream, None)
+        batch = None if stream is None else self._advance(stream)
         if batch is None or stream is None:
             stream = self._open(topic, place, end)
-            batch = next(stream)
+            batch = self._advance(stream)
+            assert batch is not None
         with self._lock:
             if not self._is_latest(place):  # the partition was rewritten meanwhile
                 return batch
             self._remember(place, batch)
-            self._keep((*place[:3], batch.end), stream)
+            if batch.end < stream.end:
+                self._keep((*place[:3], batch.end), stream)
         return batch
+
+    def _advance(self, stream: "_Stream") -> EncodedBatch | None:
+        """The stream's next batch, None after the last one."""
+        with self._lock:
+            self._in_use.add(stream)
+        try:
+            for step in stream.steps:
+                if isinstance(step, EncodedBatch):
+                    return step
+                with self._lock:
+                    stream.bytes = step
+                    self._make_room()
+            return None
+        finally:
+            with self._lock:
+                self._in_use.discard(stream)
 
     def _take(self, place: Place) -> "_Stream | None":
         """A stream that was kept; it is kept no more."""
@@ -123,12 +148,20 @@ class RecordStreams:
         return stream
 
     def _keep(self, place: Place, stream: "_Stream") -> None:
-        """Keep a stream, instead of those that were not read for the longest time."""
         self._take(place)
+        self._make_room(stream.bytes)
+        while len(self._streams) >= _STREAMS_MAX:
+            self._take(next(iter(self._streams)))
         self._streams[place] = stream
         self._streams_bytes += stream.bytes
-        while len(self._streams) > _STREAMS_MAX or (self._streams_bytes > _STREAMS_BYTES and len(self._streams) > 1):
+
+    def _make_room(self, size: int = 0) -> None:
+        """Keep no more streams than there is room for, besides those in use and `size` bytes: the latest ones."""
+        while self._streams and self._all_streams_bytes() + size > _STREAMS_BYTES:
             self._take(next(iter(self._streams)))
+
+    def _all_streams_bytes(self) -> int:
+        return self._streams_bytes + sum(stream.bytes for stream in self._in_use)
 
     def forget_rewritten(self) -> None:
         """Forget what was read of partitions that have been rewritten or deleted since. Raises the errors of the store.
@@ -186,40 +219,65 @@ class RecordStreams:
             slices = planner.with_inline_data(connection, kept)
             whole = whole and len(slices) == len(kept)
         covered = end if whole or not slices else slices[-1].end
-        return _Stream(Fetcher(self._cluster.log_dirs()), slices, start, covered)
+        log_dirs = self._cluster.log_dirs()
+        remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
+        return _Stream(Fetcher(log_dirs), slices, start, covered, remote)
 
 
-class _Stream(Iterator[EncodedBatch]):
+class _Stream:
     """Batches that cover [start, end) without a hole: offsets without a record are in a batch, or an empty one."""
 
-    def __init__(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> None:
-        self._inline_bytes = sum(piece.size for piece in slices if piece.data is not None)
-        self.bytes = self._inline_bytes
-        """Of what is planned and decoded."""
-        self._batches = self._encoded(fetcher, slices, start, end)
+    def __init__(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int, remote: Set[LogDirId]) -> None:
+        """`remote`: the log dirs in object stores."""
+        self.end = end
+        self.bytes = 0
+        """The last number of `steps`."""
+        self.steps = _steps(fetcher, slices, start, end, remote)
+        """Batches, and numbers: what the stream will hold at most from then on, until the next number.
 
-    def __next__(self) -> EncodedBatch:
-        return next(self._batches)
+        No generator of this object: that would be a cycle, which only the garbage collector ends.
+        """
 
-    def _encoded(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int) -> Iterator[EncodedBatch]:
-        at = start
-        for piece in slices:
-            type_ = TimestampType(piece.timestamp_type)
-            for records in fetcher.read([piece], _SCHEMA):
-                self.bytes = self._inline_bytes + records.get_total_buffer_size()
-                for part in _parts(records, type_):
-                    stored = _stored(part)
-                    last = int(stored.offsets[-1])
-                    data = encode(
-                        stored, base_offset=at, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
-                    )
-                    yield EncodedBatch(at, last + 1, data)
-                    at = last + 1
-            if at < piece.end:
-                yield _gap(at, piece.end, piece.leader_epoch)
-                at = piece.end
-        if at < end:
-            yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
+
+def _steps(
+    fetcher: Fetcher, slices: list[Slice], start: int, end: int, remote: Set[LogDirId]
+) -> Iterator[int | EncodedBatch]:
+    at = start
+    planned = sum(piece.size for piece in slices if piece.data is not None)
+    for piece in slices:
+        decoding_bytes = _DECODING_BYTES if piece.data is None else decoded_bytes(piece.data)
+        row_groups = fetcher.read([piece], _SCHEMA)
+        while True:
+            yield planned + decoding_bytes
+            records = next(row_groups, None)
+            if records is None:
+                break
+            held = records.get_total_buffer_size()
+            if not remote.isdisjoint(piece.log_dir_ids):
+                held += min(held, piece.size)  # Arrow keeps what it has downloaded until the next row group
+            yield planned + held
+            for batch in _batches(records, at, piece):
+                yield batch
+                at = batch.end
+            del records  # before the next ones are decoded
+        yield planned
+        if at < piece.end:
+            yield _gap(at, piece.end, piece.leader_epoch)
+            at = piece.end
+    if at < end:
+        yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
+
+
+def _batches(records: pa.RecordBatch, start: int, piece: Slice) -> Iterator[EncodedBatch]:
+    type_ = TimestampType(piece.timestamp_type)
+    for part in _parts(records, type_):
+        stored = _stored(part)
+        last = int(stored.offsets[-1])
+        data = encode(
+            stored, base_offset=start, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
+        )
+        yield EncodedBatch(start, last + 1, data)
+        start = last + 1
 
 
 def _gap(start: int, end: int, leader_epoch: int) -> EncodedBatch:

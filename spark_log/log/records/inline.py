@@ -99,6 +99,11 @@ def decode(data: bytes, checksum: str, record_count: int, max_bytes: int = BLOB_
     return pa.Table.from_batches([batch])
 
 
+def decoded_bytes(data: bytes) -> int:
+    """The size of a blob's records in memory, as its header says."""
+    return _HEADER.unpack_from(data)[2] if len(data) >= _HEADER.size else 0
+
+
 def slice_batches(
     records: pa.Table,
     *,

@@ -31,6 +31,10 @@ _TAIL_BYTES = 64 * 1024
 
 _COPY_BYTES = 1024 * 1024
 
+_READ_BYTES = 256 * 1024
+"""Read at once of a column of a local file. The file is not mapped: the pages of a mapping count as memory of the
+process as long as the file is open, and an input/output error there ends the process.
+"""
 
 _OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
 """Text that occurs in every error of Arrow's file systems for S3, GCS and Azure."""
@@ -46,7 +50,7 @@ class ExpectedSegment:
 
 
 def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) -> pq.ParquetFile:
-    """The verified file at a local path (memory-mapped) or behind an opened random-access file of pyarrow.fs.
+    """The verified file at a local path or behind an opened random-access file of pyarrow.fs.
 
     Raises CorruptRecordError, naming the path and what differs, and StorageUnavailableError if the file cannot be
     read for a reason that is not in its bytes (missing, permissions, input/output).
@@ -57,11 +61,15 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
             raise CorruptRecordError(f"{expected.path}: {Path(source).stat().st_size} bytes, expected {expected.bytes}")
         if expected.bytes < segment_footer.TRAILER_BYTES:
             raise CorruptRecordError(f"{expected.path}: {expected.bytes} bytes are too few for a segment")
-        file = pa.memory_map(str(source)) if local else source
+        file = pa.OSFile(str(source)) if local else source
         metadata = _read_footer(file, expected)
         _check_sizes(metadata, expected)
         parquet = pq.ParquetFile(
-            file, metadata=metadata, pre_buffer=not local, page_checksum_verification=True, buffer_size=0
+            file,
+            metadata=metadata,
+            pre_buffer=not local,
+            page_checksum_verification=True,
+            buffer_size=_READ_BYTES if local else 0,
         )
         if not _is_segment(parquet.schema_arrow):
             raise CorruptRecordError(f"{expected.path}: schema is {parquet.schema_arrow}, expected {SEGMENT_SCHEMA}")

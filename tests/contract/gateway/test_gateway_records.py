@@ -1,5 +1,8 @@
 """Record batches that clients send, and what the other clients of the gateway notice of them."""
 
+import gc
+
+import pyarrow as pa
 import pytest
 from kafka import TopicPartition
 from kafka.protocol.consumer import FetchRequest
@@ -12,6 +15,7 @@ from spark_log.log.records.kafka_batch.decode import FEW
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from spark_log.log.records.kafka_batch.varint import varint
+from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from tests.support.gateway_process import GatewayProcess
@@ -126,19 +130,64 @@ def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster
     log.close()
 
 
-def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, monkeypatch):
+@pytest.fixture
+def large_partitions(cluster):
+    """Five partitions, each with a segment file of 15 MB."""
     topic = make(cluster, "flights", 5, inline_max_bytes="0")
-    log, streams = ClientLog(cluster), RecordStreams(cluster)
+    log = ClientLog(cluster)
     for number in range(5):
         append_keyed(log, topic, *[(b"k", b"%d" % n * 30_000) for n in range(200)], partition=number)
+    log.close()
+    return topic
+
+
+def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, large_partitions, monkeypatch):
+    streams = RecordStreams(cluster)
     monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 30_000_000)
+    monkeypatch.setattr(record_streams, "_DECODING_BYTES", 15_000_000)
     for number in range(5):
-        assert len(streams.read(topic, number, (0, 0), 0, 200, 1)) == 1
+        assert len(streams.read(large_partitions, number, (0, 0), 0, 200, 1)) == 1
         assert 5_000_000 < streams.stream_bytes <= 30_000_000
     monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 1)
-    first = streams.read(topic, 4, (0, 0), 0, 200, 100_000_000)
-    assert sum(map(len, first)) > 6_000_000 and streams.stream_bytes > 0
-    log.close()
+    for number in range(2):
+        assert len(streams.read(large_partitions, number, (0, 0), 20, 200, 1)) == 1
+    assert 5_000_000 < streams.stream_bytes < 20_000_000  # the latest one
+
+
+def test_streams_that_are_not_kept_leave_memory_at_once(cluster, large_partitions, monkeypatch):
+    streams = RecordStreams(cluster)
+    monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 1)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    gc.disable()
+    try:
+        for number in [0, 1, 2, 3, 4] * 2:
+            streams.read(large_partitions, number, (0, 0), 20 * number, 200, 1)
+            assert pa.total_allocated_bytes() - before <= streams.stream_bytes + 1_000_000
+        assert sum(map(len, streams.read(large_partitions, 0, (0, 0), 0, 200, 100_000_000))) > 6_000_000
+        streams.read(large_partitions, 4, (0, 0), 0, 200, 100_000_000)
+        assert streams.stream_bytes == 0  # both have ended
+        assert pa.total_allocated_bytes() - before < 1_000_000
+    finally:
+        gc.enable()
+
+
+def test_records_that_are_being_decoded_are_counted_with_those_of_other_streams(cluster, large_partitions, monkeypatch):
+    streams, held, read = RecordStreams(cluster), [], Fetcher.read
+
+    def read_and_measure(fetcher, slices, schema):
+        held.append((streams.stream_bytes, pa.total_allocated_bytes() - before))
+        yield from read(fetcher, slices, schema)
+
+    before = pa.total_allocated_bytes()
+    monkeypatch.setattr(Fetcher, "read", read_and_measure)
+    monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 50_000_000)
+    monkeypatch.setattr(record_streams, "_DECODING_BYTES", 30_000_000)
+    for number in range(5):
+        streams.read(large_partitions, number, (0, 0), 0, 200, 1)
+    assert len(held) == 5
+    assert all(30_000_000 <= counted <= 50_000_000 for counted, _ in held)
+    assert max(allocated for _, allocated in held) < 21_000_000  # one other stream
 
 
 @pytest.mark.delta
