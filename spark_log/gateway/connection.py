@@ -99,12 +99,8 @@ class Connection:
         self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
         try:
-            while (request := await self._read_frame()) is not None:
-                await self._handle(*request)
-            self._end_waiting()
-        except MalformedRequestError as error:
-            logger.warning("connection of %s closed: %s", self._host, error)
-            if self._last is not None:  # the request before it is answered, unless that takes longer
+            if not await self._handle_all() and self._last is not None:
+                # the request before the malformed one is answered, unless that takes longer
                 await asyncio.wait([self._last.written], timeout=_LAST_ANSWER_S)
             self._end_waiting()
         except ConnectionError:
@@ -126,6 +122,24 @@ class Connection:
                     answer.end()
             for memory in self._memory:  # of a request that was not read
                 memory.close()
+
+    async def _handle_all(self) -> bool:
+        """Handle requests until the client ends the connection; False: or until one is malformed."""
+        try:
+            while await self._handle_next():
+                pass
+        except MalformedRequestError as error:  # whose traceback has the frame
+            logger.warning("connection of %s closed: %s", self._host, error)
+            return False
+        return True
+
+    async def _handle_next(self) -> bool:
+        """Nothing keeps the frame while the next one is awaited. False at the end of the connection."""
+        request = await self._read_frame()
+        if request is None:
+            return False
+        await self._handle(*request)
+        return True
 
     def _end_waiting(self) -> None:
         """The client has gone, or is sent away. Records that it has sent are appended; nothing else is of use to it."""
