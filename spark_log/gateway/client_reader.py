@@ -1,7 +1,9 @@
-"""The bytes that clients send, in frames."""
+"""The bytes that clients send, in frames, and the end of their connections."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import select
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from spark_log.gateway.limits.memory_budget import Hold
@@ -16,6 +18,10 @@ _HEADER_BYTES, _ID_START = 8, 10
 _STEP_BYTES = 256 * 1024
 _ID_BYTES_MAX = 4 * 1024
 """Of a client id. It is read before its frame has memory."""
+_LAST_BYTES_S = 10.0
+"""How long a client may take for the last bytes of a connection that is closed, and for the end of TLS."""
+_RECEIVED_END = getattr(select, "POLLRDHUP", 0)
+"""The client has closed its side, whether its bytes before that were read or not. Linux has it."""
 
 
 class ClientReader(asyncio.StreamReader):
@@ -36,17 +42,47 @@ class ClientReader(asyncio.StreamReader):
         if hasattr(self._reads_from, "max_size"):
             self._reads_from.max_size = size
 
+    @property
+    def paused_socket(self) -> int | None:
+        """The descriptor of the socket from which asyncio does not read now, so that it would not see its end."""
+        transport = self._reads_from
+        if self.gone.done() or transport is None or transport.is_closing() or transport.is_reading():
+            return None
+        return int(transport.get_extra_info("socket").fileno())
+
     def feed_eof(self) -> None:
         super().feed_eof()
-        self._is_gone()
+        self.is_gone()
 
     def set_exception(self, exc: Exception) -> None:
         super().set_exception(exc)
-        self._is_gone()
+        self.is_gone()
 
-    def _is_gone(self) -> None:
+    def is_gone(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
+
+
+def notice_gone(readers: Iterable[ClientReader]) -> None:
+    """Complete `gone` of those whose clients have closed connections that are not read from at the moment."""
+    paused = {socket: reader for reader in readers if (socket := reader.paused_socket) is not None}
+    poll = select.poll()
+    for socket in paused:
+        poll.register(socket, _RECEIVED_END)
+    for socket, _ in poll.poll(0) if paused else ():
+        paused[socket].is_gone()
+
+
+async def end_connection(writer: asyncio.StreamWriter) -> None:
+    """Close the connection, and return when it is closed: it has a place until then."""
+    if not writer.is_closing():  # a TLS transport that is closed twice cannot be aborted any more
+        writer.close()
+    try:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 Connected = Callable[[ClientReader, asyncio.StreamWriter], Any]

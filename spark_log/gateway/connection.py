@@ -47,9 +47,9 @@ _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
 _BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
-_STEP_BYTES = 256 * 1024
+_STEP_BYTES = 64 * 1024
 """Bytes of an answer that are written before the client must have taken most of them."""
-_LAST_ANSWER_S = 1.0
+_LAST_ANSWER_S = _LONG_S = 1.0
 _INT32_MAX = 2**31 - 1
 
 
@@ -58,7 +58,7 @@ class Connection:
 
     def __init__(self, services: Services, apis: Mapping[int, Api], admitted: Admitted) -> None:
         self._services, self._apis = services, apis
-        self._reader, self._writer = admitted.reader, admitted.writer
+        self.reader, self._writer = admitted.reader, admitted.writer
         self._login, self._principal = admitted.login, admitted.principal
         self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
         self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(services.settings.pipelined_max)
@@ -82,6 +82,12 @@ class Connection:
         """When the last request came; None while one is being answered."""
         return self._active_s if self._last is None else None
 
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether a request has been answered for long, and those that follow it wait."""
+        waits = self._last is not None and not self._last_is_pipelined
+        return waits and clock.monotonic_s() - self._active_s >= _LONG_S
+
     def close(self) -> None:
         """Close the connection at once; the client reads no more."""
         self._writer.transport.abort()
@@ -93,12 +99,8 @@ class Connection:
         self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
         try:
-            while (request := await self._read_frame()) is not None:
-                await self._handle(*request)
-            self._end_waiting()
-        except MalformedRequestError as error:
-            logger.warning("connection of %s closed: %s", self._host, error)
-            if self._last is not None:  # the request before it is answered, unless that takes longer
+            if not await self._handle_all() and self._last is not None:
+                # the request before the malformed one is answered, unless that takes longer
                 await asyncio.wait([self._last.written], timeout=_LAST_ANSWER_S)
             self._end_waiting()
         except ConnectionError:
@@ -121,6 +123,24 @@ class Connection:
             for memory in self._memory:  # of a request that was not read
                 memory.close()
 
+    async def _handle_all(self) -> bool:
+        """Handle requests until the client ends the connection; False: or until one is malformed."""
+        try:
+            while await self._handle_next():
+                pass
+        except MalformedRequestError as error:  # whose traceback has the frame
+            logger.warning("connection of %s closed: %s", self._host, error)
+            return False
+        return True
+
+    async def _handle_next(self) -> bool:
+        """Nothing keeps the frame while the next one is awaited. False at the end of the connection."""
+        request = await self._read_frame()
+        if request is None:
+            return False
+        await self._handle(*request)
+        return True
+
     def _end_waiting(self) -> None:
         """The client has gone, or is sent away. Records that it has sent are appended; nothing else is of use to it."""
         if self._last is not None and not self._last_is_pipelined:
@@ -135,11 +155,11 @@ class Connection:
         )  # fmt: skip
         self._memory.add(memory)
         try:
-            start = await read_start(self._reader, self._frame_bytes_max, self._uncounted_bytes)
+            start = await read_start(self.reader, self._frame_bytes_max, self._uncounted_bytes)
             await self._admit(start)
             frame = bytearray(start.data)
             try:
-                await read_rest(self._reader, frame, start.size, memory.frame)
+                await read_rest(self.reader, frame, start.size, memory.frame)
             except BaseException:
                 if start.api_key == _PRODUCE:
                     bucket = services.quotas.bucket(PRODUCER_BYTE_RATE, self._client.user, start.client_id)
@@ -165,11 +185,11 @@ class Connection:
         cpu = quotas.bucket(REQUEST_PERCENTAGE, user, start.client_id)
         self._cpu_share = None if cpu is None else (cpu, quotas.expected_cpu_s(cpu))
         if self._cpu_share is not None:
-            await quotas.admit(REQUEST_PERCENTAGE, user, start.client_id, self._cpu_share[1], self._reader.gone.done)
+            await quotas.admit(REQUEST_PERCENTAGE, user, start.client_id, self._cpu_share[1], self.reader.gone.done)
         if start.api_key == _PRODUCE:
-            await quotas.admit(PRODUCER_BYTE_RATE, user, start.client_id, start.size, self._reader.gone.done)
+            await quotas.admit(PRODUCER_BYTE_RATE, user, start.client_id, start.size, self.reader.gone.done)
         elif start.api_key == _FETCH:
-            await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self._reader.gone.done)
+            await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self.reader.gone.done)
         self._services.counters.throttled_seconds += clock.monotonic_s() - began_s
 
     async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
@@ -226,7 +246,7 @@ class Connection:
         if self._last is not None:
             written = self._last.written
             memory.frame.waits_for_client(True)
-            await asyncio.wait([written, self._reader.gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([written, self.reader.gone], return_when=asyncio.FIRST_COMPLETED)
             memory.frame.waits_for_client(False)
             if not written.done():
                 raise ConnectionResetError
@@ -278,7 +298,7 @@ class Connection:
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
             memory.response.waits_for_client(True)  # it waits because of its own use: others may need the memory
-            await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self._reader.gone.done)
+            await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self.reader.gone.done)
         paying = [bucket for bucket in (used, None if share is None else share[0]) if bucket is not None]
         throttled_s = max(map(quotas.wait_s, paying), default=0.0)
         if throttled_s > 0 and response is not None and hasattr(response, "throttle_time_ms"):

@@ -14,7 +14,7 @@ from spark_log.gateway.access import acl_requests, login, quota_requests, user_r
 from spark_log.gateway.access.entry import Admitted, Entry
 from spark_log.gateway.access.tls import Certificates
 from spark_log.gateway.api import Api
-from spark_log.gateway.client_reader import ClientReader, start_server
+from spark_log.gateway.client_reader import ClientReader, end_connection, notice_gone, start_server
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.groups import (
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_GONE_EVERY_S = 1.0
 _IDLE_CHECKS = 10
 """Within connections.max.idle.ms."""
 _RENEWALS_PER_SESSION = 3
@@ -123,6 +124,7 @@ class Gateway:
         running = [
             asyncio.create_task(self.services.quotas.run()),
             asyncio.create_task(self._close_idle()),
+            asyncio.create_task(self._notice_gone()),
             asyncio.create_task(self._forget_rewritten()),
         ]
         if self._certificates is not None:
@@ -181,7 +183,10 @@ class Gateway:
             if admitted is not None:
                 connection = Connection(self.services, self._apis, admitted)
                 self._connections.add(connection)
-                await connection.serve()
+                try:
+                    await connection.serve()
+                finally:
+                    await end_connection(admitted.writer)
         finally:
             self._tasks.discard(task)
             self._networks[network] -= 1
@@ -200,6 +205,12 @@ class Gateway:
                 since_s = connection.idle_since_s
                 if since_s is not None and since_s < until_s:
                     connection.close()
+
+    async def _notice_gone(self) -> None:
+        """End the answers that wait for something although the client has gone, and is not read from meanwhile."""
+        while True:
+            await asyncio.sleep(_GONE_EVERY_S)
+            notice_gone(each.reader for each in self._connections if each.waits_for_answer)
 
     async def _forget_rewritten(self) -> None:
         while True:

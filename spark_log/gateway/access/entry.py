@@ -12,7 +12,7 @@ from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.access.sasl import Verifier
 from spark_log.gateway.access.tls import Certificates, start_tls
 from spark_log.gateway.api import ANONYMOUS, Api, read_header
-from spark_log.gateway.client_reader import ClientReader
+from spark_log.gateway.client_reader import ClientReader, end_connection
 from spark_log.gateway.limits.networks import network_of
 from spark_log.gateway.protocol.wire import MalformedRequestError, encode_response, read_body
 from spark_log.gateway.services import Services
@@ -83,7 +83,7 @@ class Entry:
         try:
             return await self._logged_in(reader, writer)
         except BaseException:
-            writer.close()
+            await end_connection(writer)
             raise
 
     async def _logged_in(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted:

@@ -1,6 +1,7 @@
 """TLS of a gateway: its certificate, the authorities of clients' certificates, and their renewal while it runs."""
 
 import asyncio
+import asyncio.sslproto
 import logging
 import os
 import ssl
@@ -16,6 +17,17 @@ from spark_log.gateway.client_reader import ClientReader
 logger = logging.getLogger(__name__)
 
 _CHECKED_EVERY_S = 1.0
+
+_READ_BYTES = 32 * 1024
+"""The buffer of each connection for encrypted bytes, which asyncio reads at a time. It is part of no budget."""
+_UNREAD_BYTES = 32 * 1024, 64 * 1024
+"""Encrypted bytes that are not decrypted because the connection is not read from: asyncio reads from its socket up to
+the second number, and goes on below the first one. A record of TLS, of which a part may be left, has 16 KiB.
+"""
+_UNSENT_BYTES = 16 * 1024, 64 * 1024
+"""The same for the bytes of answers: as of connections without TLS."""
+
+asyncio.sslproto.SSLProtocol.max_size = _READ_BYTES  # asyncio has 256 KiB, and no parameter for it
 
 
 @dataclass(frozen=True)
@@ -146,5 +158,9 @@ async def start_tls(
     )  # fmt: skip
     if transport is None:
         raise ConnectionResetError("the connection was closed during the handshake")
+    low, high = _UNREAD_BYTES
+    transport.set_read_buffer_limits(high, low)  # type: ignore[attr-defined]
+    low, high = _UNSENT_BYTES
+    transport.set_write_buffer_limits(high, low)
     protocol.connection_made(transport)
     return inner, asyncio.StreamWriter(transport, protocol, inner, loop)
