@@ -2,7 +2,7 @@
 
 import datetime as dt
 import json
-from decimal import Decimal
+from decimal import Context, Decimal
 from itertools import count
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from tests.unit.log.columns.strategies import SCHEMAS
 
 ORDERS_TYPE = "struct<item: string, price: double>"
 ORDERS = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP"
+EXACT = Context(prec=38)
+"""Python's own context rounds to 28 digits."""
 _numbers = count()
 
 
@@ -66,7 +68,7 @@ def values_of(kind):
         )
     elif pa.types.is_decimal(kind):
         limit = 10**kind.precision - 1
-        some = hs.integers(-limit, limit).map(lambda digits: Decimal(digits).scaleb(-kind.scale))
+        some = hs.integers(-limit, limit).map(lambda digits: Decimal(digits).scaleb(-kind.scale, EXACT))
     else:
         some = {
             pa.int64(): hs.integers(-(2**63), 2**63 - 1),
