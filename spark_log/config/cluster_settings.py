@@ -11,7 +11,10 @@ from spark_log.errors import InvalidConfigurationError
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings that may be -1."""
 
-_CHOICES = {"store_promotion_accept": ("manual", "synchronous")}
+_CHOICES = {
+    "store_promotion_accept": ("manual", "synchronous"),
+    "group_consumer_migration_policy": ("bidirectional", "upgrade", "downgrade", "disabled"),
+}
 """The values of settings that are words."""
 
 
@@ -98,6 +101,12 @@ class ClusterSettings:
 
     group_consumer_max_size: int = 2**31 - 1
     """Such a client cannot join a group that has so many members (Kafka's group.consumer.max.size)."""
+
+    group_consumer_migration_policy: str = "bidirectional"
+    """Whether a group of consumers changes its type while it has members (Kafka's group.consumer.migration.policy).
+    upgrade: from classic, when a client with group.protocol=consumer joins. downgrade: to classic, when the last such
+    client has gone. bidirectional: both. disabled: neither.
+    """
 
     store_answer_timeout_ms: int = 20_000
     """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary

@@ -17,9 +17,6 @@ from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import positions
 from spark_log.metadata.store import Store, StoreClock
 
-_DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, UnicodeError)
-_DECODED_TYPE = "consumer"
-
 State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
 still revoking or getting partitions. Dead: the group does not exist. PreparingRebalance and CompletingRebalance are
@@ -155,8 +152,7 @@ def read_groups(connection: sa.Connection, now: StoreClock) -> list[GroupListing
 
 def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberRow]) -> GroupListing:
     topics = frozenset(topic for row in live for topic in row.subscription.topics)
-    state, kind = state_of(group, [row.member for row in live]), rows.group_type((row.protocol for row in live), kind)
-    return GroupListing(group_id, state, len(live), topics, kind)
+    return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics, kind)
 
 
 def _list_classic(group: ClassicGroup) -> GroupListing:
@@ -231,9 +227,8 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
         for m in members
     )  # fmt: skip
     state = state_of(row.group, [m.member for m in members])
-    kind = rows.group_type((m.protocol for m in members), row.type)
     return GroupDescription(
-        group_id, state, row.assignor, row.group.generation, shown, kind,
+        group_id, state, row.assignor, row.group.generation, shown, row.type,
         target_generation=row.group.target_generation,
     )  # fmt: skip
 
@@ -257,27 +252,16 @@ def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
 
 def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
     """The topics of a consumer's subscription; empty for other types, and for what cannot be decoded."""
-    if group.protocol_type != _DECODED_TYPE or not member.protocols:
-        return frozenset()
-    from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+    from spark_log.groups.consumer_messages import subscription_of  # imports kafka-python, which takes its time
 
-    try:
-        subscription = ConsumerProtocolSubscription.decode(member.metadata(group.protocol) or member.protocols[0][1])
-        return frozenset(subscription.topics)
-    except _DECODE_ERRORS:
-        return frozenset()
+    message = subscription_of(group, member)
+    return frozenset() if message is None else message.topics
 
 
 def _partitions_of(group: ClassicGroup, member: ClassicMember) -> Partitions:
     """The partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
-    if group.protocol_type != _DECODED_TYPE or not member.assignment:
+    if group.protocol_type != PROTOCOL_TYPE or not member.assignment:
         return NO_PARTITIONS
-    from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
+    from spark_log.groups.consumer_messages import decode_assignment
 
-    try:
-        assignment = ConsumerProtocolAssignment.decode(member.assignment)
-        return frozenset(
-            TopicPartition(each.topic, number) for each in assignment.assigned_partitions for number in each.partitions
-        )
-    except _DECODE_ERRORS:
-        return NO_PARTITIONS
+    return decode_assignment(member.assignment) or NO_PARTITIONS

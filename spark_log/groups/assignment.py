@@ -50,6 +50,9 @@ UNIFORM = "uniform"
 NO_PREFERENCE = ""
 """In front of a member's list: it does not vote."""
 
+SERVER_PREFERENCE = (NO_PREFERENCE, UNIFORM, "cooperative-sticky", "sticky", "range", "roundrobin")
+"""The list of a member that leaves the choice to the others, or to the server."""
+
 
 @dataclass(frozen=True)
 class Candidate:

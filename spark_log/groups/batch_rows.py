@@ -49,6 +49,22 @@ class MemberColumns(NamedTuple):
     member_id: str
 
 
+class ClassicColumns(NamedTuple):
+    """What `ask_classic` finds of a member of a classic group, and of its group."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    state: str
+    deadline_ms: int | None
+    group_clock_epoch: str
+    phase: str
+    session_timeout_ms: int
+    until_ms: int
+    clock_epoch: str
+
+
 def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
     """Lock the groups that exist, in the order of their ids, until the end of the transaction."""
     wanted = sorted(group_ids)
@@ -58,6 +74,11 @@ def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
 def ask_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
     """Rows of `MemberColumns`."""
     return _members(_size(keys)).ask(connection, _pairs(keys))
+
+
+def ask_classic(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
+    """Rows of `ClassicColumns`."""
+    return _classic(_size(keys)).ask(connection, _pairs(keys))
 
 
 def ask_owned(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
@@ -98,19 +119,27 @@ def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, 
     return found
 
 
-def renew_sessions(connection: sa.Connection, until_ms: dict[Key, int], now: StoreClock) -> None:
-    """Let the sessions of the members end at `until_ms`."""
-    found = [
-        {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
-        for (group_id, member_id), end_ms in sorted(until_ms.items())
-    ]
-    if found:
-        _RENEW.run(connection, found)
+def renew_sessions(
+    connection: sa.Connection, until_ms: dict[Key, int], classic_until_ms: dict[Key, int], now: StoreClock
+) -> None:
+    """Let the sessions of the members, and of members of classic groups, end at these times."""
+    for statement, ends in ((_RENEW, until_ms), (_RENEW_CLASSIC, classic_until_ms)):
+        changes = [
+            {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
+            for (group_id, member_id), end_ms in sorted(ends.items())
+        ]
+        if changes:
+            statement.run(connection, changes)
 
 
 _RENEW = Prepared(
     t.group_member.update()
     .where(GROUP_MEMBER.group_id == sa.bindparam("g"), GROUP_MEMBER.member_id == sa.bindparam("m"))
+    .values(until_ms=sa.bindparam("until"), clock_epoch=sa.bindparam("epoch"))
+)
+_RENEW_CLASSIC = Prepared(
+    t.classic_member.update()
+    .where(CLASSIC_MEMBER.group_id == sa.bindparam("g"), CLASSIC_MEMBER.member_id == sa.bindparam("m"))
     .values(until_ms=sa.bindparam("until"), clock_epoch=sa.bindparam("epoch"))
 )
 
@@ -130,6 +159,21 @@ def _members(size: int) -> Prepared:
         GROUP_MEMBER.epoch_state, GROUP_MEMBER.member_id,
     ).join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)  # fmt: skip
     return Prepared(query.where(_is_member(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, size)))
+
+
+@lru_cache
+def _classic(size: int) -> Prepared:
+    query = (
+        sa.select(
+            CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, CLASSIC_MEMBER.instance_id, CONSUMER_GROUP.generation,
+            CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms, CLASSIC_GROUP.clock_epoch.label("group_clock_epoch"),
+            CLASSIC_MEMBER.phase, CLASSIC_MEMBER.session_timeout_ms, CLASSIC_MEMBER.until_ms,
+            CLASSIC_MEMBER.clock_epoch,
+        )
+        .join_from(t.classic_member, t.classic_group, CLASSIC_GROUP.group_id == CLASSIC_MEMBER.group_id)
+        .join(t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_MEMBER.group_id)
+    )  # fmt: skip
+    return Prepared(query.where(_is_member(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, size)))
 
 
 @lru_cache

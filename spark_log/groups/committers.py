@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from spark_log.errors import UnknownMemberIdError
 from spark_log.groups.classic.service import check_classic_committer
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import check_commit, check_member
@@ -29,14 +28,14 @@ def check_committer(
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError; outside of transactions also
     RebalanceInProgressError for a member of a classic group, StaleMemberEpochError for one of the consumer protocol.
     """
-    try:
-        row, now = check_live(store, connection, me, lock=lock)
-    except UnknownMemberIdError:
+    group = rows.read_group(connection, me.group_id, lock=lock)
+    if group is not None and group.type == rows.CLASSIC:
         now = store.clock(connection)
         check_classic_committer(
             connection, now, me.group_id, me.member_id, me.instance_id, generation, transactional=transactional
         )
         return now
+    row, now = check_live(store, connection, me)
     others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
     if row.protocol == rows.CONSUMER and not transactional and (others or generation != row.member.generation):
         raise stale_epoch(row, generation, others)
@@ -44,13 +43,8 @@ def check_committer(
     return now
 
 
-def check_live(
-    store: Store, connection: sa.Connection, me: Identity, *, lock: bool = True
-) -> tuple[rows.MemberRow, StoreClock]:
-    """The live member, its group locked until the end of the transaction. UnknownMemberIdError,
-    FencedInstanceIdError.
-    """
-    rows.read_group(connection, me.group_id, lock=lock)
+def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[rows.MemberRow, StoreClock]:
+    """The live member of a group of type consumer. UnknownMemberIdError, FencedInstanceIdError."""
     now = store.clock(connection)
     row = rows.read_member(connection, me.group_id, me.member_id)
     live = row is not None and row.live(now)

@@ -23,8 +23,9 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups.assignment import known_assignors
-from spark_log.groups.classic.rows import delete_classic
-from spark_log.groups.classic.service import has_classic_members, live_classic, remove_classic_members
+from spark_log.groups.classic.rows import delete_classic, read_classic
+from spark_log.groups.classic.rules import advance
+from spark_log.groups.classic.service import remove_classic_members
 from spark_log.groups.committed_offsets import (
     Commit,
     count_live,
@@ -36,13 +37,15 @@ from spark_log.groups.committed_offsets import (
 )
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
+from spark_log.groups.consumer_messages import subscription_of
+from spark_log.groups.conversion import downgrade, read_type
 from spark_log.groups.group_names import check_group_id
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 @dataclass(frozen=True)
@@ -223,21 +226,32 @@ def delete_offsets_of_each(
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError if live members
-    read the topic; NonEmptyGroupError for a classic group with live members.
+    read the topic; NonEmptyGroupError for a group with live members that are not consumers.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         now = store.clock(connection)
-        if live_classic(connection, group_id, now):
-            raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
         live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
-        read = {topic for member in live for topic in member.subscription.topics} & {p.topic for p in partitions}
-        if read:
+        subscribed = {topic for member in live for topic in member.subscription.topics}
+        subscribed |= _subscribed_by_classic(connection, group_id, now)
+        if read := subscribed & {p.topic for p in partitions}:
             raise GroupSubscribedToTopicError(f"group {group_id!r} is reading {', '.join(sorted(read))}")
         delete_commits(connection, group_id, partitions)
 
     store.transact(delete)
+
+
+def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> frozenset[str]:
+    """The topics of the members of a classic group. NonEmptyGroupError if one is no consumer."""
+    group = read_classic(connection, group_id, now)
+    topics: frozenset[str] = frozenset()
+    for member in [] if group is None else advance(group, now.lease_ms).joined:
+        message = None if group is None else subscription_of(group, member)
+        if message is None:
+            raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
+        topics |= message.topics
+    return topics
 
 
 def remove_from_group(
@@ -247,7 +261,7 @@ def remove_from_group(
 
     Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
     """
-    if has_classic_members(store, group_id):
+    if read_type(store, group_id) == rows.CLASSIC:
         remove_classic_members(store, group_id, member_ids, instance_ids)
         return
 
@@ -260,7 +274,9 @@ def remove_from_group(
         if missing:
             raise UnknownMemberIdError(f"group {group_id!r}: no member {', '.join(missing)}")
         gone = sorted({*member_ids, *(instances[instance] for instance in instance_ids)})
-        remove_members(connection, store.clock(connection), group_id, group.group, gone)
+        now = store.clock(connection)
+        remove_members(connection, now, group_id, group.group, gone)
+        downgrade(store, connection, group_id, group.group, now)
 
     store.transact(remove, announce=True)
     # the members' heartbeats will raise it

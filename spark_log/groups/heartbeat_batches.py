@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows
-from spark_log.groups.batch_rows import Key, MemberColumns
+from spark_log.groups.batch_rows import ClassicColumns, Key, MemberColumns
+from spark_log.groups.classic.rules import Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group, check_member, notice_topics
 from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of
@@ -35,17 +36,21 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class BeatAnswer:
-    """`changed`: a heartbeat of the consumer protocol must be handled alone; a classic member must join again. `error`:
+    """`rejoin`: the member of a classic group must join again. `alone`: the heartbeat must be handled alone. `error`:
     UnknownMemberIdError or FencedInstanceIdError.
 
     `renewal_due`: the session must be renewed before the heartbeat is answered. Unless something is committed, the
     answer stays the same until `valid_until_ms` of the store's lease clock.
     """
 
-    changed: bool
-    error: SparkLogError | None
-    renewal_due: bool
-    valid_until_ms: int
+    rejoin: bool = False
+    alone: bool = False
+    error: SparkLogError | None = None
+    renewal_due: bool = False
+    valid_until_ms: int = 0
+
+
+UNCHANGED = BeatAnswer()
 
 
 def answer_beats(store: Store, beats: Sequence[Beat]) -> list[BeatAnswer]:
@@ -57,22 +62,73 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
     """Renew the sessions. False: the member is no longer live. At most MEMBERS_MAX heartbeats."""
     keys = _keys(beats)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, int]:
+    def body(connection: sa.Connection, _attempt: Attempt) -> set[Key]:
         batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
         now = store.clock(connection)
-        until_ms = {}
+        until_ms, classic_until_ms = {}, {}
         for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
             if not now.expired(row.until_ms, row.clock_epoch):
                 renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
                 until_ms[row.group_id, row.member_id] = renewed_ms
-        batch_rows.renew_sessions(connection, until_ms, now)
-        return until_ms
+        if len(until_ms) < len(keys):
+            for classic in map(ClassicColumns._make, batch_rows.ask_classic(connection, keys).rows()):
+                if not now.expired(classic.until_ms, classic.clock_epoch):
+                    renewed_ms = now.lease_ms + classic.session_timeout_ms
+                    classic_until_ms[classic.group_id, classic.member_id] = renewed_ms
+        batch_rows.renew_sessions(connection, until_ms, classic_until_ms, now)
+        return until_ms.keys() | classic_until_ms.keys()
 
     renewed = store.transact(body)
     return [beat.key in renewed for beat in beats]
 
 
 def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    classic = [beat for beat in beats if beat.protocol == rows.CLASSIC]
+    answers = _of_classic_groups(store, connection, classic) if classic else {}
+    rest = [beat for beat in beats if beat not in answers]
+    if rest:
+        answers |= _of_consumer_groups(store, connection, rest)
+    return [answers[beat] for beat in beats]
+
+
+def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> dict[Beat, BeatAnswer]:
+    """The answers to members of classic groups; those of other groups are left out."""
+    keys = _keys(beats)
+    with one_message(connection):
+        clock = store.ask_clock(connection)
+        members = batch_rows.ask_classic(connection, keys)
+        ends = batch_rows.ask_classic_ends(connection, {group_id for group_id, _ in keys})
+    now = clock()
+    by_key = {(row.group_id, row.member_id): row for row in map(ClassicColumns._make, members.rows())}
+    ends_ms = _session_ends(ends.rows(), now)
+    answers = {}
+    for beat in beats:
+        row = by_key.get(beat.key)
+        if row is None:
+            if beat.group_id in ends_ms:  # not a member of this classic group
+                answers[beat] = BeatAnswer(alone=True)
+            continue
+        change_ms = ends_ms[beat.group_id]
+        if row.deadline_ms is not None:
+            change_ms = min(change_ms, row.deadline_ms if row.group_clock_epoch == now.clock_epoch else 0)
+        if (
+            change_ms <= now.lease_ms
+            or row.phase == Phase.PENDING
+            or row.generation != beat.epoch
+            or beat.instance_id not in (None, row.instance_id)
+        ):
+            answers[beat] = BeatAnswer(alone=True)
+            continue
+        due_ms = row.until_ms - row.session_timeout_ms * 2 // 3
+        answers[beat] = BeatAnswer(
+            rejoin=row.state == State.PREPARING,
+            renewal_due=due_ms <= now.lease_ms,
+            valid_until_ms=min(due_ms, change_ms),
+        )
+    return answers
+
+
+def _of_consumer_groups(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> dict[Beat, BeatAnswer]:
     keys = _keys(beats)
     with one_message(connection):
         clock = store.ask_clock(connection)
@@ -80,25 +136,25 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
         owned = batch_rows.ask_owned(connection, keys)
         ends = batch_rows.ask_session_ends(connection, {group_id for group_id, _ in keys})
     now = clock()
-    found = {(row.group_id, row.member_id): row for row in map(MemberColumns._make, members.rows())}
+    by_key = {(row.group_id, row.member_id): row for row in map(MemberColumns._make, members.rows())}
     assigned: dict[Key, set[TopicPartition]] = {}
     for group_id, member_id, topic, number in owned.rows():
         assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
     ends_ms = _session_ends(ends.rows(), now)
-    subscriptions = [subscription_of(row.subscription) for row in found.values()]
+    subscriptions = [subscription_of(row.subscription) for row in by_key.values()]
     topics = {name for said in subscriptions for name in said.topics}
     topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
     facts = batch_rows.topic_facts(connection, topics)
-    answers = []
+    answers = {}
     for beat in beats:
-        row = found.get(beat.key)
+        row = by_key.get(beat.key)
         if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != beat.protocol:
-            answers.append(BeatAnswer(False, _refusal(connection, beat, gone=row is None), False, 0))
+            answers[beat] = BeatAnswer(error=_refusal(connection, beat, gone=row is None))
             continue
         group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
         epochs, owned_now = epochs_of(row.epoch_state), assigned.get(beat.key, set())
         accepted = (row.epoch, epochs.claim) == (beat.epoch, beat.claim) and beat.instance_id in (None, row.instance_id)
-        changed = (
+        alone = (
             not accepted
             or row.group_generation != beat.epoch
             or notice_topics(group, facts_of(row.topics), facts, said.topics) != group
@@ -109,7 +165,8 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
         )
         due_ms = epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms)
         valid_until_ms = min(due_ms, ends_ms[beat.group_id])
-        answers.append(BeatAnswer(changed, None, accepted and due_ms <= now.lease_ms, valid_until_ms))
+        renewal_due = accepted and due_ms <= now.lease_ms
+        answers[beat] = BeatAnswer(alone=alone, renewal_due=renewal_due, valid_until_ms=valid_until_ms)
     return answers
 
 

@@ -172,7 +172,7 @@ class ConsumerMembership(Membership):
         [answer] = answer_beats(self._store, [beat])
         if answer.renewal_due and renew_sessions(self._store, [beat]) == [False]:
             return True
-        return answer.changed or answer.error is not None or not self._complete
+        return answer.alone or answer.error is not None or not self._complete
 
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
         me, epoch = self._identity(), None if self.generation == JOINING else self.generation

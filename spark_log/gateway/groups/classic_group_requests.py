@@ -10,10 +10,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 
-from spark_log.errors import GroupAssignmentTooLargeError, SparkLogError
+from spark_log.errors import (
+    GroupAssignmentTooLargeError,
+    RebalanceInProgressError,
+    SparkLogError,
+    UnknownMemberIdError,
+)
 from spark_log.failpoints import failpoint
 from spark_log.gateway.api import Client
-from spark_log.gateway.groups import translated_members
 from spark_log.gateway.limits.request_context import request_context
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.wire import Message
@@ -21,7 +25,9 @@ from spark_log.gateway.services import Services
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.limits import check_assignment
 from spark_log.groups.classic.rules import ClassicGroup, JoinAnswer, Joining, State
-from spark_log.groups.classic.service import Seen, change, change_own, has_classic_members, join_classic
+from spark_log.groups.classic.service import Seen, change, change_own, join_classic
+from spark_log.groups.consumer.rows import CONSUMER
+from spark_log.groups.conversion import read_type
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.metadata.store import Store
 
@@ -41,14 +47,6 @@ class _Progress(NamedTuple, Generic[T]):
     generation: int
     protocol_type: str
     protocol: str
-
-
-async def is_classic(services: Services, request: Message) -> bool:
-    """Whether the leader assigns for a member that joins: no assignor is the server's, or the group has a leader."""
-    known = translated_members.assignors()
-    if request.protocol_type != translated_members.PROTOCOL_TYPE or not any(p.name in known for p in request.protocols):
-        return True
-    return await services.call(has_classic_members, services.cluster.store, request.group_id)
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -237,5 +235,10 @@ async def _wait_for(
     beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
     while (answer := progress.answer) is None:
         await services.classic_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
-        progress = await services.call(again)
+        try:
+            progress = await services.call(again)
+        except UnknownMemberIdError:
+            if await services.call(read_type, services.cluster.store, group_id) == CONSUMER:
+                raise RebalanceInProgressError(f"group {group_id!r} was upgraded: its members join again") from None
+            raise
     return progress, answer

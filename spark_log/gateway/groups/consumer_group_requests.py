@@ -17,7 +17,6 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GROUP_TYPE, GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups import translated_members
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
@@ -30,6 +29,7 @@ from spark_log.gateway.protocol.schemas import (
 )
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.groups.assignment import known_assignors
 from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
 from spark_log.groups.consumer.service import (
@@ -55,7 +55,7 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
         me = request.group_id, request.member_id, request.instance_id
         beat = Beat(*me, request.member_epoch, client.claims.connection_id)
         try:
-            if not await services.heartbeats.answer(beat):
+            if not (await services.heartbeats.answer(beat)).alone:
                 return _response(services, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
         except MetadataStoreUnavailableError as error:
             return _response(services, failed(error))
@@ -82,7 +82,7 @@ def _regex(request: Message) -> str | None:
 
 def _heartbeat(services: Services, request: Message, client: Client) -> Message:
     def answer() -> ConsumerAnswer:
-        store, assignors = services.cluster.store, translated_members.assignors()
+        store, assignors = services.cluster.store, known_assignors()
         member_id = request.member_id
         if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
             member_id = str(uuid.uuid4())

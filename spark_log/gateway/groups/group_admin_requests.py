@@ -20,13 +20,13 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups.translated_members import encode_assignment
 from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
 from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
+from spark_log.groups.consumer_messages import encode_assignment
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
 from spark_log.ids import TopicPartition

@@ -21,7 +21,7 @@ from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMembe
 from spark_log.gateway.access.rights import on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups import classic_group_requests, translated_members
-from spark_log.gateway.groups.translated_members import COOPERATIVE, PROTOCOL_TYPE, Membership
+from spark_log.gateway.groups.translated_members import Membership
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
@@ -29,6 +29,8 @@ from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.consumer.rows import CLASSIC
+from spark_log.groups.consumer_messages import PROTOCOL_TYPE, encode_assignment
+from spark_log.groups.conversion import read_type, type_to_join
 from spark_log.groups.heartbeat_batches import Beat
 from spark_log.groups.identity import Identity
 
@@ -44,16 +46,22 @@ def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> I
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    """A group with members of the consumer protocol gets a translated one; any other is a classic group."""
     try:
-        if await classic_group_requests.is_classic(services, request):
-            return await classic_group_requests.join_group(services, request, client)
+        kind = await services.call(type_to_join, services.cluster.store, request.group_id)
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
+    if kind == CLASSIC:
+        return await classic_group_requests.join_group(services, request, client)
+    return await _join_translated(services, request, client)
+
+
+async def _join_translated(services: Services, request: Message, client: Client) -> Message:
+    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
     timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
     me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
-    protocols = {each.name: bytes(each.metadata) for each in request.protocols}
+    protocols = tuple((each.name, bytes(each.metadata)) for each in request.protocols)
     try:
         joining = await services.call(
             translated_members.joining_of, store, me, request.protocol_type, protocols, max(0, timeout_ms),
@@ -65,28 +73,28 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
                 return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         seen = await services.call(services.changes.current)
-        found = await services.call(translated_members.join, store, joining)
-        while not (found.complete or found.assignor == COOPERATIVE) and clock.monotonic_s() < deadline_s:
+        joined = await services.call(translated_members.join, store, joining)
+        while not (joined.complete or joining.cooperative) and clock.monotonic_s() < deadline_s:
             left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
             await services.changes.wait(seen, left_s)
             seen = await services.call(services.changes.current)
-            found = await services.call(translated_members.join_again, store, joining)
+            joined = await services.call(translated_members.join_again, store, joining)
     except SparkLogError as error:
         return _joined(me.member_id, error_code(error))
-    return _joined(joining.me.member_id, NONE, found)
+    return _joined(joining.me.member_id, NONE, joined)
 
 
 def _may_describe(client: Client) -> Callable[[str], bool]:
     return partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
 
-def _joined(member_id: str, code: int, found: Membership | None = None) -> Message:
+def _joined(member_id: str, code: int, joined: Membership | None = None) -> Message:
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=code,
-        generation_id=-1 if found is None else found.generation,
-        protocol_type=None if found is None else PROTOCOL_TYPE,
-        protocol_name="" if found is None else found.assignor,
+        generation_id=-1 if joined is None else joined.generation,
+        protocol_type=None if joined is None else PROTOCOL_TYPE,
+        protocol_name="" if joined is None else joined.protocol,
         leader="",
         member_id=member_id,
         members=[],
@@ -98,9 +106,9 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
     me = identity(request, client)
     store = services.cluster.store
     try:
-        found = await services.call(translated_members.sync, store, me, request.generation_id, _may_describe(client))
-    except UnknownMemberIdError:
-        return await classic_group_requests.sync_group(services, request)
+        if await services.call(read_type, store, me.group_id) == CLASSIC:
+            return await classic_group_requests.sync_group(services, request)
+        synced = await services.call(translated_members.sync, store, me, request.generation_id, _may_describe(client))
     except IllegalGenerationError:
         return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
     except SparkLogError as error:
@@ -109,8 +117,8 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
         throttle_time_ms=0,
         error_code=NONE,
         protocol_type=PROTOCOL_TYPE,
-        protocol_name=found.assignor,
-        assignment=translated_members.encode_assignment(found.partitions),
+        protocol_name=synced.protocol,
+        assignment=encode_assignment(synced.partitions),
     )
 
 
@@ -118,13 +126,15 @@ async def heartbeat(services: Services, request: Message, client: Client) -> Mes
     """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
     group_id, member_id, instance_id = request.group_id, request.member_id, getattr(request, "group_instance_id", None)
     beat = Beat(group_id, member_id, instance_id, request.generation_id, member_id, CLASSIC)
+    store = services.cluster.store
     try:
-        try:
-            rejoin = await services.heartbeats.answer(beat)
-            if rejoin:
-                await services.call(translated_members.expect_rejoin, services.cluster.store, group_id, member_id)
-        except UnknownMemberIdError:
+        answer = await services.heartbeats.answer(beat)
+        rejoin = answer.rejoin
+        if answer.alone and await services.call(read_type, store, group_id) == CLASSIC:
             rejoin = await classic_group_requests.heartbeat(services, request)
+        elif answer.alone:
+            rejoin = True
+            await services.call(translated_members.expect_rejoin, store, group_id, member_id)
     except SparkLogError as error:
         return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
     return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
@@ -148,10 +158,10 @@ def _leave(services: Services, me: Identity) -> int:
     try:
         if not all(map(can_be_stored, (me.member_id, me.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")
-        try:
-            translated_members.leave(services.cluster.store, me)
-        except UnknownMemberIdError:
+        if read_type(services.cluster.store, me.group_id) == CLASSIC:
             classic_group_requests.leave_group(services, me.group_id, me.member_id, me.instance_id)
+        else:
+            translated_members.leave(services.cluster.store, me)
     except SparkLogError as error:
         return error_code(error)
     return NONE

@@ -11,7 +11,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import UnknownMemberIdError
 from spark_log.gateway.limits.shared_calls import SharedCalls
 from spark_log.groups.batch_rows import MEMBERS_MAX
-from spark_log.groups.heartbeat_batches import Beat, BeatAnswer, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import UNCHANGED, Beat, BeatAnswer, answer_beats, renew_sessions
 from spark_log.metadata.store import Store
 
 
@@ -27,12 +27,12 @@ class Heartbeats:
         self._valid_until_ms: dict[Beat, int] = {}
         """Heartbeats that change nothing as of `_version` of the store, until this time of its lease clock."""
 
-    async def answer(self, beat: Beat) -> bool:
-        """Keep the session alive. True: a classic member must join again; a heartbeat of the consumer protocol must be
-        handled alone. UnknownMemberIdError, FencedInstanceIdError, MetadataStoreUnavailableError.
+    async def answer(self, beat: Beat) -> BeatAnswer:
+        """Keep the session alive, unless the heartbeat must be handled alone. UnknownMemberIdError,
+        FencedInstanceIdError, MetadataStoreUnavailableError.
         """
         if self._store.changes.exact and self._is_known(beat):
-            return False
+            return UNCHANGED
         if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
         answer = await self._reads.submit(beat)
@@ -40,7 +40,7 @@ class Heartbeats:
             answer = await self._reads.submit(beat)
         if answer.error is not None:
             raise answer.error
-        return answer.changed
+        return answer
 
     def _is_known(self, beat: Beat) -> bool:
         version = self._store.changes.current()
@@ -56,7 +56,7 @@ class Heartbeats:
         answers: Sequence[BeatAnswer] = await self._call_in_thread(answer_beats, self._store, beats)
         if self._store.changes.exact and version == self._version:
             for beat, answer in zip(beats, answers, strict=True):
-                if answer.error is None and not answer.changed:
+                if answer.error is None and not (answer.rejoin or answer.alone):
                     self._valid_until_ms[beat] = answer.valid_until_ms
         return answers
 

@@ -11,11 +11,10 @@ any gateway serves any member.
 All functions block; they raise the errors of `groups.consumer.service`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.cluster.names import is_legal
 from spark_log.errors import (
@@ -25,25 +24,18 @@ from spark_log.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from spark_log.groups.assignment import Assignor, known_assignors
+from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committers import check_live
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
 from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity
-from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store
 
-PROTOCOL_TYPE = "consumer"
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
-
-
-def assignors() -> dict[str, Assignor]:
-    """The assignors that any client may ask for, by name."""
-    known = known_assignors()
-    return {**known, "RoundRobinAssigner": known["roundrobin"]}  # KafkaJS's name of it
 
 
 @dataclass(frozen=True)
@@ -52,19 +44,23 @@ class Joining:
 
     me: Identity
     topics: frozenset[str]
-    assignors: tuple[str, ...]
-    """Those that gateways know, in order of preference."""
+    protocols: tuple[tuple[str, bytes], ...]
     owned: Partitions
     rebalance_timeout_ms: int
     replaces: bool = False
 
+    @property
+    def cooperative(self) -> bool:
+        """Whether the client joins with what it owns."""
+        return self.protocols[0][0] == COOPERATIVE
+
 
 @dataclass(frozen=True)
 class Membership:
-    """A member's state. `complete`: it has all of its target, and nothing else."""
+    """A member's state. `protocol`: its own first one. `complete`: it has all of its target, and nothing else."""
 
     generation: int
-    assignor: str
+    protocol: str
     partitions: Partitions
     complete: bool
 
@@ -78,38 +74,30 @@ def joining_of(
     store: Store,
     identity: Identity,
     protocol_type: str,
-    protocols: Mapping[str, bytes],
+    protocols: tuple[tuple[str, bytes], ...],
     rebalance_timeout_ms: int,
     may_describe: Callable[[str], bool],
 ) -> Joining:
-    """Check a JoinGroup request and decode it; `protocols` are the metadata by assignor, in order of preference. Topics
+    """Check a JoinGroup request and decode it; `protocols` are names and metadata, in order of preference. Topics
     that the client may not describe are left out: to it, they do not exist.
 
-    InconsistentGroupProtocolError for a group that is not of consumers, or without an assignor that gateways know.
+    InconsistentGroupProtocolError for a member that is no consumer.
     """
     check_group_id(identity.group_id)
     check_instance_id(identity.instance_id)
     check_session_timeout(identity.session_timeout_ms, store.settings)
     if len(identity.member_id) > _MEMBER_ID_CHARACTERS_MAX:
         raise UnknownMemberIdError("a member id that no gateway has made")
-    known = [name for name in protocols if name in assignors()]
-    if protocol_type != PROTOCOL_TYPE or not known:
+    messages = [decode_subscription(metadata) for _, metadata in protocols]
+    if protocol_type != PROTOCOL_TYPE or not messages or None in messages:
         raise InconsistentGroupProtocolError(
-            f"group {identity.group_id!r}: members of type {protocol_type!r} with assignors"
-            f" {', '.join(protocols)} are not supported; there are {', '.join(assignors())}"
+            f"group {identity.group_id!r} is of consumers; a member of type {protocol_type!r} with"
+            f" {', '.join(name for name, _ in protocols)} cannot join"
         )
-    topics: set[str] = set()
-    owned: set[TopicPartition] = set()
-    for name in known:
-        try:
-            said = ConsumerProtocolSubscription.decode(protocols[name])
-        except (ValueError, IndexError, TypeError, OverflowError) as error:
-            raise InconsistentGroupProtocolError(f"group {identity.group_id!r}: {name}: {error}") from None
-        topics |= set(said.topics)
-        pairs = said.owned_partitions or ()
-        owned |= {TopicPartition(each.topic, number) for each in pairs for number in each.partitions}
+    topics = {topic for message in messages if message is not None for topic in message.topics}
+    owned = {partition for message in messages if message is not None for partition in message.owned}
     legal = frozenset(name for name in topics if is_legal(name) and may_describe(name))
-    return Joining(identity, legal, tuple(known), frozenset(owned), rebalance_timeout_ms)
+    return Joining(identity, legal, protocols, frozenset(owned), rebalance_timeout_ms)
 
 
 def join(store: Store, joining: Joining) -> Membership:
@@ -117,26 +105,26 @@ def join(store: Store, joining: Joining) -> Membership:
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
-        consumer_heartbeat(store, _beat(joining, JOINING), assignors())
+        consumer_heartbeat(store, _beat(joining, JOINING), known_assignors())
     return join_again(store, joining)
 
 
 def join_again(store: Store, joining: Joining) -> Membership:
     """As `join`, of a member. UnknownMemberIdError, FencedInstanceIdError."""
     me, beat = joining.me, _beat(joining, None)
-    answer = consumer_heartbeat(store, beat, assignors())
+    answer = consumer_heartbeat(store, beat, known_assignors())
     if not answer.complete:  # it has been told what to give up, and if it has joined without that, others may have it
-        answer = consumer_heartbeat(store, beat, assignors())
+        answer = consumer_heartbeat(store, beat, known_assignors())
     if answer.repeat or answer.partitions is None:
         raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")
-    return Membership(answer.epoch, answer.assignor, answer.partitions, answer.complete)
+    return Membership(answer.epoch, joining.protocols[0][0], answer.partitions, answer.complete)
 
 
 def _beat(joining: Joining, epoch: int | None) -> ConsumerBeat:
     me = joining.me
     return ConsumerBeat(
         me, me.member_id, epoch, rebalance_timeout_ms=joining.rebalance_timeout_ms, names=joining.topics,
-        owned=joining.owned, assignors=joining.assignors, replaces=joining.replaces, protocol=rows.CLASSIC,
+        owned=joining.owned, replaces=joining.replaces, protocol=rows.CLASSIC, protocols=joining.protocols,
     )  # fmt: skip
 
 
@@ -145,20 +133,15 @@ def sync(store: Store, me: Identity, generation: int, may_describe: Callable[[st
     describe a topic.
     """
 
-    def read(connection: sa.Connection) -> tuple[rows.MemberRow, rows.GroupRow]:
-        row, _ = check_live(store, connection, me, lock=False)
-        group = rows.read_group(connection, me.group_id)
-        if row.protocol != rows.CLASSIC or group is None:
-            raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a classic member")
-        return row, group
-
-    row, group = store.read(read)
+    row, _ = store.read(lambda connection: check_live(store, connection, me))
+    if row.protocol != rows.CLASSIC:
+        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a classic member")
     told = row.epochs.told
     if row.member.generation != generation or not all(may_describe(each.topic) for each in told):
         raise IllegalGenerationError(
             f"group {me.group_id!r}: generation {generation} is over, the member is in {row.member.generation}"
         )
-    return Membership(generation, group.assignor, told, complete=told == row.member.target)
+    return Membership(generation, row.protocols[0][0], told, complete=told == row.member.target)
 
 
 def expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
@@ -191,18 +174,7 @@ def leave(store: Store, me: Identity) -> None:
     if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
     me = replace(me, member_id=row.member_id)
-    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), assignors())
-
-
-def encode_assignment(partitions: Partitions) -> bytes:
-    """The assignment as classic consumers decode it."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        by_topic.setdefault(topic, []).append(number)
-    kind = ConsumerProtocolAssignment.TopicPartition
-    assigned = [kind(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
-    found = ConsumerProtocolAssignment(version=0, assigned_partitions=assigned, user_data=b"")
-    return found.encode()  # type: ignore[no-any-return]
+    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), known_assignors())
 
 
 def _find(connection: sa.Connection, me: Identity) -> rows.MemberRow | None:

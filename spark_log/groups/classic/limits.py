@@ -33,6 +33,12 @@ def check_request(request: Joining) -> None:
         raise GroupMaxSizeReachedError(f"the metadata of a member has more than {BYTES_MAX} bytes")
 
 
+def check_metadata(group_id: str, size: int) -> None:
+    """GroupMaxSizeReachedError if the translated members of a group would have more metadata."""
+    if size > BYTES_MAX:
+        raise GroupMaxSizeReachedError(f"group {group_id!r}: the metadata of its classic members has {size} bytes")
+
+
 def check_assignment(group: ClassicGroup, after: ClassicGroup) -> None:
     """GroupAssignmentTooLargeError if the leader has sent more than there is room for. `after`: with its assignment."""
     size = _size(after.members.values())

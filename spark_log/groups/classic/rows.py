@@ -1,6 +1,5 @@
 """The rows of classic groups. The row of `consumer_group` is their lock, and has the generation. No rules here."""
 
-import base64
 import json
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group
+from spark_log.groups.consumer.stored_values import protocols_json, protocols_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
@@ -109,7 +109,7 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
     if before is None or before.generation != after.generation or was_empty is bool(after.joined):
         empty_since_ms = None if after.joined else now.wall_ms
         group = Group(after.generation, after.generation)
-        rows.save_group(connection, after.group_id, group, empty_since_ms=empty_since_ms)
+        rows.save_group(connection, after.group_id, group, empty_since_ms=empty_since_ms, type=rows.CLASSIC)
 
 
 def delete_classic(connection: sa.Connection, group_id: str) -> None:
@@ -133,11 +133,10 @@ def _by_id(found: Collection[Any], now: StoreClock) -> dict[str, ClassicMember]:
 def _member(row: Any, now: StoreClock) -> ClassicMember:
     _, member_id, instance_id, client, protocols, session_ms, rebalance_ms, until_ms, clock_epoch, phase, given = row
     who = json.loads(client)
-    said = tuple((name, base64.b64decode(metadata)) for name, metadata in json.loads(protocols))
     until_ms = until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS
     return ClassicMember(
-        member_id, instance_id, who["id"], who["host"], said, session_ms, rebalance_ms, until_ms, Phase(phase),
-        bytes(given),
+        member_id, instance_id, who["id"], who["host"], protocols_of(protocols), session_ms, rebalance_ms, until_ms,
+        Phase(phase), bytes(given),
     )  # fmt: skip
 
 
@@ -167,8 +166,7 @@ def _of_member(member: ClassicMember, now: StoreClock) -> dict[str, Any]:
 
 
 def _of_metadata(member: ClassicMember) -> dict[str, Any]:
-    said = [(name, base64.b64encode(metadata).decode()) for name, metadata in member.protocols]
-    return {"protocols": json.dumps(said, separators=(",", ":"))}
+    return {"protocols": protocols_json(member.protocols)}
 
 
 def _of_state(member: ClassicMember, now: StoreClock) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def begin_again(group: ClassicGroup, generation: int, now_ms: int) -> ClassicGro
     """The group in another rebalance, if the leader's assignment of this generation cannot be stored."""
     if group.state is not State.COMPLETING or group.generation != generation:
         return group
-    return _prepare(group, now_ms)
+    return begin_rebalance(group, now_ms)
 
 
 def check_protocol(group: ClassicGroup, protocol_type: str | None, protocol: str | None) -> None:
@@ -359,7 +359,7 @@ def replace_member(group: ClassicGroup, member: ClassicMember) -> ClassicGroup:
 def _joining(group: ClassicGroup, member: ClassicMember, protocol_type: str, now_ms: int) -> ClassicGroup:
     """The group with a member that joins: in a rebalance that has begun, or begins with it."""
     group = replace_member(replace(group, protocol_type=protocol_type), replace(member, phase=Phase.JOINING))
-    return _complete_join(group, now_ms) if group.state is State.PREPARING else _prepare(group, now_ms)
+    return _complete_join(group, now_ms) if group.state is State.PREPARING else begin_rebalance(group, now_ms)
 
 
 def _without(group: ClassicGroup, member_ids: Collection[str], now_ms: int) -> ClassicGroup:
@@ -371,11 +371,11 @@ def _without(group: ClassicGroup, member_ids: Collection[str], now_ms: int) -> C
         group = replace(group, leader="")
     if group.state is State.PREPARING:
         return _complete_join(group, now_ms)
-    return _prepare(group, now_ms) if members_left else group
+    return begin_rebalance(group, now_ms) if members_left else group
 
 
-def _prepare(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """Begin a rebalance."""
+def begin_rebalance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
+    """All members must join again."""
     group = replace(group, state=State.PREPARING, deadline_ms=now_ms + _rebalance_timeout_ms(group.joined))
     return _complete_join(group, now_ms)
 

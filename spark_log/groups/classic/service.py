@@ -15,7 +15,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import MEMBERS_MAX, Key
 from spark_log.groups.classic.limits import check_join, check_request
-from spark_log.groups.classic.rows import EXPIRED_MS, delete_classic, read_classic, read_part, save_classic
+from spark_log.groups.classic.rows import EXPIRED_MS, read_classic, read_part, save_classic
 from spark_log.groups.classic.rules import (
     ClassicGroup,
     Joining,
@@ -205,35 +205,10 @@ def remove_classic_members(
     change(store, group_id, remove)
 
 
-def has_classic_members(store: Store, group_id: str) -> bool:
-    """Whether a consumer that joins the group meets members of this kind."""
-
-    def read(connection: sa.Connection) -> bool:
-        now = store.clock(connection)
-        return live_classic(connection, group_id, now) > 0
-
-    return store.read(read)
-
-
 def live_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
     """Number of members whose sessions have not ended; 0 for a group of another kind."""
     group = read_classic(connection, group_id, now)
     return 0 if group is None else len(advance(group, now.lease_ms).joined)
-
-
-def end_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> None:
-    """Let members of another kind join, in a transaction that holds the group's lock.
-
-    InconsistentGroupProtocolError while it has members of this kind.
-    """
-    group = read_classic(connection, group_id, now)
-    if group is None:
-        return
-    if live := len(advance(group, now.lease_ms).joined):
-        raise InconsistentGroupProtocolError(
-            f"group {group_id!r} has {live} member(s) of type {group.protocol_type!r} that assign by their own protocol"
-        )
-    delete_classic(connection, group_id)
 
 
 def check_classic_committer(

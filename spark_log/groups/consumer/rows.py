@@ -20,6 +20,8 @@ from spark_log.groups.consumer.stored_values import (
     facts_of,
     partitions_json,
     partitions_of,
+    protocols_json,
+    protocols_of,
     subscription_json,
     subscription_of,
 )
@@ -44,7 +46,7 @@ class GroupRow:
     """The facts of the subscribed topics that the targets assume."""
     empty_since_ms: int | None
     type: str = CONSUMER
-    """Of the members that it had last."""
+    """classic: it has a row in `classic_group`, and no members here."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class MemberRow:
     clock_epoch: str
     epochs: EpochState
     protocol: str = CONSUMER
+    protocols: tuple[tuple[str, bytes], ...] = ()
+    """Of a classic member: names with metadata, in its order of preference, for when its group becomes classic."""
 
     def live(self, now: StoreClock) -> bool:
         return not now.expired(self.until_ms, self.clock_epoch)
@@ -79,7 +83,7 @@ _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _ALL_MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
     GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
-    GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state,
+    GROUP_MEMBER.clock_epoch, GROUP_MEMBER.protocol, GROUP_MEMBER.epoch_state, GROUP_MEMBER.classic_protocols,
 )  # fmt: skip
 _MEMBERS = _ALL_MEMBERS.where(GROUP_MEMBER.group_id == sa.bindparam("g"))
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
@@ -125,13 +129,13 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 
 def _member_row(row: Any) -> MemberRow:
     member_id, instance_id, client, subscription, target, generation, timeout_ms, until_ms, *others = row
-    clock_epoch, protocol, epoch_state = others
+    clock_epoch, protocol, epoch_state, classic_protocols = others
     who = json.loads(client)
     said = subscription_of(subscription)
     member = Member(said.topics, partitions_of(target), generation=generation)
     return MemberRow(
         member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch,
-        epochs_of(epoch_state), protocol,
+        epochs_of(epoch_state), protocol, () if classic_protocols is None else protocols_of(classic_protocols),
     )  # fmt: skip
 
 
@@ -226,6 +230,13 @@ def count_members(connection: sa.Connection, group_id: str) -> int:
     ).scalar_one()
 
 
+def classic_bytes(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
+    """Size of the stored `protocols` of the group's other members."""
+    others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
+    size = sa.func.coalesce(sa.func.sum(sa.func.length(GROUP_MEMBER.classic_protocols)), 0)
+    return int(connection.execute(sa.select(size).where(others)).scalar_one())
+
+
 def insert_member(connection: sa.Connection, group_id: str, row: MemberRow) -> None:
     client = json.dumps({"id": row.client_id, "host": row.host})
     values = {"group_id": group_id, "member_id": row.member_id, "instance_id": row.instance_id, "client": client}
@@ -247,6 +258,7 @@ def _changing(row: MemberRow) -> dict[str, Any]:
         "clock_epoch": row.clock_epoch,
         "protocol": row.protocol,
         "epoch_state": epochs_json(row.epochs),
+        "classic_protocols": protocols_json(row.protocols) if row.protocols else None,
     }
 
 
@@ -310,12 +322,6 @@ def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
     """How the members speak to the group."""
     query = sa.select(GROUP_MEMBER.protocol).where(GROUP_MEMBER.group_id == group_id).distinct()
     return set(connection.execute(query).scalars())
-
-
-def group_type(protocols: Iterable[str], last: str) -> str:
-    """Kafka's name of the type of a group with members of these protocols; `last`: of a group without members."""
-    found = set(protocols)
-    return last if not found else CLASSIC if found == {CLASSIC} else CONSUMER
 
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:

@@ -14,13 +14,14 @@ from spark_log.errors import (
     GroupIdNotFoundError,
     IllegalArgumentError,
     InvalidRegularExpressionError,
+    RebalanceInProgressError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedAssignorError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignment import NO_PREFERENCE, UNIFORM, Assignor, choose_assignor
-from spark_log.groups.classic.service import end_classic
+from spark_log.groups.assignment import SERVER_PREFERENCE, UNIFORM, Assignor, choose_assignor
+from spark_log.groups.classic.limits import check_metadata
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import (
     JOINING,
@@ -43,13 +44,12 @@ from spark_log.groups.consumer.rules import (
 from spark_log.groups.consumer.stored_values import Pattern, Subscription
 from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
 from spark_log.groups.consumer.topic_patterns import check_pattern, matching
+from spark_log.groups.conversion import downgrade, upgrade
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 SERVER_ASSIGNORS = (UNIFORM, "range")
-_BESIDE = ("cooperative-sticky", "sticky", "range", "roundrobin", "RoundRobinAssigner")
-"""Assignors that a member of this protocol accepts besides, for groups with other members."""
 _TRIES = 4
 """Of computing the target before the client is asked to come again."""
 _TIMEOUT_MS = 5_000
@@ -78,6 +78,8 @@ class ConsumerBeat:
     replaces: bool = False
     """Whether it takes the place of a live member with its instance id, as in the classic protocol (KIP-345)."""
     protocol: str = rows.CONSUMER
+    protocols: tuple[tuple[str, bytes], ...] = ()
+    """Of a classic member: as `MemberRow.protocols`."""
 
     @property
     def full(self) -> bool:
@@ -182,7 +184,8 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
         if row is None or row.protocol != beat.protocol or not row.live(now):
             raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
         if beat.epoch == LEAVING:
-            return remove_members(connection, now, me.group_id, group.group, [row.member_id]).stale
+            remaining = remove_members(connection, now, me.group_id, group.group, [row.member_id])
+            return remaining.stale and not downgrade(store, connection, me.group_id, group.group, now)
         member, epochs = leave_for_a_while(row.member, row.epochs)
         until_ms = now.lease_ms + row.session_timeout_ms
         left = replace(row, member=member, epochs=epochs, until_ms=until_ms, clock_epoch=now.clock_epoch)
@@ -245,10 +248,15 @@ def _heartbeat(
     before = _lock_group(connection, me.group_id)
     now = store.clock(connection)
     if beat.epoch == JOINING:
-        end_classic(connection, me.group_id, now)
+        if before.type == rows.CLASSIC and beat.protocol == rows.CLASSIC:
+            raise RebalanceInProgressError(f"group {me.group_id!r} has become a classic group")
+        before = upgrade(store, connection, me.group_id, before, now)
     dead = rows.dead_members(connection, me.group_id, now)
     group = remove_members(connection, now, me.group_id, before.group, dead)
     row = stored = _find(store, connection, beat)
+    if beat.protocols and (row is None or row.protocols != beat.protocols):
+        size = sum(len(metadata) for _, metadata in beat.protocols)
+        check_metadata(me.group_id, size + rows.classic_bytes(connection, me.group_id, me.member_id))
     if row is None:
         row, group = _join(store, connection, beat, group, now)
     else:
@@ -261,8 +269,7 @@ def _heartbeat(
         if row.subscription.topics != topics and group.generation == before.group.generation:
             group = group.changed()
     if group != before.group:
-        kind = rows.group_type(rows.read_protocols(connection, me.group_id), rows.CONSUMER)
-        rows.save_group(connection, me.group_id, group, empty_since_ms=None, type=kind)
+        rows.save_group(connection, me.group_id, group, empty_since_ms=None)
     if group.stale and not last:
         if row != stored:
             rows.save_member(connection, me.group_id, row)
@@ -346,7 +353,7 @@ def _join(
     session_ms = me.session_timeout_ms or store.settings.group_consumer_session_timeout_ms
     row = rows.MemberRow(
         me.member_id, me.instance_id, me.client_id, me.host, said, member, session_ms, now.lease_ms + session_ms,
-        now.clock_epoch, epochs, beat.protocol,
+        now.clock_epoch, epochs, beat.protocol, beat.protocols,
     )  # fmt: skip
     if old is None:
         rows.insert_member(connection, me.group_id, row)
@@ -365,6 +372,7 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: Con
         epochs = replace(epochs, rebalance_timeout_ms=beat.rebalance_timeout_ms)
     if beat.rack is not None:
         epochs = replace(epochs, rack=beat.rack)
+    protocols = beat.protocols or row.protocols
     names = said.topics if said.pattern is None else said.pattern.names
     regex = "" if said.pattern is None else said.pattern.regex
     assignors = said.assignors if beat.assignor is None and not beat.assignors else _preference(beat)
@@ -372,7 +380,8 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: Con
     if beat.names is not None or beat.regex is not None or assignors != said.assignors or again:
         new_names = names if beat.names is None else beat.names
         said = _subscription(connection, beat, new_names, regex if beat.regex is None else beat.regex, assignors)
-    return replace(row, epochs=epochs, subscription=said, member=replace(row.member, topics=said.topics))
+    member = replace(row.member, topics=said.topics)
+    return replace(row, epochs=epochs, subscription=said, member=member, protocols=protocols)
 
 
 def _subscription(
@@ -389,8 +398,7 @@ def _subscription(
 def _preference(beat: ConsumerBeat) -> tuple[str, ...]:
     if beat.assignors:
         return beat.assignors
-    first = (NO_PREFERENCE, UNIFORM) if beat.assignor is None else (beat.assignor, UNIFORM)
-    return tuple(dict.fromkeys((*first, *_BESIDE)))
+    return SERVER_PREFERENCE if beat.assignor is None else tuple(dict.fromkeys((beat.assignor, *SERVER_PREFERENCE[1:])))
 
 
 def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:

@@ -1,5 +1,6 @@
 """How the rows of groups hold their values: as JSON, read once for many rows."""
 
+import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,15 @@ def subscription_json(subscription: Subscription) -> str:
         regex, names, matched = subscription.pattern.regex, subscription.pattern.names, subscription.pattern.matched
         facts |= {"regex": regex, "names": sorted(names), "matched": list(matched)}
     return json.dumps(facts, separators=(",", ":"))
+
+
+def protocols_of(text: str) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, base64.b64decode(metadata)) for name, metadata in json.loads(text))
+
+
+def protocols_json(protocols: Iterable[tuple[str, bytes]]) -> str:
+    encoded = [(name, base64.b64encode(metadata).decode()) for name, metadata in protocols]
+    return json.dumps(encoded, separators=(",", ":"))
 
 
 @lru_cache(maxsize=8192)

@@ -14,6 +14,7 @@ from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rows import MemberRow
 from spark_log.groups.consumer.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.groups.consumer.stored_values import facts_json
+from spark_log.groups.conversion import downgrade
 from spark_log.ids import TopicPartition
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -30,10 +31,7 @@ def remove_members(
     rows.delete_members(connection, group_id, member_ids)
     left = rows.count_members(connection, group_id)
     group = depart(group, left=left)
-    others: dict[str, str] = {}
-    if left:
-        others["type"] = rows.group_type(rows.read_protocols(connection, group_id), rows.CONSUMER)
-    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms, **others)
+    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
     logger.info("group %r: %s gone, %d left, generation %d", group_id, member_ids, left, group.generation)
     return group
 
@@ -56,7 +54,10 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
         if row is None:
             return
         now = store.clock(connection)
-        group = remove_members(connection, now, group_id, row.group, rows.dead_members(connection, group_id, now))
+        dead = rows.dead_members(connection, group_id, now)
+        group = remove_members(connection, now, group_id, row.group, dead)
+        if dead and downgrade(store, connection, group_id, row.group, now):
+            return
         facts = rows.topic_facts(connection, _subscribed(connection, group_id))
         noticed = notice_topics(group, row.topics, facts, facts.keys() | row.topics)
         if noticed != group:

@@ -27,7 +27,7 @@ consumer_group = _table(
     column(
         "type",
         String(20),
-        "classic if its last members were Kafka clients of the classic protocol, else consumer",
+        "classic if it has a row in classic_group, else consumer",
         server_default=text("'consumer'"),
     ),
     comment="A consumer group.",
@@ -47,6 +47,7 @@ group_member = _table(
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     column("protocol", String(20), "classic or consumer: how it speaks to the group"),
     column("epoch_state", Text, "JSON: its epoch before, what it was told, its connection, a deadline"),
+    column("classic_protocols", Text, "of a classic member: as classic_member.protocols", nullable=True),
     comment="A member of a group.",
 )
 

@@ -242,7 +242,7 @@ def test_heartbeats_that_say_nothing_new_are_answered_beside_others(cluster, con
 
     def answer(claim, instance_id):
         [found] = answer_beats(cluster.store, [Beat("g", member.member_id, instance_id, member.epoch, claim)])
-        return found.changed, found.renewal_due
+        return found.alone, found.renewal_due
 
     def write(connection, _attempt):
         row = rows.read_member(connection, "g", member.member_id)

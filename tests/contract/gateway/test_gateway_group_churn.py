@@ -11,6 +11,9 @@ import sqlalchemy as sa
 from kafka.protocol.consumer import OffsetCommitRequest
 
 from spark_log.cluster.settings import alter_settings
+from spark_log.facts.groups import describe_groups
+from spark_log.groups.assignment import known_assignors
+from spark_log.groups.consumer.target_assignment import reconcile_group
 from spark_log.metadata import tables as t
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids
@@ -164,11 +167,12 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
             return (
                 all(life.settled for life in survivors)
                 and ownership.numbers() == list(range(PARTITIONS))
-                and rows(cluster, t.group_member) == SURVIVORS
+                and members(cluster) == SURVIVORS
             )
 
         wait_until(converged, f"{[life.settled for life in survivors]} {ownership.numbers()}")
-        assert rows(cluster, t.group_partition) == PARTITIONS
+        [group] = describe_groups(cluster.store, ["g"])
+        assert sorted(p.partition for each in group.members for p in each.assignment) == list(range(PARTITIONS))
     finally:
         for life in lives:
             life.stop.set()
@@ -176,8 +180,12 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
             life.thread.join(60)
     assert [life.error for life in lives if life.error is not None] == []
     assert ownership.twice == []
-    wait_until(lambda: not rows(cluster, t.group_member) and not rows(cluster, t.group_partition), "rows are left")
-    assert rows(cluster, t.classic_member) == 0
+
+    def nothing_left():
+        reconcile_group(cluster.store, "g", known_assignors())  # as a coordinator ends the sessions of killed members
+        return members(cluster) == rows(cluster, t.group_partition) == 0
+
+    wait_until(nothing_left, "rows are left")
     assert all("Traceback" not in each.output for each in gateways)
 
 
@@ -191,7 +199,7 @@ def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, ga
         with ThreadPoolExecutor(MEMBERS) as pool:
             joined = list(pool.map(ClassicMember.join, members))
             synced = list(pool.map(ClassicMember.sync, members))
-        assert rows(cluster, t.group_member) == 1
+        assert rows(cluster, t.classic_member) == 1
         beats = [member.beat() for member in members]
         [owner] = [member for member, code in zip(members, beats, strict=True) if code in (0, 27)]
         assert set(beats) - {0, 27} <= {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}, (joined, synced, beats)
@@ -202,7 +210,7 @@ def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, ga
                 member.instance_id = instance_id
                 expected = {0} if member is owner else {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}
                 assert {commit(member)} <= expected and (member is owner or member.sync() in expected)
-        assert rows(cluster, t.group_member) == 1 and owner.beat() == 0
+        assert rows(cluster, t.classic_member) == 1 and owner.beat() == 0
 
 
 def commit(member):
@@ -213,6 +221,10 @@ def commit(member):
         group_instance_id=member.instance_id, topics=[kind(name="t", partitions=[part])],
     )  # fmt: skip
     return member.wire.exchange(request, 7).topics[0].partitions[0].error_code
+
+
+def members(cluster):
+    return rows(cluster, t.group_member) + rows(cluster, t.classic_member)
 
 
 def rows(cluster, table):

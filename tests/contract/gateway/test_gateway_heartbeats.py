@@ -12,6 +12,8 @@ from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make
@@ -28,7 +30,55 @@ def connect(cluster, cluster_address, tmp_path):
         yield lambda: stack.enter_context(WireConnection(gateways[next(count) % 2].port))
 
 
-def test_each_change_of_a_group_is_in_the_next_heartbeat(cluster, connect):
+@pytest.fixture
+def translated(cluster, connect):
+    """The group g has a member of the consumer protocol, of another topic: the cluster assigns."""
+    make(cluster, "other", 1)
+    ids = topic_ids(connect(), "other")
+    assert ConsumerMember(connect(), "g", ids, subscribed_topic_names=["other"]).join().error_code == NONE
+
+
+def join_beside(member, new):
+    """A new member joins the classic group of another one, whose heartbeats tell it so."""
+    new.send_join()
+    while (code := member.beat()) == NONE:
+        pass
+    assert code == REBALANCE_IN_PROGRESS
+    member.send_join()
+    assert member.joined() == new.joined() == NONE
+    for each in (member, new):
+        each.send_sync()
+    assert member.synced() == new.synced() == NONE
+
+
+def test_each_change_of_a_classic_group_is_in_the_next_heartbeat(cluster, connect):
+    make(cluster, "t", 4)
+    first = ClassicMember(connect(), "g", ["t"])
+    assert first.beat() == UNKNOWN_MEMBER_ID
+    assert (first.join(), first.sync()) == (NONE, NONE)
+    other_gateway = connect()
+    assert [first.beat(), first.beat(other_gateway)] * 2 == [NONE] * 4
+    second = ClassicMember(connect(), "g", ["t"])
+    second.reserve()
+    join_beside(first, second)
+    settle(first, second)
+    assert [len(member.owned["t"]) for member in (first, second)] == [2, 2]
+    first.generation -= 1
+    assert first.beat() == ILLEGAL_GENERATION
+    first.generation += 1
+    assert second.leave() == NONE
+    assert (first.beat(), second.beat()) == (REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID)
+    settle(first)
+    assert first.owned == {"t": list(range(4))}
+    static, successor = (ClassicMember(connect(), "g", ["t"], instance_id="i") for _ in range(2))
+    join_beside(first, static)
+    settle(first, static)
+    assert successor.join() == NONE
+    assert static.beat() == FENCED_INSTANCE_ID
+    assert (successor.beat(), first.beat()) == (NONE, NONE)
+
+
+def test_each_change_of_a_group_is_in_the_next_heartbeat(cluster, connect, translated):
     make(cluster, "t", 4)
     first = ClassicMember(connect(), "g", ["t"])
     assert first.beat() == UNKNOWN_MEMBER_ID
@@ -55,7 +105,7 @@ def test_each_change_of_a_group_is_in_the_next_heartbeat(cluster, connect):
     settle(first, successor)
 
 
-def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect):
+def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect, translated):
     session_s = 1.5
     make(cluster, "t", 4)
     lively, silent = (ClassicMember(connect(), "g", ["t"], session_timeout_ms=int(1000 * session_s)) for _ in range(2))
@@ -79,7 +129,9 @@ def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect):
 
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
-def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeout(cluster, connect, assignor):
+def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeout(
+    cluster, connect, translated, assignor
+):
     """Its session would go on."""
     make(cluster, "t", 2)
     stuck = ClassicMember(connect(), "g", ["t"], assignor=assignor, rebalance_timeout_ms=1_000)
@@ -115,7 +167,7 @@ def rejoin_by(cluster, member):
     return found.epochs.revoke_by_ms
 
 
-def test_member_that_joins_again_in_time_stays(cluster, connect):
+def test_member_that_joins_again_in_time_stays(cluster, connect, translated):
     make(cluster, "t", 2)
     slow = ClassicMember(connect(), "g", ["t"], rebalance_timeout_ms=60_000)
     assert (slow.join(), slow.sync()) == (NONE, NONE)
@@ -153,7 +205,7 @@ def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect)
             member.generation -= 1
         for member in members[1::4]:
             member.member_id = "unknown\0"
-        wanted = [REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID, NONE, NONE] * 3
+        wanted = [ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, NONE, NONE] * 3
         for _ in range(20):
             for member in members:
                 member.send_beat()
@@ -163,7 +215,10 @@ def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect)
         committing.join()
 
 
-def test_many_members_are_read_and_renewed_together(cluster, connect):
+@pytest.mark.parametrize("group_type", ["classic", "consumer"])
+def test_many_members_are_read_and_renewed_together(cluster, connect, group_type, request):
+    if group_type == "consumer":
+        request.getfixturevalue("translated")
     make(cluster, "t", 1)
     member = ClassicMember(connect(), "g", ["t"])
     assert (member.join(), member.sync()) == (NONE, NONE)

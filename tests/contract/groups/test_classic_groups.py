@@ -301,10 +301,10 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
     assert list_groups(cluster.store) == []
 
 
-def test_a_group_changes_its_kind_only_when_it_is_empty(cluster, connect):
+def test_a_group_of_workers_is_for_them_alone(cluster, connect):
     make(cluster, "t", 2)
-    classic, consumer = WorkerMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
-    settle(classic)
+    worker, consumer = WorkerMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
+    settle(worker)
     assert consumer.join() == INCONSISTENT
     with Consumer(cluster=str(cluster.store.address), group_id="g") as ours:
         ours.subscribe(["t"])
@@ -312,12 +312,16 @@ def test_a_group_changes_its_kind_only_when_it_is_empty(cluster, connect):
             ours.poll(timeout_ms=100)
     assert WorkerMember(connect(), kind="other", instance_id="x").join() == INCONSISTENT
     assert WorkerMember(connect(), protocol="else", instance_id="x").join() == INCONSISTENT
-    assert classic.leave() == NONE
-    assert consumer.join() == NONE
+    assert worker.leave() == NONE
+    assert (consumer.join(), consumer.sync()) == (NONE, NONE)
     assert WorkerMember(connect(), instance_id="x").join() == INCONSISTENT
-    [found] = describe_groups(cluster.store, ["g"])
-    assert (found.type, found.protocol_type, found.members[0].protocol) == ("classic", "consumer", "classic")
-    assert found.members[0].encoded is None, "the cluster assigns"
+    [described] = describe_groups(cluster.store, ["g"])
+    assert (described.type, described.protocol_type, described.members[0].protocol) == (
+        "classic",
+        "consumer",
+        "classic",
+    )
+    assert described.members[0].assignment == {TopicPartition("t", 0), TopicPartition("t", 1)}
     assert consumer.leave() == NONE
     assert WorkerMember(connect(), instance_id="x").join() == NONE
 

@@ -38,3 +38,7 @@ def upgrade() -> None:
         for name in ("beat", "rebalance_timeout_ms", "rejoin_by_ms"):
             batch.drop_column(name)
         batch.alter_column("epoch_state", existing_type=sa.Text(), nullable=False)
+    comment = "of a classic member: as classic_member.protocols"
+    op.add_column("group_member", sa.Column("classic_protocols", sa.Text(), nullable=True, comment=comment))
+    op.execute("UPDATE consumer_group SET type = 'consumer'")
+    op.execute("UPDATE consumer_group SET type = 'classic' WHERE group_id IN (SELECT group_id FROM classic_group)")

@@ -1,0 +1,58 @@
+"""What consumers tell each other in a group whose leader assigns: Kafka's ConsumerProtocol, as bytes."""
+
+import struct
+from typing import NamedTuple
+
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from spark_log.groups.classic.rules import ClassicGroup, ClassicMember
+from spark_log.groups.consumer.rules import Partitions
+from spark_log.ids import TopicPartition
+
+PROTOCOL_TYPE = "consumer"
+_ERRORS = (struct.error, ValueError, IndexError, TypeError, KeyError, OverflowError, UnicodeError)
+
+
+class SubscriptionMessage(NamedTuple):
+    """`owned`: the partitions that a member with a cooperative assignor keeps while it joins."""
+
+    topics: frozenset[str]
+    owned: Partitions
+
+
+def decode_subscription(data: bytes) -> SubscriptionMessage | None:
+    """None for bytes that are none."""
+    try:
+        message = ConsumerProtocolSubscription.decode(data)
+        return SubscriptionMessage(frozenset(message.topics), _partitions(message.owned_partitions or ()))
+    except _ERRORS:
+        return None
+
+
+def subscription_of(group: ClassicGroup, member: ClassicMember) -> SubscriptionMessage | None:
+    """What a member of a classic group subscribes to; None if it is no consumer."""
+    if group.protocol_type != PROTOCOL_TYPE or not member.protocols:
+        return None
+    return decode_subscription(member.metadata(group.protocol) or member.protocols[0][1])
+
+
+def decode_assignment(data: bytes) -> Partitions | None:
+    """None for bytes that are none."""
+    try:
+        return _partitions(ConsumerProtocolAssignment.decode(data).assigned_partitions)
+    except _ERRORS:
+        return None
+
+
+def encode_assignment(partitions: Partitions) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        by_topic.setdefault(topic, []).append(number)
+    kind = ConsumerProtocolAssignment.TopicPartition
+    assigned = [kind(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
+    message = ConsumerProtocolAssignment(version=0, assigned_partitions=assigned, user_data=b"")
+    return message.encode()  # type: ignore[no-any-return]
+
+
+def _partitions(topics: object) -> Partitions:
+    return frozenset(TopicPartition(each.topic, number) for each in topics for number in each.partitions)  # type: ignore[attr-defined]

@@ -1,0 +1,179 @@
+"""A group changes its type while it has members: Kafka's online upgrade and downgrade (KIP-848).
+
+Upgrade: the first member of the consumer protocol joins a classic group. Its members go on with the classic protocol,
+which is translated for them from then on; each keeps what it may still read until it joins again.
+Downgrade: the last member of the consumer protocol has gone. The others begin a rebalance of a classic group.
+`group.consumer.migration.policy` allows both, one or none.
+"""
+
+import logging
+
+import sqlalchemy as sa
+
+from spark_log.errors import InconsistentGroupProtocolError
+from spark_log.groups.assignment import SERVER_PREFERENCE
+from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
+from spark_log.groups.classic.rules import (
+    ClassicGroup,
+    ClassicMember,
+    Phase,
+    State,
+    advance,
+    begin_rebalance,
+    select_protocol,
+)
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.rules import NO_PARTITIONS, EpochState, Group, Member, Partitions, depart
+from spark_log.groups.consumer.stored_values import Subscription, facts_json
+from spark_log.groups.consumer_messages import (
+    PROTOCOL_TYPE,
+    decode_assignment,
+    encode_assignment,
+    subscription_of,
+)
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+logger = logging.getLogger(__name__)
+
+UPGRADE, DOWNGRADE, BIDIRECTIONAL = "upgrade", "downgrade", "bidirectional"
+
+
+def upgrade(
+    store: Store, connection: sa.Connection, group_id: str, before: rows.GroupRow, now: StoreClock
+) -> rows.GroupRow:
+    """The group, which the consumer protocol may join, in a transaction that holds its lock.
+
+    InconsistentGroupProtocolError for a classic group whose members are not consumers, or that may not be upgraded.
+    """
+    stored = read_classic(connection, group_id, now)
+    if stored is None:
+        return before
+    classic = advance(stored, now.lease_ms)
+    members = [] if not classic.joined else _translated(store, connection, classic, now)
+    delete_classic(connection, group_id)
+    for member in members:
+        rows.insert_member(connection, group_id, member)
+        rows.assign_partitions(connection, group_id, member.member_id, member.member.target)
+    facts = rows.topic_facts(connection, {topic for member in members for topic in member.subscription.topics})
+    group = Group(classic.generation, classic.generation)
+    rows.save_group(
+        connection, group_id, group, assignor=classic.protocol, topics=facts_json(facts), type=rows.CONSUMER
+    )
+    if members:
+        logger.info("group %r: upgraded with %d members", group_id, len(members))
+    return rows.GroupRow(group, classic.protocol, facts, before.empty_since_ms, rows.CONSUMER)
+
+
+def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, now: StoreClock) -> list[rows.MemberRow]:
+    """The members of a classic group as members with epochs."""
+    refusal = f"group {group.group_id!r} has {len(group.joined)} member(s) of type {group.protocol_type!r}"
+    if group.protocol_type != PROTOCOL_TYPE:
+        raise InconsistentGroupProtocolError(f"{refusal}, which assign by their own protocol")
+    if store.settings.group_consumer_migration_policy not in (UPGRADE, BIDIRECTIONAL):
+        raise InconsistentGroupProtocolError(f"{refusal}, and group.consumer.migration.policy allows no upgrade")
+    messages = {}
+    for member in group.joined:
+        message = subscription_of(group, member)
+        if message is None:
+            raise InconsistentGroupProtocolError(f"{refusal}, of which {member.member_id} has unknown metadata")
+        messages[member.member_id] = message
+    facts = rows.topic_facts(connection, {topic for message in messages.values() for topic in message.topics})
+    owned: set[TopicPartition] = set()
+    translated = []
+    for member in group.joined:
+        message = messages[member.member_id]
+        claimed = (decode_assignment(member.assignment) or NO_PARTITIONS) | message.owned
+        # what others claim too is theirs: a member that has lost it learns so when it joins again
+        mine = frozenset(
+            p
+            for p in claimed - owned
+            if p.topic in message.topics and p.topic in facts and p.partition < facts[p.topic].partition_count
+        )
+        owned |= mine
+        topics = frozenset(message.topics)
+        epochs = EpochState(
+            member.member_id, member.rebalance_timeout_ms, told=mine,
+            topic_ids=frozenset(facts[p.topic].topic_id for p in mine),
+        )  # fmt: skip
+        translated.append(
+            rows.MemberRow(
+                member.member_id, member.instance_id, member.client_id, member.host,
+                Subscription(topics, SERVER_PREFERENCE), Member(topics, target=mine, generation=group.generation),
+                member.session_timeout_ms, member.until_ms, now.clock_epoch, epochs, rows.CLASSIC, member.protocols,
+            )
+        )  # fmt: skip
+    return translated
+
+
+def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Group, now: StoreClock) -> bool:
+    """Make the group a classic one, if all its members are classic, in a transaction that holds its lock. `group`: as
+    it was before the last other member has gone, in the epoch that the clients know.
+    """
+    if store.settings.group_consumer_migration_policy not in (DOWNGRADE, BIDIRECTIONAL):
+        return False
+    members = rows.read_members(connection, group_id)
+    if not members or any(member.protocol != rows.CLASSIC for member in members):
+        return False
+    assigned: dict[str, Partitions] = {}
+    for partition, member_id in rows.owners(connection, group_id).items():
+        assigned[member_id] = assigned.get(member_id, NO_PARTITIONS) | {partition}
+    classic = {
+        member.member_id: ClassicMember(
+            member.member_id, member.instance_id, member.client_id, member.host, member.protocols,
+            member.session_timeout_ms, member.epochs.rebalance_timeout_ms, member.until_ms, Phase.SYNCED,
+            encode_assignment(assigned.get(member.member_id, NO_PARTITIONS)),
+        )
+        for member in members
+    }  # fmt: skip
+    protocol = select_protocol(classic.values())
+    if not protocol:
+        return False
+    rows.delete_members(connection, group_id, sorted(classic))
+    before = ClassicGroup(
+        group_id, group.generation, State.STABLE, PROTOCOL_TYPE, protocol, min(classic), None, classic
+    )
+    save_classic(connection, None, begin_rebalance(before, now.lease_ms), now)
+    logger.info("group %r: downgraded with %d members", group_id, len(members))
+    return True
+
+
+def type_of(connection: sa.Connection, group_id: str) -> str | None:
+    """classic or consumer; None if there is no such group."""
+    row = rows.read_group(connection, group_id)
+    return None if row is None else row.type
+
+
+def read_type(store: Store, group_id: str) -> str | None:
+    """As `type_of`."""
+    return store.read(lambda connection: type_of(connection, group_id))
+
+
+def type_to_join(store: Store, group_id: str) -> str:
+    """The type of the group that a classic client joins: classic, unless it has live members of the consumer protocol.
+    A group that has only classic ones left is downgraded.
+    """
+
+    def read(connection: sa.Connection) -> str | None:
+        """None: it may be downgraded."""
+        if type_of(connection, group_id) in (None, rows.CLASSIC):
+            return rows.CLASSIC
+        now = store.clock(connection)
+        live = {member.protocol for member in rows.read_members(connection, group_id) if member.live(now)}
+        return rows.CONSUMER if rows.CONSUMER in live else rows.CLASSIC if not live else None
+
+    def change(connection: sa.Connection, _attempt: Attempt) -> str:
+        row = rows.read_group(connection, group_id, lock=True)
+        now = store.clock(connection)
+        if row is not None and row.type == rows.CONSUMER:
+            dead = rows.dead_members(connection, group_id, now)
+            rows.delete_members(connection, group_id, dead)
+            left = rows.count_members(connection, group_id)
+            if not downgrade(store, connection, group_id, row.group, now):
+                if dead:
+                    group = depart(row.group, left=left)
+                    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
+                return rows.CONSUMER if left else rows.CLASSIC
+        return rows.CLASSIC
+
+    return store.read(read) or store.transact(change, announce=True)

@@ -1,0 +1,178 @@
+"""A group of consumers changes its type while it has members (`group.consumer.migration.policy`)."""
+
+import contextlib
+
+import pytest
+
+from spark_log import Consumer
+from spark_log.cluster.settings import alter_settings
+from spark_log.errors import GroupMaxSizeReachedError
+from spark_log.facts.groups import describe_groups
+from spark_log.gateway.groups import translated_members
+from spark_log.gateway.groups.translated_members import Joining
+from spark_log.groups.assignment import known_assignors
+from spark_log.groups.classic.limits import BYTES_MAX
+from spark_log.groups.consumer.target_assignment import reconcile_group
+from spark_log.groups.identity import Identity
+from spark_log.metadata import tables as t
+from tests.support.classic_member import ClassicMember, rebalance, settle
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.topics import make
+
+NONE, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, GROUP_ID_NOT_FOUND = 0, 25, 27, 69
+PARTITIONS = 6
+
+
+@pytest.fixture
+def connect(cluster, cluster_address, tmp_path):
+    make(cluster, "t", PARTITIONS)
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(GatewayProcess(tmp_path, cluster_address))
+        yield lambda: stack.enter_context(WireConnection(gateway.port))
+
+
+@pytest.fixture
+def classic(connect):
+    """Two classic members with three partitions each."""
+    members = [ClassicMember(connect(), "g", ["t"]) for _ in range(2)]
+    rebalance(*members)
+    settle(*members)
+    assert sorted(len(member.owned["t"]) for member in members) == [3, 3]
+    return members
+
+
+def new_member(connect):
+    return ConsumerMember(connect(), "g", topic_ids(connect(), "t"), subscribed_topic_names=["t"])
+
+
+def described(cluster):
+    [group] = describe_groups(cluster.store, ["g"])
+    return group
+
+
+def numbers(*members):
+    return sorted(number for member in members for number in member.owned.get("t", ()))
+
+
+def join_again(*members):
+    """As clients do that a heartbeat tells so."""
+    for member in members:
+        if member.beat() == REBALANCE_IN_PROGRESS:
+            assert member.join() == NONE
+            assert member.sync() in (NONE, REBALANCE_IN_PROGRESS)
+
+
+def test_members_of_a_classic_group_go_on_when_it_is_upgraded(cluster, connect, classic):
+    generation = classic[0].generation
+    new = new_member(connect)
+    assert new.join().error_code == NONE
+    group = described(cluster)
+    assert (group.type, {each.protocol for each in group.members}) == ("consumer", {"classic", "consumer"})
+    assert {each.member_id for each in group.members} == {new.member_id, *(each.member_id for each in classic)}
+    assert group.generation > generation
+    assert new.owned == {}, "the others may still read everything"
+    while not len(new.owned.get("t", ())) == 2 == len(classic[0].owned["t"]) == len(classic[1].owned["t"]):
+        join_again(*classic)
+        assert new.beat(owned=True).error_code == NONE
+        assert len(numbers(new, *classic)) == len(set(numbers(new, *classic)))
+    assert numbers(new, *classic) == list(range(PARTITIONS))
+    settle(*classic)
+
+
+def test_a_group_is_downgraded_when_its_last_other_member_leaves(cluster, connect, classic):
+    new = new_member(connect)
+    assert new.join().error_code == NONE
+    while len(new.owned.get("t", ())) < 2:
+        join_again(*classic)
+        assert new.beat(owned=True).error_code == NONE
+    settle(*classic)
+    before = [member.owned for member in classic]
+    assert new.leave().error_code == NONE
+    group = described(cluster)
+    assert (group.type, group.state, group.generation) == ("classic", "PreparingRebalance", classic[0].generation)
+    assert [member.beat() for member in classic] == [REBALANCE_IN_PROGRESS] * 2, "in the epoch that they know"
+    assert [member.owned for member in classic] == before
+    settle(*classic)
+    assert numbers(*classic) == list(range(PARTITIONS))
+    assert described(cluster).state == "Stable"
+
+
+@pytest.mark.parametrize("notices", ["a coordinator", "a member that joins"])
+def test_a_group_is_downgraded_when_its_last_other_member_has_died(cluster, connect, classic, notices):
+    new = new_member(connect)
+    assert new.join().error_code == NONE
+    settle(*classic)
+    ended = t.group_member.update().where(t.group_member.c.member_id == new.member_id).values(until_ms=0)
+    cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
+    if notices == "a coordinator":
+        reconcile_group(cluster.store, "g", known_assignors())
+        assert described(cluster).type == "classic"
+    settle(*classic)
+    assert described(cluster).type == "classic"
+    assert numbers(*classic) == list(range(PARTITIONS))
+
+
+def test_a_join_that_waits_is_told_of_the_upgrade(cluster, connect, classic):
+    late = ClassicMember(connect(), "g", ["t"])
+    late.reserve()
+    late.send_join()
+    while classic[0].beat() != REBALANCE_IN_PROGRESS:
+        pass
+    assert new_member(connect).join().error_code == NONE
+    assert late.joined() == REBALANCE_IN_PROGRESS
+    assert late.join() == NONE, "with the same member id"
+    assert late.member_id in {each.member_id for each in described(cluster).members}
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "types"),
+    [("disabled", GROUP_ID_NOT_FOUND, ["classic"]), ("upgrade", NONE, ["consumer", "consumer"]),
+     ("downgrade", GROUP_ID_NOT_FOUND, ["classic"])],
+)  # fmt: skip
+def test_policy_says_which_change_is_allowed(cluster, cluster_address, tmp_path, policy, code, types):
+    make(cluster, "t", PARTITIONS)
+    alter_settings(cluster, {"group.consumer.migration.policy": policy})
+    with GatewayProcess(tmp_path, cluster_address) as gateway, contextlib.ExitStack() as stack:
+        old = ClassicMember(stack.enter_context(WireConnection(gateway.port)), "g", ["t"])
+        old.settle()
+        new = new_member(lambda: stack.enter_context(WireConnection(gateway.port)))
+        assert new.join().error_code == code
+        assert described(cluster).type == types[0]
+        if code == NONE:
+            assert new.leave().error_code == NONE
+            settle(old)
+            assert described(cluster).type == types[1]
+        assert numbers(old) == list(range(PARTITIONS))
+
+
+def test_consumers_of_spark_log_upgrade_a_group(cluster, connect, classic, cluster_address):
+    with Consumer("t", cluster=cluster_address, group_id="g") as ours:
+        while len(ours.assignment()) < 2:
+            ours.poll(timeout_ms=50)
+            join_again(*classic)
+        assert described(cluster).type == "consumer"
+    assert described(cluster).type == "classic"
+    settle(*classic)
+    assert numbers(*classic) == list(range(PARTITIONS))
+
+
+def test_metadata_of_translated_members_is_bounded(cluster):
+    make(cluster, "t", 1)
+    with Consumer("t", cluster=str(cluster.store.address), group_id="g") as ours:
+        while not ours.assignment():
+            ours.poll(timeout_ms=50)
+        topics = frozenset({"t"})
+
+        def join(member_id, size):
+            me = Identity("g", member_id, None, "c", "here", 30_000)
+            joining = Joining(me, topics, (("range", b"x" * size),), frozenset(), 30_000)
+            translated_members.join(cluster.store, joining)
+
+        join("first", BYTES_MAX // 2)
+        with pytest.raises(GroupMaxSizeReachedError):
+            join("second", BYTES_MAX // 2)
+        join("second", 1_000)
+        join("first", BYTES_MAX // 2 - 1)
