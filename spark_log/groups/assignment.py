@@ -41,6 +41,9 @@ ASSIGNORS: dict[str, type[Assignor]] = {
 }
 """kafka-python's assignors by name."""
 
+CLIENT_ASSIGNORS = frozenset({*ASSIGNORS, "RoundRobinAssigner"})
+"""Names of assignors of Kafka clients, one of KafkaJS, that the server's may replace: a custom one it may not."""
+
 _STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
 """Of these, only name and class are kafka-python's: `sticky_assignment` assigns."""
 

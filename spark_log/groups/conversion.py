@@ -11,7 +11,7 @@ import logging
 import sqlalchemy as sa
 
 from spark_log.errors import InconsistentGroupProtocolError
-from spark_log.groups.assignment import SERVER_PREFERENCE
+from spark_log.groups.assignment import CLIENT_ASSIGNORS, SERVER_PREFERENCE
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
 from spark_log.groups.classic.rules import (
     ClassicGroup,
@@ -70,6 +70,9 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
     refusal = f"group {group.group_id!r} has {len(group.joined)} member(s) of type {group.protocol_type!r}"
     if group.protocol_type != PROTOCOL_TYPE:
         raise InconsistentGroupProtocolError(f"{refusal}, which assign by their own protocol")
+    protocol = group.protocol or select_protocol(group.joined)
+    if protocol not in CLIENT_ASSIGNORS:
+        raise InconsistentGroupProtocolError(f"{refusal}, whose assignor {protocol!r} is a custom one")
     if store.settings.group_consumer_migration_policy not in (UPGRADE, BIDIRECTIONAL):
         raise InconsistentGroupProtocolError(f"{refusal}, and group.consumer.migration.policy allows no upgrade")
     messages = {}

@@ -159,6 +159,13 @@ def test_consumers_of_spark_log_upgrade_a_group(cluster, connect, classic, clust
     assert numbers(*classic) == list(range(PARTITIONS))
 
 
+def test_group_with_a_custom_assignor_is_not_upgraded(cluster, connect):
+    old = ClassicMember(connect(), "g", ["t"], assignor="custom")
+    old.settle()
+    assert new_member(connect).join().error_code == GROUP_ID_NOT_FOUND
+    assert (old.beat(), described(cluster).type) == (NONE, "classic")
+
+
 def test_metadata_of_translated_members_is_bounded(cluster):
     make(cluster, "t", 1)
     with Consumer("t", cluster=str(cluster.store.address), group_id="g") as ours:
