@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.names import is_legal
 from spark_log.groups.consumer.rules import TopicFacts
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared
@@ -111,7 +112,7 @@ def ask_classic_members(connection: sa.Connection, keys: Sequence[Key]) -> Answe
 
 def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
     """The topics of these names that exist."""
-    wanted, found = sorted(names), {}
+    wanted, found = sorted(filter(is_legal, names)), {}
     for first in range(0, len(wanted), _TOPICS_MAX):
         some = wanted[first : first + _TOPICS_MAX]
         for name, topic_id, count in _topics(_size(some)).rows(connection, _parameters(some)):

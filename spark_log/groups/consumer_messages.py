@@ -24,6 +24,8 @@ def decode_subscription(data: bytes) -> SubscriptionMessage | None:
     """None for bytes that are none."""
     try:
         message = ConsumerProtocolSubscription.decode(data)
+        if None in message.topics:
+            return None
         return SubscriptionMessage(frozenset(message.topics), _partitions(message.owned_partitions or ()))
     except _ERRORS:
         return None

@@ -10,6 +10,7 @@ import logging
 
 import sqlalchemy as sa
 
+from spark_log.cluster.names import is_legal
 from spark_log.errors import InconsistentGroupProtocolError
 from spark_log.groups.assignment import CLIENT_ASSIGNORS, SERVER_PREFERENCE
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
@@ -78,23 +79,25 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
     messages = {}
     for member in group.joined:
         message = subscription_of(group, member)
-        if message is None:
-            raise InconsistentGroupProtocolError(f"{refusal}, of which {member.member_id} has unknown metadata")
+        if message is None or not CLIENT_ASSIGNORS.issuperset(name for name, _ in member.protocols):
+            raise InconsistentGroupProtocolError(
+                f"{refusal}, of which {member.member_id} has unknown metadata, or a custom assignor"
+            )
         messages[member.member_id] = message
     facts = rows.topic_facts(connection, {topic for message in messages.values() for topic in message.topics})
-    owned: set[TopicPartition] = set()
+    owners: dict[TopicPartition, str] = {}
+    # an assignment is of this generation; what members said that they own when they joined may be older
+    assigned = {each.member_id: decode_assignment(each.assignment) or NO_PARTITIONS for each in group.joined}
+    for claims in (assigned, {member_id: message.owned for member_id, message in messages.items()}):
+        for member_id, claimed in claims.items():
+            for p in claimed:
+                exists = p.topic in facts and 0 <= p.partition < facts[p.topic].partition_count
+                if exists and p.topic in messages[member_id].topics:
+                    owners.setdefault(p, member_id)
     translated = []
     for member in group.joined:
-        message = messages[member.member_id]
-        claimed = (decode_assignment(member.assignment) or NO_PARTITIONS) | message.owned
-        # what others claim too is theirs: a member that has lost it learns so when it joins again
-        mine = frozenset(
-            p
-            for p in claimed - owned
-            if p.topic in message.topics and p.topic in facts and p.partition < facts[p.topic].partition_count
-        )
-        owned |= mine
-        topics = frozenset(message.topics)
+        mine = frozenset(p for p, member_id in owners.items() if member_id == member.member_id)
+        topics = frozenset(filter(is_legal, messages[member.member_id].topics))
         epochs = EpochState(
             member.member_id, member.rebalance_timeout_ms, told=mine,
             topic_ids=frozenset(facts[p.topic].topic_id for p in mine),
@@ -115,7 +118,7 @@ def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Gro
     """
     if store.settings.group_consumer_migration_policy not in (DOWNGRADE, BIDIRECTIONAL):
         return False
-    members = rows.read_members(connection, group_id)
+    members = [member for member in rows.read_members(connection, group_id) if member.live(now)]
     if not members or any(member.protocol != rows.CLASSIC for member in members):
         return False
     assigned: dict[str, Partitions] = {}
@@ -132,7 +135,7 @@ def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Gro
     protocol = select_protocol(classic.values())
     if not protocol:
         return False
-    rows.delete_members(connection, group_id, sorted(classic))
+    rows.delete_members(connection, group_id, [each.member_id for each in rows.read_members(connection, group_id)])
     before = ClassicGroup(
         group_id, group.generation, State.STABLE, PROTOCOL_TYPE, protocol, min(classic), None, classic
     )

@@ -17,7 +17,7 @@ from kafka.protocol.consumer import (
 from spark_log import clock
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.config.values import can_be_stored
-from spark_log.errors import IllegalGenerationError, SparkLogError, UnknownMemberIdError
+from spark_log.errors import IllegalGenerationError, InconsistentGroupProtocolError, SparkLogError, UnknownMemberIdError
 from spark_log.gateway.access.rights import on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups import classic_group_requests, translated_members
@@ -37,6 +37,8 @@ from spark_log.groups.identity import Identity
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79
 _BEATS_PER_SESSION = 3
+_NOT_OF_THIS_TYPE = frozenset({error_code(UnknownMemberIdError()), error_code(InconsistentGroupProtocolError())})
+"""Errors of a request that found no member, or other members, because the group has changed its type meanwhile."""
 
 
 def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
@@ -52,8 +54,21 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     except SparkLogError as error:
         return _joined(request.member_id, error_code(error))
     if kind == CLASSIC:
-        return await classic_group_requests.join_group(services, request, client)
-    return await _join_translated(services, request, client)
+        joined = await classic_group_requests.join_group(services, request, client)
+    else:
+        joined = await _join_translated(services, request, client)
+    if joined.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, request.group_id, kind):
+        return _joined(request.member_id, _REBALANCE_IN_PROGRESS)
+    return joined
+
+
+async def _has_changed(services: Services, group_id: str, kind: str | None) -> bool:
+    """Whether the group has another type than a request was answered for: its client comes again."""
+    try:
+        now = await services.call(read_type, services.cluster.store, group_id)
+    except SparkLogError:
+        return False
+    return now not in (None, kind)
 
 
 async def _join_translated(services: Services, request: Message, client: Client) -> Message:
@@ -106,8 +121,12 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
     me = identity(request, client)
     store = services.cluster.store
     try:
-        if await services.call(read_type, store, me.group_id) == CLASSIC:
-            return await classic_group_requests.sync_group(services, request)
+        kind = await services.call(read_type, store, me.group_id)
+        if kind == CLASSIC:
+            answer = await classic_group_requests.sync_group(services, request)
+            if answer.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, me.group_id, kind):
+                answer.error_code = _REBALANCE_IN_PROGRESS
+            return answer
         synced = await services.call(translated_members.sync, store, me, request.generation_id, _may_describe(client))
     except IllegalGenerationError:
         return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group
-from spark_log.groups.consumer.stored_values import protocols_json, protocols_of
+from spark_log.groups.consumer.stored_values import facts_json, protocols_json, protocols_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
@@ -109,7 +109,8 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
     if before is None or before.generation != after.generation or was_empty is bool(after.joined):
         empty_since_ms = None if after.joined else now.wall_ms
         group = Group(after.generation, after.generation)
-        rows.save_group(connection, after.group_id, group, empty_since_ms=empty_since_ms, type=rows.CLASSIC)
+        values = {"empty_since_ms": empty_since_ms, "type": rows.CLASSIC, "topics": facts_json({})}
+        rows.save_group(connection, after.group_id, group, **values)
 
 
 def delete_classic(connection: sa.Connection, group_id: str) -> None:

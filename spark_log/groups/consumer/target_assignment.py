@@ -42,7 +42,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
 
     def read(connection: sa.Connection) -> bool:
         row = rows.read_group(connection, group_id)
-        if row is None:
+        if row is None or row.type == rows.CLASSIC:
             return False
         facts = rows.topic_facts(connection, _subscribed(connection, group_id))
         dead = rows.dead_members(connection, group_id, store.clock(connection))
@@ -51,7 +51,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
     def change(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
         row = rows.read_group(connection, group_id, lock=True)
-        if row is None:
+        if row is None or row.type == rows.CLASSIC:
             return
         now = store.clock(connection)
         dead = rows.dead_members(connection, group_id, now)

@@ -166,6 +166,36 @@ def test_group_with_a_custom_assignor_is_not_upgraded(cluster, connect):
     assert (old.beat(), described(cluster).type) == (NONE, "classic")
 
 
+def test_names_and_partitions_that_cannot_be_are_not_taken_over(cluster, connect):
+    """A member may claim anything; what others share with it must not fail for that."""
+    hostile = ClassicMember(connect(), "g", ["t", "a\0b"])
+    hostile.owned = {"t": [*range(-3, 0), 0, PARTITIONS]}
+    assert (hostile.join(), hostile.sync()) == (NONE, NONE)
+    hostile.owned = {"t": [*range(-3, 0), 0, PARTITIONS]}
+    assert hostile.join() == NONE, "the leader joins again, and has not assigned yet"
+    new = new_member(connect)
+    assert new.join().error_code == NONE
+    [old] = [each for each in described(cluster).members if each.member_id == hostile.member_id]
+    assert old.topics == {"t"}
+    assert {each.partition for each in old.assignment} <= set(range(PARTITIONS))
+    assert hostile.beat() == REBALANCE_IN_PROGRESS
+
+
+def test_group_that_became_classic_is_left_to_its_leader(cluster, connect, classic):
+    new = new_member(connect)
+    assert new.join().error_code == NONE
+    while len(new.owned.get("t", ())) < 2:
+        join_again(*classic)
+        assert new.beat(owned=True).error_code == NONE
+    settle(*classic)
+    assert new.leave().error_code == NONE
+    settle(*classic)
+    generation = described(cluster).generation
+    reconcile_group(cluster.store, "g", known_assignors())
+    assert described(cluster).generation == generation
+    assert [member.beat() for member in classic] == [NONE, NONE]
+
+
 def test_metadata_of_translated_members_is_bounded(cluster):
     make(cluster, "t", 1)
     with Consumer("t", cluster=str(cluster.store.address), group_id="g") as ours:

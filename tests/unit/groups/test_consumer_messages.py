@@ -15,6 +15,10 @@ SUBSCRIPTION = ConsumerProtocolSubscription(
 ).encode()
 
 
+def test_subscription_with_a_null_topic_is_none():
+    assert decode_subscription(bytes.fromhex("000000000001ffffffffffff")) is None
+
+
 def test_messages_are_decoded():
     assert decode_assignment(ENCODED) == PARTITIONS
     assert decode_subscription(SUBSCRIPTION) == ({"t", "u"}, {TopicPartition("t", 0)})

@@ -41,4 +41,6 @@ def upgrade() -> None:
     comment = "of a classic member: as classic_member.protocols"
     op.add_column("group_member", sa.Column("classic_protocols", sa.Text(), nullable=True, comment=comment))
     op.execute("UPDATE consumer_group SET type = 'consumer'")
-    op.execute("UPDATE consumer_group SET type = 'classic' WHERE group_id IN (SELECT group_id FROM classic_group)")
+    op.execute(
+        "UPDATE consumer_group SET type = 'classic', topics = '{}' WHERE group_id IN (SELECT group_id FROM classic_group)"
+    )
