@@ -27,8 +27,8 @@ from spark_log.ids import TopicPartition
 Assignor: TypeAlias = AbstractPartitionAssignor
 AssignorSpec: TypeAlias = type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str
 """A class, an instance, kafka-python's name of one, or a class path `package.module.Class`."""
-LeaderMember: TypeAlias = tuple[str, str | None, ConsumerProtocolSubscription]
-"""What the leader of a classic group knows of a member: member id, instance id, and what it subscribes to."""
+_Subscriber: TypeAlias = tuple[str, str | None, ConsumerProtocolSubscription]
+"""Member id, instance id, and the message in which the member says what it subscribes to."""
 
 ASSIGNORS: dict[str, type[Assignor]] = {
     kind.name: kind
@@ -155,24 +155,30 @@ def assign(assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[
 
 
 def assign_as_leader(
-    assignor: Assignor, members: Sequence[LeaderMember], counts: Mapping[str, int]
+    assignor: Assignor, members: Sequence[tuple[str, str | None, bytes]], counts: Mapping[str, int]
 ) -> dict[str, bytes]:
-    """The encoded assignments by member id. AssignorFailedError if the assignor raises, or assigns a partition twice,
-    or one that does not exist or is not subscribed.
+    """The encoded assignments by member id, from member id, instance id and encoded subscription of each member.
+
+    AssignorFailedError if a subscription cannot be decoded, or if the assignor raises, or assigns a partition twice, or
+    one that does not exist or is not subscribed.
     """
     try:
-        encoded = {member_id: bytes(each.encode()) for member_id, each in _ask(assignor, members, counts).items()}
+        subscribers = [
+            (member_id, instance_id, ConsumerProtocolSubscription.decode(metadata))
+            for member_id, instance_id, metadata in members
+        ]
+        encoded = {member_id: bytes(each.encode()) for member_id, each in _ask(assignor, subscribers, counts).items()}
         given = {
             member_id: [TopicPartition(*p) for p in ConsumerProtocolAssignment.decode(data).partitions()]
             for member_id, data in encoded.items()
         }
     except Exception as error:
         raise AssignorFailedError(f"assignor {assignor.name!r} failed: {error!r}") from error
-    _check(assignor.name, {member_id: set(said.topics) for member_id, _, said in members}, counts, given)
+    _check(assignor.name, {member_id: set(said.topics) for member_id, _, said in subscribers}, counts, given)
     return encoded
 
 
-def _ask(assignor: Assignor, members: Sequence[LeaderMember], counts: Mapping[str, int]) -> Mapping[str, Any]:
+def _ask(assignor: Assignor, members: Sequence[_Subscriber], counts: Mapping[str, int]) -> Mapping[str, Any]:
     answer: Mapping[str, Any] = assignor.assign(_Topics(counts), [_Member(*each) for each in members])
     return answer
 

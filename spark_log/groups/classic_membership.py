@@ -21,14 +21,12 @@ from spark_log.groups.classic.rules import ClassicGroup, Joining, State
 from spark_log.groups.classic.service import change, change_own, join_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import NO_PARTITIONS, Assignment, Partitions, TopicFacts
+from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from spark_log.groups.group_names import new_member_id
 from spark_log.groups.identity import Identity
 from spark_log.groups.membership import MemberSettings, Membership
-from spark_log.ids import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-_PROTOCOL_TYPE = "consumer"
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class ClassicMembership(Membership):
         s = self.settings
         protocols = tuple((name, self._metadata(each, topics, owned)) for name, each in self._assignors.items())
         request = Joining(
-            self.member_id, new_member_id(s.client_id), s.instance_id, s.client_id, s.host, _PROTOCOL_TYPE, protocols,
+            self.member_id, new_member_id(s.client_id), s.instance_id, s.client_id, s.host, PROTOCOL_TYPE, protocols,
             s.session_timeout_ms, s.rebalance_timeout_ms,
         )  # fmt: skip
         join_classic(self._store, self.group_id, request)
@@ -124,17 +122,14 @@ class ClassicMembership(Membership):
             return None
         self.generation = answer.generation
         assignments: dict[str, bytes] = {}
-        if group.state is State.COMPLETING and answer.leader == me.member_id:
-            members = {member_id: (instance_id, data) for member_id, instance_id, data in answer.members}
-            subscriptions = {key: ConsumerProtocolSubscription.decode(data) for key, (_, data) in members.items()}
-            watched = frozenset(topic for each in subscriptions.values() for topic in each.topics)
+        if answer.leader == me.member_id:
+            messages = [decode_subscription(metadata) for _, _, metadata in answer.members]
+            watched = frozenset(topic for message in messages if message is not None for topic in message.topics)
             facts = self._facts(watched)
-            assignments = assign_as_leader(
-                self._assignors[answer.protocol],
-                [(key, instance_id, subscriptions[key]) for key, (instance_id, _) in members.items()],
-                {topic: each.partition_count for topic, each in facts.items()},
-            )
             joined = replace(joined, watched=watched, facts=facts)
+            if group.state is State.COMPLETING:  # else it is a static member that has started again (KIP-814)
+                counts = {topic: each.partition_count for topic, each in facts.items()}
+                assignments = assign_as_leader(self._assignors[answer.protocol], answer.members, counts)
 
         def sync(group: ClassicGroup, now_ms: int) -> ClassicGroup:
             return rules.sync(group, me.member_id, me.instance_id, answer.generation, assignments, now_ms)
@@ -147,12 +142,11 @@ class ClassicMembership(Membership):
         encoded = rules.sync_answer(group, me.member_id)
         if encoded is None:
             return joined
-        assignment = ConsumerProtocolAssignment.decode(encoded)
-        partitions = frozenset(
-            TopicPartition(each.topic, number) for each in assignment.assigned_partitions for number in each.partitions
-        )
+        partitions = decode_assignment(encoded) or NO_PARTITIONS  # the leader may send anything
         try:
-            self._assignors[group.protocol].on_assignment(assignment, answer.generation)
+            if encoded:
+                assignment = ConsumerProtocolAssignment.decode(encoded)
+                self._assignors[group.protocol].on_assignment(assignment, answer.generation)
         except Exception:
             logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, group.protocol)
         return replace(joined, assigned=partitions)
@@ -170,8 +164,7 @@ class ClassicMembership(Membership):
 
     def _touched(self, group: ClassicGroup, now_ms: int) -> ClassicGroup:
         """The step that renews the session."""
-        member = rules.member_of(group, self.member_id, self.settings.instance_id)
-        return rules.replace_member(group, rules.touched(member, now_ms))
+        return rules.with_session_renewed(group, self.member_id, self.settings.instance_id, now_ms)
 
     def _forget(self) -> None:
         super()._forget()

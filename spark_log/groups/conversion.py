@@ -144,15 +144,10 @@ def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Gro
     return True
 
 
-def type_of(connection: sa.Connection, group_id: str) -> str | None:
-    """classic or consumer; None if there is no such group."""
-    row = rows.read_group(connection, group_id)
-    return None if row is None else row.type
-
-
 def read_type(store: Store, group_id: str) -> str | None:
-    """As `type_of`."""
-    return store.read(lambda connection: type_of(connection, group_id))
+    """classic or consumer; None if there is no such group."""
+    row = store.read(lambda connection: rows.read_group(connection, group_id))
+    return None if row is None else row.type
 
 
 def type_to_join(store: Store, group_id: str) -> str:
@@ -162,7 +157,8 @@ def type_to_join(store: Store, group_id: str) -> str:
 
     def read(connection: sa.Connection) -> str | None:
         """None: it may be downgraded."""
-        if type_of(connection, group_id) in (None, rows.CLASSIC):
+        row = rows.read_group(connection, group_id)
+        if row is None or row.type == rows.CLASSIC:
             return rows.CLASSIC
         now = store.clock(connection)
         live = {member.protocol for member in rows.read_members(connection, group_id) if member.live(now)}

@@ -163,6 +163,8 @@ class ConsumerMembership(Membership):
         super().__init__(cluster, group_id, settings, limits=limits)
         self._assignors = tuple(assignors)
         self._complete = False
+        self._new_id = ""
+        """Of a join that has not succeeded."""
 
     def keep_alive(self) -> bool:
         me, epoch = self._identity(), self.generation
@@ -177,7 +179,8 @@ class ConsumerMembership(Membership):
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
         me, epoch = self._identity(), None if self.generation == JOINING else self.generation
         if not me.member_id:
-            me, epoch, owned = replace(me, member_id=new_member_id(me.client_id)), JOINING, NO_PARTITIONS
+            self._new_id = self._new_id or new_member_id(me.client_id)  # the join may be written although it fails
+            me, epoch, owned = replace(me, member_id=self._new_id), JOINING, NO_PARTITIONS
         beat = ConsumerBeat(
             me, me.member_id, epoch, rebalance_timeout_ms=self.settings.rebalance_timeout_ms, names=topics,
             owned=owned, assignors=self._assignors, replaces=True,
@@ -186,6 +189,7 @@ class ConsumerMembership(Membership):
             answer = consumer_heartbeat(self._store, beat, known_assignors())
         except FencedMemberEpochError as error:
             raise UnknownMemberIdError(f"group {self.group_id!r}: {error}") from error
+        self._new_id = ""
         self.member_id, self.generation, self._complete = me.member_id, answer.epoch, answer.complete
         partitions = owned if answer.partitions is None else answer.partitions
         return Assignment(answer.epoch, partitions, answer.complete)

@@ -63,7 +63,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
         return rules.join_answer(group, member_id, instance_id)
 
     def wait(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-        return _touched(group, member_id, instance_id, now_ms)
+        return rules.with_session_renewed(group, member_id, instance_id, now_ms)
 
     def again() -> _Progress[JoinAnswer]:
         seen = change_own(store, group_id, member_id, wait)
@@ -201,11 +201,6 @@ def _joining(request: Message, client: Client) -> Joining:
         ),
         id_required=request.version >= _MEMBER_ID_REQUIRED_SINCE and instance_id is None and not request.member_id,
     )
-
-
-def _touched(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
-    member = rules.member_of(group, member_id, instance_id)
-    return rules.replace_member(group, rules.touched(member, now_ms))
 
 
 def _refused(member_id: str, code: int) -> Message:

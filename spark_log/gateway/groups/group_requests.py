@@ -33,6 +33,7 @@ from spark_log.groups.consumer_messages import PROTOCOL_TYPE, encode_assignment
 from spark_log.groups.conversion import read_type, type_to_join
 from spark_log.groups.heartbeat_batches import Beat
 from spark_log.groups.identity import Identity
+from spark_log.metadata.store import Store
 
 _REBALANCE_IN_PROGRESS = 27
 _MEMBER_ID_REQUIRED = 79
@@ -57,18 +58,19 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
         joined = await classic_group_requests.join_group(services, request, client)
     else:
         joined = await _join_translated(services, request, client)
-    if joined.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, request.group_id, kind):
+    if joined.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, type_to_join, request.group_id, kind):
         return _joined(request.member_id, _REBALANCE_IN_PROGRESS)
     return joined
 
 
-async def _has_changed(services: Services, group_id: str, kind: str | None) -> bool:
-    """Whether the group has another type than a request was answered for: its client comes again."""
+async def _has_changed(
+    services: Services, read: Callable[[Store, str], str | None], group_id: str, kind: str | None
+) -> bool:
+    """Whether `read` gives another type than the one that a request was answered for: its client comes again."""
     try:
-        now = await services.call(read_type, services.cluster.store, group_id)
+        return bool(await services.call(read, services.cluster.store, group_id) != kind)
     except SparkLogError:
         return False
-    return now not in (None, kind)
 
 
 async def _join_translated(services: Services, request: Message, client: Client) -> Message:
@@ -124,7 +126,7 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
         kind = await services.call(read_type, store, me.group_id)
         if kind == CLASSIC:
             answer = await classic_group_requests.sync_group(services, request)
-            if answer.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, me.group_id, kind):
+            if answer.error_code in _NOT_OF_THIS_TYPE and await _has_changed(services, read_type, me.group_id, kind):
                 answer.error_code = _REBALANCE_IN_PROGRESS
             return answer
         synced = await services.call(translated_members.sync, store, me, request.generation_id, _may_describe(client))

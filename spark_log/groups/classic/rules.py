@@ -290,6 +290,11 @@ def touched(member: ClassicMember, now_ms: int) -> ClassicMember:
     return replace(member, until_ms=now_ms + member.session_timeout_ms)
 
 
+def with_session_renewed(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
+    """The group with this member `touched`. UnknownMemberIdError, FencedInstanceIdError."""
+    return replace_member(group, touched(member_of(group, member_id, instance_id), now_ms))
+
+
 def select_protocol(members: Collection[ClassicMember]) -> str:
     """The protocol that all members support and most prefer; the first by name among equals. Empty if there is none."""
     common = set.intersection(*({name for name, _ in member.protocols} for member in members))

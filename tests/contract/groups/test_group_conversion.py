@@ -213,3 +213,13 @@ def test_metadata_of_translated_members_is_bounded(cluster):
             join("second", BYTES_MAX // 2)
         join("second", 1_000)
         join("first", BYTES_MAX // 2 - 1)
+
+
+def test_unknown_member_of_an_emptied_group_takes_a_new_id(cluster, connect):
+    """The type of a group without members stays until one joins."""
+    new = new_member(connect)
+    assert (new.join().error_code, new.leave().error_code) == (NONE, NONE)
+    assert described(cluster).type == "consumer"
+    old = ClassicMember(connect(), "g", ["t"])
+    old.member_id = "of-an-earlier-life"
+    assert old.join() == UNKNOWN_MEMBER_ID

@@ -209,7 +209,8 @@ def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, sta
     third = started("tests.support.group_process", cluster_address, "g", SESSION_MS, failpoint=point)
 
     def killed():
-        settle_once(a, b)
+        if point == "group.assigned":  # at the others the third does all alone, unless these compute the target first
+            settle_once(a, b)
         return third.child.poll() is not None
 
     until(killed, cluster.store)

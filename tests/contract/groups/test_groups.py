@@ -20,6 +20,7 @@ from spark_log.errors import (
     InconsistentGroupProtocolError,
     InvalidGroupIdError,
     InvalidSessionTimeoutError,
+    MetadataStoreUnavailableError,
     NonEmptyGroupError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
@@ -28,7 +29,7 @@ from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups import membership
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
-from spark_log.groups.consumer import rows
+from spark_log.groups.consumer import rows, service
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -423,6 +424,33 @@ def test_members_with_a_cooperative_assignor_keep_what_does_not_move(cluster):
     b.member.leave()
     settle(a)
     assert a.numbers == list(range(6))
+
+
+def test_a_static_leader_that_starts_again_sees_new_partitions(cluster):
+    create_topic(cluster, "t", 2)
+    settle(Reader(cluster, instance="one", assignors=[RangeOfOurs]))
+    (again,) = settle(Reader(cluster, instance="one", assignors=[RangeOfOurs]))
+    assert (again.numbers, again.member.keep_alive()) == ([0, 1], False)
+    add_partitions(cluster, "t", 3)
+    assert again.member.keep_alive()
+    settle(again)
+    assert again.numbers == [0, 1, 2]
+
+
+def test_a_join_that_fails_after_it_was_written_leaves_no_second_member(cluster, monkeypatch):
+    create_topic(cluster, "t", 2)
+
+    def away(*_):
+        raise MetadataStoreUnavailableError("away")
+
+    a = Reader(cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "refresh_targets", away)
+        with pytest.raises(MetadataStoreUnavailableError):
+            a.beat()
+    settle(a)
+    assert [member.member_id for member in described(cluster).members] == [a.member.member_id]
+    assert a.numbers == [0, 1]
 
 
 class Interrupted(RangePartitionAssignor):

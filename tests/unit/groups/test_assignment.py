@@ -107,7 +107,8 @@ def test_static_members_come_first_in_the_order():
 
 
 def says(member_id, *topics, instance_id=None):
-    return member_id, instance_id, ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"data")
+    message = ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"data")
+    return member_id, instance_id, message.encode()
 
 
 def decoded(assignments):
@@ -154,6 +155,11 @@ def raises(_cluster, _members):
 def test_invalid_answer_is_refused_with_the_name_of_the_assignor(answer, message):
     with pytest.raises(AssignorFailedError, match=message):
         assign_as_leader(Custom(answer), [says("a", "t"), says("b", "t")], {"t": 2, "w": 1})
+
+
+def test_subscription_that_cannot_be_decoded_is_reported():
+    with pytest.raises(AssignorFailedError, match="'custom' failed"):
+        assign_as_leader(Custom(gives()), [("a", None, b"\0")], {"t": 1})
 
 
 def test_custom_assignor_may_leave_partitions_unassigned():
