@@ -314,8 +314,8 @@ class Consumer(ConsumerQueries):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any] | None = None,
     ) -> Future:
-        """Commit in the background, in the order of the calls. A later `poll` calls `callback(offsets, None or the
-        error)`.
+        """Commit in the background, in the order of the calls. A later `poll` or commit calls `callback(offsets, None
+        or the error)`.
         """
         return self._polling.commits.later(self._to_commit(offsets), callback)
 

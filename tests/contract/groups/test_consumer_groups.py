@@ -196,13 +196,14 @@ def test_callbacks_of_background_commits_run_inside_poll(cluster, log, consume):
         told.append((offsets, outcome, threading.get_ident()))
 
     offsets = {P0: OffsetAndMetadata(1, "", -1)}
-    futures = [consumer.commit_async(offsets, callback) for _ in range(3)]
-    deadline = time.monotonic() + SOON_S
-    while not all(future.is_done for future in futures):
-        assert time.monotonic() < deadline
-    assert told == []
-    consumer.poll(0)
-    assert told == [(offsets, None, threading.get_ident())] * 3
+    for number in range(3):
+        future = consumer.commit_async(offsets, callback)
+        deadline = time.monotonic() + SOON_S
+        while not future.is_done:
+            assert time.monotonic() < deadline
+        assert len(told) == number
+        consumer.poll(0)
+        assert told == [(offsets, None, threading.get_ident())] * (number + 1)
     assert consumer.committed(P0) == 1
 
 
