@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import kafka.errors
-from kafka.admin import GroupState, GroupType, OffsetSpec
-from kafka.admin._partitions import OffsetTimestamp
+from kafka.admin import GroupState, GroupType, OffsetSpec, OffsetTimestamp
 from kafka.errors import GroupIdNotFoundError, NoError, UnknownMemberIdError, UnknownTopicOrPartitionError
 from kafka.structs import OffsetAndMetadata
 

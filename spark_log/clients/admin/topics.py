@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from kafka.admin import OffsetSpec
-from kafka.admin._partitions import OffsetTimestamp
+from kafka.admin import OffsetSpec, OffsetTimestamp
 from kafka.errors import InvalidReplicationAssignmentError
 from kafka.structs import OffsetAndTimestamp
 

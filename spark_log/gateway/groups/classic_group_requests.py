@@ -10,33 +10,32 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 
-from spark_log.errors import (
-    GroupAssignmentTooLargeError,
-    RebalanceInProgressError,
-    SparkLogError,
-    UnknownMemberIdError,
-)
+from spark_log.errors import GroupAssignmentTooLargeError
 from spark_log.failpoints import failpoint
 from spark_log.gateway.api import Client
+from spark_log.gateway.groups.member_requests import (
+    BEATS_PER_SESSION,
+    MEMBER_ID_REQUIRED,
+    MEMBER_ID_REQUIRED_SINCE,
+    join_refused,
+    rebalance_timeout_ms,
+)
 from spark_log.gateway.limits.request_context import request_context
-from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.limits import check_assignment
 from spark_log.groups.classic.rules import ClassicGroup, JoinAnswer, Joining, State
 from spark_log.groups.classic.service import Seen, change, change_own, join_classic
-from spark_log.groups.consumer.rows import CONSUMER
-from spark_log.groups.conversion import read_type
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
+from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Store
 
 T = TypeVar("T")
 
-_MEMBER_ID_REQUIRED = 79
-_MEMBER_ID_REQUIRED_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
-"""Versions of JoinGroup: KIP-394, KIP-814."""
-_BEATS_PER_SESSION = 3
+_SKIPS_ASSIGNMENT_SINCE = 9
+"""Version of JoinGroup: KIP-814."""
 
 
 class _Progress(NamedTuple, Generic[T]):
@@ -71,17 +70,14 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
             seen = change(store, group_id, wait)  # the leader is told of all members
         return _progress(seen, answer)
 
-    try:
-        progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
-        if id_required:
-            return _refused(member_id, _MEMBER_ID_REQUIRED)
-        # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
-        del joining
-        request.protocols = []
-        _give_frame_back()
-        found, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
-    except SparkLogError as error:
-        return _refused(request.member_id, error_code(error))
+    progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
+    if id_required:
+        return join_refused(member_id, MEMBER_ID_REQUIRED)
+    # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
+    del joining
+    request.protocols = []
+    _give_frame_back()
+    found, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
     skipped = answered.skip_assignment and request.version < _SKIPS_ASSIGNMENT_SINCE
     kind = JoinGroupResponse.JoinGroupResponseMember
     return JoinGroupResponse(
@@ -109,9 +105,9 @@ def _begin_join(
     return _progress(join_classic(store, group_id, joining), answer or (lambda _: None))
 
 
-async def sync_group(services: Services, request: Message) -> Message:
-    """The member's assignment, as soon as the leader has sent it. UNKNOWN_SERVER_ERROR to the leader if that is too
-    large, as in Kafka; then the group begins another rebalance.
+async def sync_group(services: Services, request: Message, _client: Client) -> Message:
+    """The member's assignment, as soon as the leader has sent it. GroupAssignmentTooLargeError to the leader; then the
+    group begins another rebalance.
     """
     store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
     instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id
@@ -134,10 +130,9 @@ async def sync_group(services: Services, request: Message) -> Message:
         _give_frame_back()
         session_ms = store.settings.group_min_session_timeout_ms
         found, assignment = await _wait_for(services, group_id, member_id, progress, again, session_ms)
-    except SparkLogError as error:
-        if isinstance(error, GroupAssignmentTooLargeError):
-            await services.call(change, store, group_id, begin_again)
-        return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
+    except GroupAssignmentTooLargeError:
+        await services.call(change, store, group_id, begin_again)
+        raise
     return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
@@ -175,18 +170,13 @@ async def heartbeat(services: Services, request: Message) -> bool:
     return found.group.state is State.PREPARING
 
 
-def leave_group(services: Services, group_id: str, member_id: str, instance_id: str | None) -> None:
+def leave_group(store: Store, me: Identity) -> None:
     """The errors of `rules.leave`. Blocks."""
-
-    def leave(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-        return rules.leave(group, member_id, instance_id, now_ms)
-
-    change(services.cluster.store, group_id, leave)
+    change(store, me.group_id, lambda group, now_ms: rules.leave(group, me.member_id, me.instance_id, now_ms))
 
 
 def _joining(request: Message, client: Client) -> Joining:
     instance_id = getattr(request, "group_instance_id", None)
-    has_rebalance_timeout = request.version >= 1
     return Joining(
         member_id=request.member_id,
         new_id=new_member_id(instance_id or client.client_id),
@@ -196,18 +186,9 @@ def _joining(request: Message, client: Client) -> Joining:
         protocol_type=request.protocol_type,
         protocols=tuple((each.name, bytes(each.metadata)) for each in request.protocols),
         session_timeout_ms=request.session_timeout_ms,
-        rebalance_timeout_ms=max(
-            request.rebalance_timeout_ms if has_rebalance_timeout else request.session_timeout_ms, 0
-        ),
-        id_required=request.version >= _MEMBER_ID_REQUIRED_SINCE and instance_id is None and not request.member_id,
+        rebalance_timeout_ms=rebalance_timeout_ms(request),
+        id_required=request.version >= MEMBER_ID_REQUIRED_SINCE and instance_id is None and not request.member_id,
     )
-
-
-def _refused(member_id: str, code: int) -> Message:
-    return JoinGroupResponse(
-        throttle_time_ms=0, error_code=code, generation_id=-1, protocol_type=None, protocol_name="", leader="",
-        member_id=member_id, members=[],
-    )  # fmt: skip
 
 
 def _progress(seen: Seen, answer: Callable[[ClassicGroup], T | None]) -> _Progress[T]:
@@ -227,13 +208,8 @@ async def _wait_for(
     session_timeout_ms: int,
 ) -> tuple[_Progress[T], T]:  # fmt: skip
     """The answer as soon as there is one, after `progress`."""
-    beat_s = session_timeout_ms / 1000 / _BEATS_PER_SESSION
+    beat_s = session_timeout_ms / 1000 / BEATS_PER_SESSION
     while (answer := progress.answer) is None:
         await services.classic_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
-        try:
-            progress = await services.call(again)
-        except UnknownMemberIdError:
-            if await services.call(read_type, services.cluster.store, group_id) == CONSUMER:
-                raise RebalanceInProgressError(f"group {group_id!r} was upgraded: its members join again") from None
-            raise
+        progress = await services.call(again)
     return progress, answer

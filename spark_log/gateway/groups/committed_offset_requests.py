@@ -15,7 +15,7 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups.group_requests import identity
+from spark_log.gateway.groups.member_requests import identity
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.stored_names import with_storable_names

@@ -8,34 +8,108 @@ any gateway serves any member.
     cooperative    a member joins with what it owns, and gets at once what is free; while something is missing, or is
                    to be given up, its heartbeats tell it to join again
 
-All functions block; they raise the errors of `groups.consumer.service`.
+They raise the errors of `groups.consumer.service`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import sqlalchemy as sa
+from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 
+from spark_log import clock
 from spark_log.cluster.names import is_legal
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import (
     FencedInstanceIdError,
-    IllegalGenerationError,
     InconsistentGroupProtocolError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from spark_log.gateway.api import Client
+from spark_log.gateway.groups.member_requests import (
+    BEATS_PER_SESSION,
+    MEMBER_ID_REQUIRED,
+    MEMBER_ID_REQUIRED_SINCE,
+    identity,
+    join_refused,
+    rebalance_timeout_ms,
+)
+from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.committers import check_live
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
 from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
-from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription
+from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription, encode_assignment
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Attempt, Store
 
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
+
+
+async def join_group(services: Services, request: Message, client: Client) -> Message:
+    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    timeout_ms = rebalance_timeout_ms(request)
+    me = identity(request, client, request.session_timeout_ms)
+    store = services.cluster.store
+    protocols = tuple((each.name, bytes(each.metadata)) for each in request.protocols)
+    joining = await services.call(
+        joining_of, store, me, request.protocol_type, protocols, timeout_ms, _may_describe(client)
+    )
+    if not me.member_id:
+        joining = _with_new_id(joining)
+        if request.version >= MEMBER_ID_REQUIRED_SINCE and me.instance_id is None:
+            return join_refused(joining.me.member_id, MEMBER_ID_REQUIRED)
+    deadline_s = clock.monotonic_s() + timeout_ms / 1000
+    seen = await services.call(services.changes.current)
+    joined = await services.call(join, store, joining)
+    while not (joined.complete or joining.cooperative) and clock.monotonic_s() < deadline_s:
+        left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / BEATS_PER_SESSION)
+        await services.changes.wait(seen, left_s)
+        seen = await services.call(services.changes.current)
+        joined = await services.call(_join_again, store, joining)
+    return JoinGroupResponse(
+        throttle_time_ms=0, error_code=NONE, generation_id=joined.generation, protocol_type=PROTOCOL_TYPE,
+        protocol_name=joined.protocol, leader="", member_id=joining.me.member_id, members=[],
+    )  # fmt: skip
+
+
+async def sync_group(services: Services, request: Message, client: Client) -> Message:
+    """The member's assignment. RebalanceInProgressError if it has to join again."""
+    me = identity(request, client)
+    synced = await services.call(_sync, services.cluster.store, me, request.generation_id, _may_describe(client))
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=synced.protocol,
+        assignment=encode_assignment(synced.partitions),
+    )
+
+
+async def heartbeat(services: Services, request: Message) -> bool:
+    """Something has changed: the member joins again."""
+    await services.call(_expect_rejoin, services.cluster.store, request.group_id, request.member_id)
+    return True
+
+
+def leave_group(store: Store, me: Identity) -> None:
+    """Leave the group; by its instance id alone, if the member id is empty (KIP-345). UnknownMemberIdError. Blocks."""
+    row = store.read(lambda connection: _find(connection, me))
+    if row is None or row.protocol != rows.CLASSIC:
+        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
+    me = replace(me, member_id=row.member_id)
+    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), known_assignors())
+
+
+def _may_describe(client: Client) -> Callable[[str], bool]:
+    return partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 @dataclass(frozen=True)
@@ -65,7 +139,7 @@ class Membership:
     complete: bool
 
 
-def with_new_id(joining: Joining) -> Joining:
+def _with_new_id(joining: Joining) -> Joining:
     """For a member without an id: a new one. A static member replaces the one that had its instance id."""
     return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)), replaces=True)
 
@@ -106,10 +180,10 @@ def join(store: Store, joining: Joining) -> Membership:
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
         consumer_heartbeat(store, _beat(joining, JOINING), known_assignors())
-    return join_again(store, joining)
+    return _join_again(store, joining)
 
 
-def join_again(store: Store, joining: Joining) -> Membership:
+def _join_again(store: Store, joining: Joining) -> Membership:
     """As `join`, of a member. UnknownMemberIdError, FencedInstanceIdError."""
     me, beat = joining.me, _beat(joining, None)
     answer = consumer_heartbeat(store, beat, known_assignors())
@@ -128,23 +202,22 @@ def _beat(joining: Joining, epoch: int | None) -> ConsumerBeat:
     )  # fmt: skip
 
 
-def sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:
-    """The member's assignment. IllegalGenerationError if it has to join again, such as after it has lost the right to
-    describe a topic.
+def _sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:
+    """The member's assignment. RebalanceInProgressError if it has to join again, such as after it has lost the right
+    to describe a topic.
     """
-
     row, _ = store.read(lambda connection: check_live(store, connection, me))
     if row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a classic member")
     told = row.epochs.told
     if row.member.generation != generation or not all(may_describe(each.topic) for each in told):
-        raise IllegalGenerationError(
+        raise RebalanceInProgressError(
             f"group {me.group_id!r}: generation {generation} is over, the member is in {row.member.generation}"
         )
     return Membership(generation, row.protocols[0][0], told, complete=told == row.member.target)
 
 
-def expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
+def _expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
     """A heartbeat has told the member to join again: its session ends after its rebalance timeout, whatever its
     heartbeats say, as a broker removes members that have not joined again.
     """
@@ -166,15 +239,6 @@ def expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
 
     if not store.read(is_expected):
         store.transact(write)
-
-
-def leave(store: Store, me: Identity) -> None:
-    """Leave the group; by its instance id alone, if the member id is empty (KIP-345). UnknownMemberIdError."""
-    row = store.read(lambda connection: _find(connection, me))
-    if row is None or row.protocol != rows.CLASSIC:
-        raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
-    me = replace(me, member_id=row.member_id)
-    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), known_assignors())
 
 
 def _find(connection: sa.Connection, me: Identity) -> rows.MemberRow | None:

@@ -216,6 +216,11 @@ def check_classic_committer(
     generation: int, *, transactional: bool,
 ) -> None:  # fmt: skip
     """The errors of `rules.check_commit`, in a transaction that holds the group's lock."""
+    part = read_part(connection, group_id, member_id, now)
+    if part is not None and (part.until_ms is None or part.until_ms > now.lease_ms):
+        with contextlib.suppress(UnknownMemberIdError, FencedInstanceIdError):  # which one depends on the others
+            check_commit(part.group, member_id, instance_id, generation, transactional=transactional)
+            return
     group = read_classic(connection, group_id, now)
     if group is None:
         raise UnknownMemberIdError(f"group {group_id!r}: {member_id!r} is not a member")
