@@ -22,7 +22,8 @@ from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
-from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store, create_store, open_store
+from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store_opening import create_store, open_store
 
 FIRST_BROKER = BrokerId(1)
 

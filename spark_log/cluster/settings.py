@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.metadata.sql_columns import CLUSTER
-from spark_log.metadata.store import Attempt, read_overrides, write_overrides
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_schema import read_overrides, write_overrides
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:

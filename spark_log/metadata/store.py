@@ -1,10 +1,8 @@
 """The metadata store: snapshots for reads, transactions for writes, and the one place that retries."""
 
 import contextlib
-import json
 import math
 import random
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,30 +13,23 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
-    ClusterAlreadyExistsError,
-    MetadataConflictError,
     MetadataStoreUnavailableError,
     RetriableError,
     SparkLogError,
     redact,
 )
-from spark_log.metadata import (
-    commit_tokens,
-    store_schema,
-    tables,
-)
-from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
+from spark_log.metadata import commit_tokens
+from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
-from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
-from spark_log.metadata.sql_columns import CLUSTER
+from spark_log.metadata.store_schema import read_overrides
 
 if TYPE_CHECKING:
     from spark_log.metadata.connections.postgresql_connection import Hosts
@@ -50,6 +41,8 @@ DEFAULT_TIMEOUT_MS = 120_000
 
 READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is away."""
+
+_SERVER_TIME_MS = Prepared(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
 
 SILENT_MS = 10_000
 """The session of a process that has stopped while it sent statements is ended after this time, if others wait."""
@@ -395,89 +388,6 @@ def _driver_connection(connection: sa.Connection) -> Any:
     driver = connection.connection.driver_connection
     assert driver is not None
     return driver
-
-
-def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
-    """A new store with all its tables, the cluster's row and the rows that `fill` adds, all in one transaction.
-
-    Raises ClusterAlreadyExistsError.
-    """
-    if address.folder:
-        address.folder.mkdir(parents=True, exist_ok=True)
-    store = Store(address, create=True)
-
-    def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        revision = store_schema.revision_of(connection)
-        if revision is None:
-            store_schema.create(connection)
-        elif not store_schema.is_empty(connection, revision):
-            raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
-        connection.execute(
-            tables.cluster.insert(),
-            {
-                "singleton": 1,
-                "cluster_id": cluster_id,
-                "created_ms": store.clock(connection).wall_ms,
-                "secret": secrets.token_bytes(32),
-                **server_identity.values(server_identity.of_server(connection)),
-            },
-        )
-        fill(connection)
-
-    try:
-        store.transact(create, timeout_ms=10_000, unlimited=True)
-    except BaseException as error:
-        store.close()
-        if isinstance(error, MetadataConflictError):
-            raise ClusterAlreadyExistsError(f"another process has just created a cluster at {address}") from error
-        raise
-    return store
-
-
-def read_overrides(connection: sa.Connection) -> dict[str, str]:
-    """The cluster settings that are stored: dotted name to text."""
-    overrides: dict[str, str] = json.loads(connection.execute(_SETTINGS).scalar_one())
-    return overrides
-
-
-def write_overrides(connection: sa.Connection, overrides: Mapping[str, str]) -> None:
-    """Store these cluster settings in place of the stored ones."""
-    connection.execute(tables.cluster.update().values(settings=json.dumps(dict(overrides), sort_keys=True)))
-
-
-_SETTINGS = sa.select(CLUSTER.settings)
-_SERVER_TIME_MS = Prepared(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
-
-
-def open_store(address: Address) -> Store:
-    """The store at `address`, upgraded if an earlier release created it.
-
-    Raises ClusterNotFoundError if there is none, UnsupportedVersionError if this version cannot upgrade it.
-    """
-    store = Store(address)
-    try:
-        revision, overrides = store.read(_revision_and_settings)
-        if revision is None:
-            raise cluster_not_found(address)
-        if revision == tables.SCHEMA_REVISION:
-            store.keep_settings(overrides)
-        else:
-            store_schema.check_known(revision, address)
-            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str]]:
-    """The revision of a store that has a cluster, None if there is no store, or only its tables. And the stored
-    settings, if the store needs no upgrade.
-    """
-    revision = store_schema.revision_of(connection)
-    if store_schema.is_empty(connection, revision):
-        return None, {}
-    return revision, read_overrides(connection) if revision == tables.SCHEMA_REVISION else {}
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

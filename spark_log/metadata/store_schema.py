@@ -1,13 +1,16 @@
-"""The schema of a metadata store: its revision, its creation, and its upgrade from an earlier release."""
+"""The schema of a metadata store: its revision, creation, upgrade from an earlier release, and stored settings."""
 
 import functools
+import json
 import re
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 
 from spark_log.errors import UnsupportedVersionError
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
+from spark_log.metadata.sql_columns import CLUSTER
 
 _REVISIONS = sa.Table(
     "alembic_version",
@@ -16,6 +19,8 @@ _REVISIONS = sa.Table(
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
 """Alembic's table, which has one row."""
+
+_SETTINGS = sa.select(CLUSTER.settings)
 
 
 def revision_of(connection: sa.Connection) -> str | None:
@@ -85,3 +90,14 @@ def upgrade(connection: sa.Connection, address: Address) -> None:
     if revision != tables.SCHEMA_REVISION:
         check_known(revision, address)
         migrations.upgrade(connection)
+
+
+def read_overrides(connection: sa.Connection) -> dict[str, str]:
+    """The cluster settings that are stored: dotted name to text."""
+    overrides: dict[str, str] = json.loads(connection.execute(_SETTINGS).scalar_one())
+    return overrides
+
+
+def write_overrides(connection: sa.Connection, overrides: Mapping[str, str]) -> None:
+    """Store these cluster settings in place of the stored ones."""
+    connection.execute(tables.cluster.update().values(settings=json.dumps(dict(overrides), sort_keys=True)))

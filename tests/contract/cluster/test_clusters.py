@@ -30,7 +30,8 @@ from spark_log.metadata import (
 )
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
-from spark_log.metadata.store import Store, create_store, open_store
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_opening import create_store, open_store
 from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import LARGE, SMALL_BLOBS, table
