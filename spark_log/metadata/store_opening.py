@@ -1,0 +1,81 @@
+"""Creates and opens the metadata store of a cluster."""
+
+import secrets
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from spark_log.errors import ClusterAlreadyExistsError, MetadataConflictError
+from spark_log.metadata import store_schema, tables
+from spark_log.metadata.address import Address, cluster_not_found
+from spark_log.metadata.connections import server_identity
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_schema import read_overrides
+
+
+def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
+    """A new store with all its tables, the cluster's row and the rows that `fill` adds, all in one transaction.
+
+    Raises ClusterAlreadyExistsError.
+    """
+    if address.folder:
+        address.folder.mkdir(parents=True, exist_ok=True)
+    store = Store(address, create=True)
+
+    def create(connection: sa.Connection, _attempt: Attempt) -> None:
+        revision = store_schema.revision_of(connection)
+        if revision is None:
+            store_schema.create(connection)
+        elif not store_schema.is_empty(connection, revision):
+            raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
+        connection.execute(
+            tables.cluster.insert(),
+            {
+                "singleton": 1,
+                "cluster_id": cluster_id,
+                "created_ms": store.clock(connection).wall_ms,
+                "secret": secrets.token_bytes(32),
+                **server_identity.values(server_identity.of_server(connection)),
+            },
+        )
+        fill(connection)
+
+    try:
+        store.transact(create, timeout_ms=10_000, unlimited=True)
+    except BaseException as error:
+        store.close()
+        if isinstance(error, MetadataConflictError):
+            raise ClusterAlreadyExistsError(f"another process has just created a cluster at {address}") from error
+        raise
+    return store
+
+
+def open_store(address: Address) -> Store:
+    """The store at `address`, upgraded if an earlier release created it.
+
+    Raises ClusterNotFoundError if there is none, UnsupportedVersionError if this version cannot upgrade it.
+    """
+    store = Store(address)
+    try:
+        revision, overrides = store.read(_revision_and_settings)
+        if revision is None:
+            raise cluster_not_found(address)
+        if revision == tables.SCHEMA_REVISION:
+            store.keep_settings(overrides)
+        else:
+            store_schema.check_known(revision, address)
+            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str]]:
+    """The revision of a store that has a cluster, None if there is no store, or only its tables. And the stored
+    settings, if the store needs no upgrade.
+    """
+    revision = store_schema.revision_of(connection)
+    if store_schema.is_empty(connection, revision):
+        return None, {}
+    return revision, read_overrides(connection) if revision == tables.SCHEMA_REVISION else {}
