@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import normalise_uri
+from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.config.values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import BrokerId, LogDirId

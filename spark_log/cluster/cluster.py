@@ -5,17 +5,8 @@ from functools import cached_property
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import (
-    MARKER,
-    LogDir,
-    LogDirInfo,
-    Marker,
-    local_uri,
-    normalise_uri,
-    open_log_dir,
-    refuse_overlap,
-    refuse_percent_sign,
-)
+from spark_log.cluster.log_dir import MARKER, LogDir, LogDirInfo, Marker, open_log_dir
+from spark_log.cluster.log_dir_uris import local_uri, normalise_uri, refuse_overlap, refuse_percent_sign
 from spark_log.cluster.new_file import make_root
 from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId

@@ -7,9 +7,10 @@ from typing import Literal
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
-from spark_log.groups.classic import rules as classic_rules
+from spark_log.groups.classic import group as classic_group
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember
 from spark_log.groups.classic.rows import read_all_classic, read_classic
-from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, advance
+from spark_log.groups.classic.rules import advance
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import NO_PARTITIONS, Group, Member, Partitions
@@ -30,11 +31,11 @@ CLASSIC_TYPE = "classic"
 PROTOCOL_TYPE = "consumer"
 
 
-_STATES: dict[classic_rules.State, State] = {
-    classic_rules.State.EMPTY: "Empty",
-    classic_rules.State.PREPARING: "PreparingRebalance",
-    classic_rules.State.COMPLETING: "CompletingRebalance",
-    classic_rules.State.STABLE: "Stable",
+_STATES: dict[classic_group.State, State] = {
+    classic_group.State.EMPTY: "Empty",
+    classic_group.State.PREPARING: "PreparingRebalance",
+    classic_group.State.COMPLETING: "CompletingRebalance",
+    classic_group.State.STABLE: "Stable",
 }
 
 

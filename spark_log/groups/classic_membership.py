@@ -17,7 +17,7 @@ from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, U
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import Assignor, assign_as_leader, by_topic
 from spark_log.groups.classic import rules
-from spark_log.groups.classic.rules import ClassicGroup, Joining, State
+from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.service import change, change_own, join_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import NO_PARTITIONS, Assignment, Partitions, TopicFacts

@@ -1,13 +1,14 @@
-"""Whether a member may commit offsets."""
+"""Whether a member may commit offsets, and fetch committed ones."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 
+from spark_log.config.values import can_be_stored
+from spark_log.errors import StaleMemberEpochError, UnknownMemberIdError
 from spark_log.groups.classic.service import check_classic_committer
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import check_commit, check_member
-from spark_log.groups.consumer.service import stale_epoch
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
@@ -38,7 +39,7 @@ def check_committer(
     row, now = check_live(store, connection, me)
     others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
     if row.protocol == rows.CONSUMER and not transactional and (others or generation != row.member.generation):
-        raise stale_epoch(row, generation, others)
+        raise _stale_epoch(row, generation, others)
     check_commit(me.group_id, row.member.generation, generation, others)
     return now
 
@@ -52,3 +53,28 @@ def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[r
     check_member(me.group_id, me.member_id, live=live, fenced=fenced)
     assert row is not None
     return row, now
+
+
+def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
+    """Whether a member may fetch committed offsets: UnknownMemberIdError, StaleMemberEpochError, as in Kafka.
+
+    Members of other protocols, and groups of another type, are not checked.
+    """
+    row = rows.read_member(connection, group_id, member_id) if can_be_stored(member_id) else None
+    if row is None or not row.live(now):
+        if rows.CONSUMER in rows.read_protocols(connection, group_id):
+            raise UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
+    elif row.protocol == rows.CONSUMER and row.member.generation != epoch:
+        raise _stale_epoch(row, epoch)
+
+
+def _stale_epoch(
+    row: rows.MemberRow, epoch: int, others: Mapping[TopicPartition, str] | None = None
+) -> StaleMemberEpochError:
+    """`others`: partitions of the request that are assigned to other members, with their owners."""
+    if others:
+        partition, owner = min(others.items())
+        return StaleMemberEpochError(f"{partition} belongs to {owner} now")
+    return StaleMemberEpochError(
+        f"The received member epoch {epoch} does not match the expected member epoch {row.member.generation}."
+    )

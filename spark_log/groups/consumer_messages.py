@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from spark_log.groups.classic.rules import ClassicGroup, ClassicMember
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember
 from spark_log.groups.consumer.rules import Partitions
 from spark_log.ids import TopicPartition
 

@@ -13,16 +13,9 @@ import sqlalchemy as sa
 from spark_log.cluster.names import is_legal
 from spark_log.errors import InconsistentGroupProtocolError
 from spark_log.groups.assignment import CLIENT_ASSIGNORS, SERVER_PREFERENCE
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Phase, State
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
-from spark_log.groups.classic.rules import (
-    ClassicGroup,
-    ClassicMember,
-    Phase,
-    State,
-    advance,
-    begin_rebalance,
-    select_protocol,
-)
+from spark_log.groups.classic.rules import advance, begin_rebalance, select_protocol
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import NO_PARTITIONS, EpochState, Group, Member, Partitions, depart
 from spark_log.groups.consumer.stored_values import Subscription, facts_json

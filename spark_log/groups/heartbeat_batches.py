@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import ClassicColumns, Key, MemberColumns
-from spark_log.groups.classic.rules import Phase, State
+from spark_log.groups.classic.group import Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group, check_member, notice_topics
 from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of

@@ -25,8 +25,8 @@ from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.classic import rules
+from spark_log.groups.classic.group import ClassicGroup, JoinAnswer, Joining, State
 from spark_log.groups.classic.limits import check_assignment
-from spark_log.groups.classic.rules import ClassicGroup, JoinAnswer, Joining, State
 from spark_log.groups.classic.service import Seen, change, change_own, join_classic
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity

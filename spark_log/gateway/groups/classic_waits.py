@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_log.errors import SparkLogError
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.groups.classic.rules import State
+from spark_log.groups.classic.group import State
 from spark_log.groups.classic.service import Mark, marks_of
 from spark_log.metadata.store import Store
 

@@ -22,8 +22,7 @@ from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
-from spark_log.groups.committers import check_committer
-from spark_log.groups.consumer.service import check_offsets_epoch
+from spark_log.groups.committers import check_committer, check_offsets_epoch
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from spark_log.errors import GroupAssignmentTooLargeError, GroupMaxSizeReachedError
-from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Joining
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Joining
 
 BYTES_MAX = 4 * 1024 * 1024
 """Names, metadata and assignments of the members of a group together. A request of a member may read and write all of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.groups.classic.rules import ClassicGroup, ClassicMember, Phase, State
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group
 from spark_log.groups.consumer.stored_values import facts_json, protocols_json, protocols_of

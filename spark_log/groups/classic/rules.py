@@ -16,10 +16,9 @@ Invariants: the generation only grows; a generation has one leader; all its memb
 the assignment of that leader.
 """
 
-import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from spark_log.errors import (
     FencedInstanceIdError,
@@ -28,95 +27,7 @@ from spark_log.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-
-
-class State(enum.StrEnum):
-    EMPTY = "Empty"
-    PREPARING = "PreparingRebalance"
-    COMPLETING = "CompletingRebalance"
-    STABLE = "Stable"
-
-
-class Phase(enum.StrEnum):
-    """The state of a member. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
-
-    PENDING = "pending"
-    """It has got a member id, and has not joined with it. Not a member yet, but a rebalance waits for it."""
-    JOINING = "joining"
-    """Its JoinGroup waits for the next generation."""
-    SYNCING = "syncing"
-    """It is in the generation, and has not asked for its assignment."""
-    SYNCED = "synced"
-
-
-@dataclass(frozen=True)
-class ClassicMember:
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    protocols: tuple[tuple[str, bytes], ...]
-    """Name and metadata, in the member's order of preference."""
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    until_ms: int
-    """End of its session."""
-    phase: Phase = Phase.JOINING
-    assignment: bytes = b""
-
-    def metadata(self, protocol: str) -> bytes:
-        return dict(self.protocols).get(protocol, b"")
-
-
-@dataclass(frozen=True)
-class ClassicGroup:
-    group_id: str
-    generation: int
-    state: State = State.EMPTY
-    protocol_type: str = ""
-    protocol: str = ""
-    """The protocol of the generation, which all members support."""
-    leader: str = ""
-    """Its member id; empty in a group without one."""
-    deadline_ms: int | None = None
-    """PreparingRebalance: end of the time to join. Later: end of the time to ask for the assignment."""
-    members: Mapping[str, ClassicMember] = field(default_factory=dict)
-    """By member id, PENDING ones too."""
-
-    @property
-    def joined(self) -> list[ClassicMember]:
-        """The members without those that are PENDING, by member id."""
-        return [member for _, member in sorted(self.members.items()) if member.phase is not Phase.PENDING]
-
-
-@dataclass(frozen=True)
-class Joining:
-    """A JoinGroup request. `new_id`: the id of a member that has none. `id_required`: it must join again with that."""
-
-    member_id: str
-    new_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    protocol_type: str
-    protocols: tuple[tuple[str, bytes], ...]
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    id_required: bool = False
-
-
-@dataclass(frozen=True)
-class JoinAnswer:
-    """`members`: of the leader only, each with its instance id and metadata.
-
-    `skip_assignment`: the leader has started again as a static member, and the generation has its assignment (KIP-814).
-    """
-
-    generation: int
-    protocol: str
-    leader: str
-    members: tuple[tuple[str, str | None, bytes], ...]
-    skip_assignment: bool = False
+from spark_log.groups.classic.group import ClassicGroup, ClassicMember, JoinAnswer, Joining, Phase, State
 
 
 def advance(group: ClassicGroup, now_ms: int) -> ClassicGroup:

@@ -14,18 +14,10 @@ from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolErr
 from spark_log.failpoints import failpoint
 from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import MEMBERS_MAX, Key
+from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.limits import check_join, check_request
 from spark_log.groups.classic.rows import EXPIRED_MS, read_classic, read_part, save_classic
-from spark_log.groups.classic.rules import (
-    ClassicGroup,
-    Joining,
-    State,
-    advance,
-    check_commit,
-    join,
-    leave,
-    next_change_ms,
-)
+from spark_log.groups.classic.rules import advance, check_commit, join, leave, next_change_ms
 from spark_log.groups.consumer import rows
 from spark_log.metadata.prepared import Answer, one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock

@@ -15,7 +15,6 @@ from spark_log.errors import (
     IllegalArgumentError,
     InvalidRegularExpressionError,
     RebalanceInProgressError,
-    StaleMemberEpochError,
     UnknownMemberIdError,
     UnsupportedAssignorError,
 )
@@ -46,7 +45,6 @@ from spark_log.groups.consumer.target_assignment import refresh_targets, remove_
 from spark_log.groups.consumer.topic_patterns import check_pattern, matching
 from spark_log.groups.conversion import downgrade, upgrade
 from spark_log.groups.identity import Identity
-from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 SERVER_ASSIGNORS = (UNIFORM, "range")
@@ -196,31 +194,6 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
         failpoint("group.changed")
         refresh_targets(store, beat.me.group_id, assignors)
     return ConsumerAnswer(beat.me.member_id, beat.epoch or LEAVING)
-
-
-def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
-    """Whether a member may fetch committed offsets: UnknownMemberIdError, StaleMemberEpochError, as in Kafka.
-
-    Members of other protocols, and groups of another type, are not checked.
-    """
-    row = rows.read_member(connection, group_id, member_id) if can_be_stored(member_id) else None
-    if row is None or not row.live(now):
-        if rows.CONSUMER in rows.read_protocols(connection, group_id):
-            raise UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
-    elif row.protocol == rows.CONSUMER and row.member.generation != epoch:
-        raise stale_epoch(row, epoch)
-
-
-def stale_epoch(
-    row: rows.MemberRow, epoch: int, others: Mapping[TopicPartition, str] | None = None
-) -> StaleMemberEpochError:
-    """`others`: partitions of the request that are assigned to other members, with their owners."""
-    if others:
-        partition, owner = min(others.items())
-        return StaleMemberEpochError(f"{partition} belongs to {owner} now")
-    return StaleMemberEpochError(
-        f"The received member epoch {epoch} does not match the expected member epoch {row.member.generation}."
-    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import contextlib
 
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.groups.classic_waits import ClassicWaits
-from spark_log.groups.classic.rules import Joining, State, leave
+from spark_log.groups.classic.group import Joining, State
+from spark_log.groups.classic.rules import leave
 from spark_log.groups.classic.service import change, join_classic, marks_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CLASSIC_MEMBER

@@ -16,7 +16,8 @@ from spark_log import Producer
 from spark_log.clients.produce import sender
 from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
-from spark_log.cluster.log_dir import MARKER, LogDir, refuse_overlap, segment_path
+from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
+from spark_log.cluster.log_dir_uris import refuse_overlap
 from spark_log.errors import (
     CorruptRecordError,
     DiskFullError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.cluster.log_dir import asks_for_region
+from spark_log.cluster.log_dir_uris import asks_for_region
 
 
 @pytest.mark.parametrize(

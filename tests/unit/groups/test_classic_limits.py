@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from spark_log.errors import GroupAssignmentTooLargeError, GroupMaxSizeReachedError, RebalanceInProgressError
+from spark_log.groups.classic.group import ClassicGroup, Joining, Phase, State
 from spark_log.groups.classic.limits import (
     BYTES_MAX,
     MEMBERS_MAX,
@@ -10,16 +11,7 @@ from spark_log.groups.classic.limits import (
     check_join,
     check_request,
 )
-from spark_log.groups.classic.rules import (
-    ClassicGroup,
-    Joining,
-    Phase,
-    State,
-    begin_again,
-    join,
-    sync,
-    wait_for_assignment,
-)
+from spark_log.groups.classic.rules import begin_again, join, sync, wait_for_assignment
 
 MIB = 1024 * 1024
 

@@ -19,10 +19,8 @@ from hypothesis.stateful import (
 
 from spark_log.errors import SparkLogError
 from spark_log.groups.classic import rules
+from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.rules import (
-    ClassicGroup,
-    Joining,
-    State,
     advance,
     check_commit,
     heartbeat,

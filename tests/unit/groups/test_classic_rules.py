@@ -11,11 +11,8 @@ from spark_log.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from spark_log.groups.classic.group import ClassicGroup, Joining, Phase, State
 from spark_log.groups.classic.rules import (
-    ClassicGroup,
-    Joining,
-    Phase,
-    State,
     advance,
     check_commit,
     check_protocol,

@@ -1,0 +1,53 @@
+"""The URIs of log dirs, as users write them and as they are stored."""
+
+import os
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from spark_log.errors import InvalidConfigurationError, redact
+
+
+def asks_for_region(uri: str) -> bool:
+    """Whether a file system can only be opened after a request to Amazon for the region of its bucket."""
+    parts = urlsplit(uri)
+    return parts.scheme == "s3" and not parse_qs(parts.query).keys() & {"region", "endpoint_override"}
+
+
+def local_uri(folder: Path) -> str:
+    return Path(os.path.realpath(folder)).as_uri()
+
+
+def normalise_uri(text: str) -> str:
+    """The URI of a log dir given as a URI or as a local folder; local ones are made absolute and free of symlinks."""
+    if not text.strip():
+        raise InvalidConfigurationError(f"log dir: expected a folder or a URI, got {text!r}")
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return local_uri(Path(os.path.expanduser(text)))
+    if scheme == "file":
+        return local_uri(Path(unquote(urlsplit(text).path)))
+    return text.rstrip("/")
+
+
+def refuse_overlap(uri: str, others: list[str]) -> None:
+    """InvalidConfigurationError if `uri` equals, contains or is inside one of `others`: log dirs share no files."""
+
+    def location(value: str) -> str:
+        parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name
+        endpoint = parse_qs(parts.query).get("endpoint_override", [""])[-1]
+        return f"{parts.scheme}://{endpoint}/{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/"
+
+    for other in others:
+        mine, theirs = location(uri), location(other)
+        if mine.startswith(theirs) or theirs.startswith(mine):
+            raise InvalidConfigurationError(
+                f"log dir: {redact(uri)} overlaps {redact(other)}, which is a log dir already"
+            )
+
+
+def refuse_percent_sign(uri: str) -> None:
+    """InvalidConfigurationError for a local folder with % in its path: deltalake decodes it once too often."""
+    if uri.startswith("file:") and "%25" in uri:
+        raise InvalidConfigurationError(
+            f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read"
+        )
