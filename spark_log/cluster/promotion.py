@@ -97,17 +97,17 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
 
 def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
     """The beat of each log dir that answers."""
-    found: list[int | None] = []
+    counters: list[int | None] = []
     for info in cluster.log_dirs().values():
         try:
             log_dir = cluster.log_dir(info)
             log_dir.verify(info.uuid)
-            found.append(int(b"".join(map(bytes, log_dir.read_blocks(_FILE)))))
+            counters.append(int(b"".join(map(bytes, log_dir.read_blocks(_FILE)))))
         except CorruptRecordError:
-            found.append(None)
+            counters.append(None)
         except (SparkLogError, OSError, ValueError) as error:
             logger.info("log dir %s shows no beat: %s", redact(info.uri), redact(str(error)))
-    return found
+    return counters
 
 
 def _online(store: Store) -> list[int]:

@@ -189,15 +189,15 @@ class ClusterSettings:
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
         """From dotted names and text. InvalidConfigurationError names the setting and the value."""
-        known = {entry.name: entry for entry in fields(cls)}
+        settings = {entry.name: entry for entry in fields(cls)}
         values: dict[str, Any] = {}
         for dotted, text in pairs.items():
             name = dotted.replace(".", "_")
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-                hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+            if name not in settings:
+                near = difflib.get_close_matches(name, settings, n=1, cutoff=0.6)
+                hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(settings)}"
                 raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
-            words = {"true": True, "false": False} if isinstance(known[name].default, bool) else {}
+            words = {"true": True, "false": False} if isinstance(settings[name].default, bool) else {}
             digits = text.isascii() and text.removeprefix("-").isdigit()
             values[name] = words.get(text.lower(), int(text) if digits and not words else text)
         return cls(**values)

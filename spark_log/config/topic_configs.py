@@ -260,13 +260,13 @@ class TopicConfig:
         Raises InvalidConfigurationError that names the config, the value and the expected values.
         """
         named = canonical(overrides)
-        found = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
-        if found.min_compaction_lag_ms > found.max_compaction_lag_ms:
+        parsed = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
+        if parsed.min_compaction_lag_ms > parsed.max_compaction_lag_ms:
             raise InvalidConfigurationError(
-                f"min.compaction.lag.ms ({found.min_compaction_lag_ms}) must not be greater than "
-                f"max.compaction.lag.ms ({found.max_compaction_lag_ms})"
+                f"min.compaction.lag.ms ({parsed.min_compaction_lag_ms}) must not be greater than "
+                f"max.compaction.lag.ms ({parsed.max_compaction_lag_ms})"
             )
-        return found
+        return parsed
 
     @property
     def compacts(self) -> bool:

@@ -55,40 +55,40 @@ class BatchFiles:
         """Write a file for each item. If no log dir of a partition takes its file, log dirs are inspected,
         and these files are written once more.
         """
-        write_id, found = self._write_files(items, encodings, acks, timeout_ms)
+        write_id, outcomes = self._write_files(items, encodings, acks, timeout_ms)
         again = [
             number
-            for number, (item, outcome) in enumerate(zip(items, found, strict=True))
+            for number, (item, outcome) in enumerate(zip(items, outcomes, strict=True))
             if isinstance(outcome, Rejected)
             and isinstance(outcome.error, (NotLeaderForPartitionError, *LOG_DIR_FAILURES))
             and item[0].replication_factor > 1  # another replica could become leader
         ]
         if not again:
-            return write_id, found
+            return write_id, outcomes
         try:
             self._replication.detect_failures()
             second, rewritten = self._write_files([items[number] for number in again], encodings, acks, timeout_ms)
             for number, outcome in zip(again, rewritten, strict=True):
-                found[number] = outcome
+                outcomes[number] = outcome
             if second != write_id:  # a request has one write id
                 raise WriteIdExpiredError(f"write id {write_id} has expired during the append: write the files again")
         except Exception:
             topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-            delete_files(self._cluster, topics, [each for each in found if isinstance(each, Batch)])
+            delete_files(self._cluster, topics, [each for each in outcomes if isinstance(each, Batch)])
             raise
-        return write_id, found
+        return write_id, outcomes
 
     def _write_files(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch | Rejected]]:
         """A segment file for each item, several at a time: encoding and the disk let other threads run."""
-        wanted: dict[int, set[int]] = {}
+        partitions: dict[int, set[int]] = {}
         for topic, item in items:
-            wanted.setdefault(topic.topic_id, set()).add(item.partition)
+            partitions.setdefault(topic.topic_id, set()).add(item.partition)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         targets = {
             (topic_id, number): target
-            for topic_id, numbers in wanted.items()
+            for topic_id, numbers in partitions.items()
             for number, target in self._targets(topics[topic_id], sorted(numbers), acks, timeout_ms).items()
         }
         infos = self._cluster.log_dirs(timeout_ms=timeout_ms)
@@ -128,16 +128,16 @@ class BatchFiles:
 
         named = list(zip(items, (name for _, name in names), strict=True))
         if len(items) == 1:
-            found = [try_writing(named[0])]
+            outcomes = [try_writing(named[0])]
         else:
-            found = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
-        for each in found:
+            outcomes = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
+        for each in outcomes:
             if isinstance(each, WriteIdExpiredError):  # it is the write id of all files
-                delete_files(self._cluster, topics, [batch for batch in found if isinstance(batch, Batch)])
+                delete_files(self._cluster, topics, [batch for batch in outcomes if isinstance(batch, Batch)])
                 raise each
         return names[0][0], [
             refusal(topic, item, each) if isinstance(each, Exception) else each
-            for (topic, item), each in zip(items, found, strict=True)
+            for (topic, item), each in zip(items, outcomes, strict=True)
         ]
 
     def _targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:

@@ -273,13 +273,13 @@ class Log(LogReader):
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
     ) -> dict[int, Target]:
         """The log dirs for new files of the partitions. UnknownTopicOrPartitionError names a missing partition."""
-        found = self.cluster.store.read(
+        cached = self.cluster.store.read(
             lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
         )
         for partition in partitions:
-            if partition not in found:
+            if partition not in cached:
                 raise unknown_partition(topic, partition)
-        return found
+        return cached
 
     def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [

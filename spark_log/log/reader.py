@@ -108,13 +108,13 @@ class LogReader:
         """The slices of the ranges that `find` returns, from the same snapshot. `find` runs again after sealing."""
         limit = self._tail_limit
         while True:
-            wanted, slices, too_long = self.cluster.store.read(
+            resolved, slices, too_long = self.cluster.store.read(
                 lambda connection: _find_and_plan(connection, find, times, rack, limit)  # noqa: B023
             )
             if limit is None or not too_long:
                 # the log dirs are read after the slices: all that the slices name are among them
                 return ReadPlan(slices, self.cluster.log_dirs())
-            sealed = [name for name, partition in too_long if limit.seal(wanted.topics[name], partition)]
+            sealed = [name for name, partition in too_long if limit.seal(resolved.topics[name], partition)]
             if not sealed:  # tails that another process has sealed, or that cannot be sealed, are planned as they are
                 limit = None
 

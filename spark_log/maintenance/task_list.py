@@ -213,8 +213,8 @@ def run_tasks(
     Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic. The first
     failure of a task is raised when all tasks have run.
     """
-    wanted = [task.name for task in TASKS if task.every_ms is not None] if tasks is None else list(tasks)
-    for name in wanted:
+    names = [task.name for task in TASKS if task.every_ms is not None] if tasks is None else list(tasks)
+    for name in names:
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
     with (
@@ -225,7 +225,7 @@ def run_tasks(
         if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
             FallbackController(context.cluster, context.settings).detect_failures()
         for task in TASKS:
-            if task.name in wanted:
+            if task.name in names:
                 with failure.attempt():
                     if dry_run:
                         yield from (replace(report, dry_run=True) for report in task.plan(context))

@@ -115,17 +115,17 @@ class Store:
     @property
     def settings(self) -> ClusterSettings:
         """The cluster's settings, at most SETTINGS_AGE_S_MAX old; older ones while the store is unavailable."""
-        now_s, known = clock.monotonic_s(), self._settings
-        if known is None or now_s - known[0] >= SETTINGS_AGE_S_MAX:
+        now_s, cached = clock.monotonic_s(), self._settings
+        if cached is None or now_s - cached[0] >= SETTINGS_AGE_S_MAX:
             try:
                 return self.keep_settings(
-                    self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if known is None else 1_000)
+                    self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if cached is None else 1_000)
                 )
             except SparkLogError:
-                if known is None:
+                if cached is None:
                     raise
-                self._settings = known = (now_s, known[1])
-        return known[1]
+                self._settings = cached = (now_s, cached[1])
+        return cached[1]
 
     def keep_settings(self, overrides: Mapping[str, str]) -> ClusterSettings:
         """Use these settings, which were just read."""

@@ -29,10 +29,10 @@ def incompatibilities(
     one. FULL: both. With _TRANSITIVE, of all versions.
     """
     direction, _, transitive = level.partition("_")
-    found: list[str] = []
+    faults: list[str] = []
     for version, old in versions if transitive else versions[-1:]:
         if direction in ("BACKWARD", "FULL"):
-            found += [f"version {version} cannot be read: {each}" for each in compare(new, old)]
+            faults += [f"version {version} cannot be read: {each}" for each in compare(new, old)]
         if direction in ("FORWARD", "FULL"):
-            found += [f"version {version} cannot read it: {each}" for each in compare(old, new)]
-    return found
+            faults += [f"version {version} cannot read it: {each}" for each in compare(old, new)]
+    return faults

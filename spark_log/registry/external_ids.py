@@ -51,12 +51,12 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
     config, columns = topic.config, topic.columns
     if columns is None or not config.schema_registry_url:
         return topic
-    found = {}
+    learnt = {}
     for part in config.parts:
         definition, name = columns.of(part.source), subject_name(part)
         if definition is not None and name is not None:
-            found[part.source] = _schemas_of(topic, part.source, definition, name, ids.get(part.source, frozenset()))
-    if not found:
+            learnt[part.source] = _schemas_of(topic, part.source, definition, name, ids.get(part.source, frozenset()))
+    if not learnt:
         return topic
 
     def store(connection: sa.Connection, _attempt: object) -> Topic:
@@ -65,7 +65,7 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:
             return topic  # recreated, or altered, which has asked the registry
         text = present.typed_columns
-        for source, schemas in found.items():
+        for source, schemas in learnt.items():
             try:
                 text = typed_columns(connection, config, text, {source: schemas}, [source])
             except IncompatibleSchemaError as error:
@@ -88,15 +88,15 @@ def _schemas_of(
     topic: Topic, source: str, definition: ColumnsDefinition, name: SubjectName, ids: Set[int]
 ) -> SubjectSchemas:
     """The present versions of the subject of the keys or values, and the schemas of these ids."""
-    found = SubjectSchemas(definition.schema, (), follows=name.version is None)
+    schemas = SubjectSchemas(definition.schema, (), follows=name.version is None)
     try:
-        found = external_subjects(topic.config, [source])[source]
+        schemas = external_subjects(topic.config, [source])[source]
     except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
         logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
-    texts = dict(found.by_id)
+    texts = dict(schemas.by_id)
     for number in sorted(ids - texts.keys())[:_IDS_MAX]:
         try:
             texts[number] = column_source(find_id(topic.config.schema_registry_url, number), name.message)
         except (InvalidSchemaError, SchemaNotFoundError) as error:
             logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
-    return replace(found, by_id=tuple(texts.items()))
+    return replace(schemas, by_id=tuple(texts.items()))

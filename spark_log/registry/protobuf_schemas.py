@@ -61,16 +61,16 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
-    found: list[str] = []
+    differences: list[str] = []
     messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:
         return [f"the schemas have more than {_MESSAGES_MAX:,} messages, and cannot be compared"]
     for name, written in written_messages.items():
         if name not in messages:
-            found.append(f"message {name} is missing")
+            differences.append(f"message {name} is missing")
             continue
         numbers = {field.name: field.number for field in messages[name].field}
-        found += [
+        differences += [
             f"{name}.{field.name}: the number is {numbers[field.name]}, not {field.number}"
             for field in written.field
             if numbers.get(field.name, field.number) != field.number
@@ -82,8 +82,8 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
         try:
             evolve(*columns)
         except IncompatibleSchemaError as error:
-            found.append(f"message {name}: {error}")
-    return found
+            differences.append(f"message {name}: {error}")
+    return differences
 
 
 @lru_cache(maxsize=64)
@@ -190,14 +190,14 @@ def _set_of(files: Any) -> bytes:
 
 def _messages(file: Any) -> dict[str, Any]:
     """The messages of the file by their full names, nested ones too."""
-    found: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     waiting = [(_full_name(file.package, each.name), each) for each in file.message_type]
     while waiting:
         name, message = waiting.pop(0)
         if not message.options.map_entry:
-            found[name] = message
+            messages[name] = message
             waiting += [(f"{name}.{each.name}", each) for each in message.nested_type]
-    return found
+    return messages
 
 
 def _fields(messages: list[Any], fields: list[Any]) -> Iterator[Any]:

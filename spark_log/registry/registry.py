@@ -59,21 +59,21 @@ class Registry:
         """
         _check_subject(subject)
         check_type(type)
-        given = _references(references)
+        resolved = _references(references)
         if id is not None:
             wanted = _number(id), None if version is None else _number(version)
             return self._write(
-                lambda connection: registrations.import_schema(connection, subject, type, schema, given, *wanted)
+                lambda connection: registrations.import_schema(connection, subject, type, schema, resolved, *wanted)
             )
-        known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, given))
+        known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, resolved))
         if known is not None:
             return known
         # This may take long: it is done before the transaction, which then finds the results in caches.
-        incompatibilities(*self._store.read(lambda connection: _compared(connection, subject, type, schema, given)))
-        topics = self._store.read(lambda c: registrations.topics_to_change(c, subject, type, schema, given))
+        incompatibilities(*self._store.read(lambda connection: _compared(connection, subject, type, schema, resolved)))
+        topics = self._store.read(lambda c: registrations.topics_to_change(c, subject, type, schema, resolved))
         for each in topics:
             each.typed_columns()
-        return self._write(lambda connection: registrations.register(connection, subject, type, schema, given))
+        return self._write(lambda connection: registrations.register(connection, subject, type, schema, resolved))
 
     def lookup(
         self,
@@ -173,22 +173,21 @@ class Registry:
 
         def delete(connection: sa.Connection) -> int:
             registrations.check_writable(connection, subject)
-            found = rows.find_version(connection, subject, number, deleted=permanent or number is not None)
-            is_live = any(version == found.version for version, _ in rows.version_ids(connection, subject))
+            row = rows.find_version(connection, subject, number, deleted=permanent or number is not None)
+            is_live = any(version == row.version for version, _ in rows.version_ids(connection, subject))
             if permanent and is_live:
                 raise SchemaNotFoundError(
-                    f"Subject '{subject}' Version {found.version} was not deleted first before being permanently"
-                    " deleted",
+                    f"Subject '{subject}' Version {row.version} was not deleted first before being permanently deleted",
                     _VERSION_NOT_DELETED,
                 )
             if not permanent and not is_live:
                 raise SchemaNotFoundError(
-                    f"Subject '{subject}' Version {found.version} was soft deleted. Set permanent=true to delete"
+                    f"Subject '{subject}' Version {row.version} was soft deleted. Set permanent=true to delete"
                     " permanently",
                     _VERSION_DELETED,
                 )
-            registrations.delete(connection, subject, [found.version], permanent)
-            return found.version
+            registrations.delete(connection, subject, [row.version], permanent)
+            return row.version
 
         return self._write(delete)
 

@@ -47,13 +47,13 @@ def subject_name(part: PartConfigs) -> SubjectName | None:
     """None if the part has bytes, or its schema is the text of a schema. InvalidConfigurationError."""
     if part.format == "bytes" or not part.schema.startswith(_PREFIX):
         return None
-    found = _NAME.fullmatch(part.schema)
-    if found is None:
+    match = _NAME.fullmatch(part.schema)
+    if match is None:
         raise InvalidConfigurationError(
             f"{part.source}.schema: expected registry:SUBJECT[@VERSION], got {part.schema!r}"
         )
-    version = found["version"]
-    return SubjectName(found["subject"], None if version is None else int(version), found["message"] or "")
+    version = match["version"]
+    return SubjectName(match["subject"], None if version is None else int(version), match["message"] or "")
 
 
 def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
@@ -173,13 +173,13 @@ def following_topics(
     lock: bool = False,
 ) -> Iterator[FollowingTopic]:
     """The topics with this subject. `new`: its next version, which is not there yet. IncompatibleSchemaError."""
-    known: dict[tuple[str, ...], SubjectSchemas | None] = {}  # the texts may be many MiB, and the topics hundreds
+    by_key: dict[tuple[str, ...], SubjectSchemas | None] = {}  # the texts may be many MiB, and the topics hundreds
 
     def subject_of(part: PartConfigs) -> "SubjectSchemas | None":
         key = (part.source, part.format, part.schema)
-        if key not in known:
-            known[key] = _own_subject(connection, part, new)
-        return known[key]
+        if key not in by_key:
+            by_key[key] = _own_subject(connection, part, new)
+        return by_key[key]
 
     for topic in _topics_of_registry(connection, lock):
         with _errors_of(topic, subject):

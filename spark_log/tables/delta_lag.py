@@ -102,12 +102,12 @@ def describe_delta_tables(
 ) -> dict[int, list[DeltaTableInfo]]:
     """The tables of these topics, by topic id and in the order of the log dirs; internal topics have none."""
     lags = delta_lags(connection, [topic.topic_id for topic in topics])
-    found: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
+    tables: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:
         for log_dir_id in log_dirs_with_replicas(connection, topic):
             info = log_dirs[log_dir_id]
             lag = lags.get((topic.topic_id, log_dir_id))
-            found[topic.topic_id].append(
+            tables[topic.topic_id].append(
                 DeltaTableInfo(
                     log_dir_id,
                     LogDir(info.uri).location(topic.folder),
@@ -116,4 +116,4 @@ def describe_delta_tables(
                     max(0, now_ms - lag.oldest_ms) if lag else 0,
                 )
             )
-    return found
+    return tables

@@ -185,13 +185,13 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
     changed = due.cursors.keys() if incremental else None
     cursors = publication_state.cursors(connection, topic, info, changed) if in_table else {}
     if incremental:
-        wanted = publication_state.changed_segments(connection, topic, info, due.cursors)
+        segments = publication_state.changed_segments(connection, topic, info, due.cursors)
         gone = publication_state.retired_paths(connection, topic, info, due.cursors)
     else:
-        wanted = publication_state.all_segments(connection, topic, info)
+        segments = publication_state.all_segments(connection, topic, info)
     columns = now.all_columns if now is not None and now.topic_id == topic.topic_id else None
     typed = None if columns is None else columns.fields
-    return _Found(recorded, in_doubt, due, cursors, incremental, wanted, gone, typed)
+    return _Found(recorded, in_doubt, due, cursors, incremental, segments, gone, typed)
 
 
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
@@ -204,28 +204,28 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
     if recorded is None or not is_newest(log_dir, topic, recorded[1]):
         return False
-    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, recorded))
-    if found is None:
+    changes = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, recorded))
+    if changes is None:
         return True
     version = recorded[1] + 1
-    if found.recorded != recorded or not found.incremental or not log_dir.local or is_checkpointed(version):
+    if changes.recorded != recorded or not changes.incremental or not log_dir.local or is_checkpointed(version):
         return False
     known = _opened[_application(topic, info)]
-    if found.columns is not None and (known is None or not contains(known, found.columns)):
+    if changes.columns is not None and (known is None or not contains(known, changes.columns)):
         return False  # the table may lack typed columns
-    what = Difference(found.wanted, found.gone)
+    what = Difference(changes.wanted, changes.gone)
     if not what:
         cluster.store.transact(
-            lambda c, _attempt: publication_state.record(c, topic, info, recorded, recorded, found.due)
+            lambda c, _attempt: publication_state.record(c, topic, info, recorded, recorded, changes.due)
         )
         return True
     noted = cluster.store.transact(
-        lambda c, _attempt: publication_intent.note(c, topic, info, recorded, recorded, what.add, found.due)
+        lambda c, _attempt: publication_intent.note(c, topic, info, recorded, recorded, what.add, changes.due)
     )
     if noted is None:
         return False
     failpoint("publish.before-commit")
-    content = commit_content(what.add, what.remove, found.cursors, _application(topic, info), noted, clock.wall_ms())
+    content = commit_content(what.add, what.remove, changes.cursors, _application(topic, info), noted, clock.wall_ms())
     if not log_dir.create_whole(commit_path(topic, version), content):
         return False  # another process committed first
     _settle(cluster, topic, info, noted)
@@ -250,20 +250,20 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     application = _application(topic, info)
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
-    found = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, left_at))
-    if found is None:
+    changes = cluster.store.read_as_primary(lambda connection: _find_changes(connection, topic, info, left_at))
+    if changes is None:
         return True
-    recorded, in_doubt, due, cursors, incremental, wanted, gone, columns = found
+    recorded, in_doubt, due, cursors, incremental, segments, gone, columns = changes
     if in_doubt:  # a publisher died before it recorded its commit
         cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
         return False
     active = active_files(table)
     if incremental:
         what = Difference(
-            [file for file in wanted if file.path not in active], [path for path in gone if path in active]
+            [file for file in segments if file.path not in active], [path for path in gone if path in active]
         )
     else:
-        what = _compare_all(cluster, topic, info, log_dir, table, found, in_table)
+        what = _compare_all(cluster, topic, info, log_dir, table, changes, in_table)
     compared = (in_table, table.version())
     if not what:
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))

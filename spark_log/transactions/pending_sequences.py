@@ -30,14 +30,14 @@ def accept(
     The offsets of pending batches are -1.
     """
     assert batch.sequence is not None
-    known = replace(state, batches=(*state.batches, *pending))
+    with_pending = replace(state, batches=(*state.batches, *pending))
     try:
-        repeated = check_sequence(batch.sequence, batch.record_count, known)
+        repeated = check_sequence(batch.sequence, batch.record_count, with_pending)
     except SparkLogError as error:
         return Rejected(error), None
     if repeated is not None:
         return Appended(-1, -1, duplicate=True), None
-    return Appended(-1, -1), remember(known, batch, Appended(-1, -1)).batches[-1]
+    return Appended(-1, -1), remember(with_pending, batch, Appended(-1, -1)).batches[-1]
 
 
 def provisional(log_end_offset: int, first_sequence: int, batch: Batch) -> Appended:

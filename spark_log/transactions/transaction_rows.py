@@ -93,7 +93,7 @@ def ask_transaction(
         [(transactional_id, epoch, state, until_ms, clock_epoch, timeout_ms, *numbers)] = rows
         previous_epoch, pending, claim, offsets_claim = numbers
         state = TransactionState(state)
-        found = Transaction(
+        transaction = Transaction(
             producer_id,
             epoch,
             state,
@@ -104,7 +104,7 @@ def ask_transaction(
             claim=claim,
             offsets_claim=offsets_claim,
         )
-        return TransactionRow(found, timeout_ms)
+        return TransactionRow(transaction, timeout_ms)
 
     return read
 
@@ -190,7 +190,7 @@ def read_last_pending(
     """For each partition (topic id, number) its last REMEMBERED_BATCHES pending batches that have a sequence, oldest
     first.
     """
-    found = {}
+    batches = {}
     for topic_id, partition in keys:
         query = (
             sa.select(TRANSACTION_SEGMENT.first_sequence, TRANSACTION_SEGMENT.last_sequence)
@@ -204,8 +204,8 @@ def read_last_pending(
             .limit(REMEMBERED_BATCHES)
         )
         rows = connection.execute(query).all()
-        found[topic_id, partition] = tuple(RememberedBatch(epoch, first, last, -1, -1) for first, last in rows[::-1])
-    return found
+        batches[topic_id, partition] = tuple(RememberedBatch(epoch, first, last, -1, -1) for first, last in rows[::-1])
+    return batches
 
 
 def read_first_pending(connection: sa.Connection, producer_id: int, topic_id: int, partition: int) -> int | None:

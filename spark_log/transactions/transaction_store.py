@@ -203,13 +203,13 @@ def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEO
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
     """Base offsets by name, of the batches that are still segments of their own (not merged into others)."""
     names = [batch.name for batch in batches]
-    found: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     for first in range(0, len(names), _NAMES_A_QUERY):
         query = sa.select(SEGMENT.name, SEGMENT.base_offset).where(
             SEGMENT.name.in_(names[first : first + _NAMES_A_QUERY])
         )
-        found.update(store.read(lambda connection, query=query: dict(connection.execute(query).all())))  # type: ignore
-    return found
+        offsets.update(store.read(lambda connection, query=query: dict(connection.execute(query).all())))  # type: ignore
+    return offsets
 
 
 def delete_files(cluster: Cluster, dropped: Sequence[PendingBatch]) -> None:

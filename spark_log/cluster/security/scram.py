@@ -137,15 +137,15 @@ def server_final(
     if _base64(fields[0][2:]) != first.header or not hmac.compare_digest(fields[1], nonce):
         raise ScramError("the channel binding or the nonce differs")
     hash_name = mechanism.hash_name
-    said = b",".join((first.bare, challenge, without_proof))
-    signature = hmac.digest(credential.stored_key, said, hash_name)
+    auth_message = b",".join((first.bare, challenge, without_proof))
+    signature = hmac.digest(credential.stored_key, auth_message, hash_name)
     given = _base64(proof)
     if len(given) != len(signature):
         raise ScramError("the proof has the wrong length")
     client_key = bytes(a ^ b for a, b in zip(given, signature, strict=True))
     if not hmac.compare_digest(hashlib.new(hash_name, client_key).digest(), credential.stored_key):
         return None
-    return b"v=" + base64.b64encode(hmac.digest(credential.server_key, said, hash_name))
+    return b"v=" + base64.b64encode(hmac.digest(credential.server_key, auth_message, hash_name))
 
 
 def _base64(text: bytes) -> bytes:

@@ -59,17 +59,17 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
 def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
     """The names of the batches that were appended or registered, also if their file has been replaced since."""
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
-    found: set[str] = set()
+    named_paths: set[str] = set()
     for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
         names = list(paths.values())
         for first in range(0, len(names), CHUNK):
             query = sa.select(column).where(column.in_(names[first : first + CHUNK]))
-            found.update(connection.execute(query).scalars())
+            named_paths.update(connection.execute(query).scalars())
     every = list(paths)
     for first in range(0, len(every), CHUNK):
         retired = sa.select(RETIRED_FILE.path).where(RETIRED_FILE.path.in_(every[first : first + CHUNK]))
-        found.update(paths[path] for path in connection.execute(retired).scalars())
-    return found
+        named_paths.update(paths[path] for path in connection.execute(retired).scalars())
+    return named_paths
 
 
 def _delete(cluster: Cluster, topic: Topic, batch: Batch) -> None:

@@ -33,8 +33,8 @@ def expire_producers(
             .limit(_PRODUCERS_A_TURN)
             .with_for_update()  # an append locks its producer first: it commits before this, or finds no state
         )
-        found = connection.execute(silent).all()
-        ids = [row.producer_id for row in found]
+        due = connection.execute(silent).all()
+        ids = [row.producer_id for row in due]
         # read again under the lock: a statement sees the rows as of the time before it waited for the locks
         alive = set(
             connection.execute(
@@ -44,17 +44,17 @@ def expire_producers(
             ).scalars()
         )
         alive |= set(connection.execute(_open().where(TRANSACTION.producer_id.in_(ids))).scalars())
-        gone = [row.producer_id for row in found if row.producer_id not in alive]
-        without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
+        gone = [row.producer_id for row in due if row.producer_id not in alive]
+        without_a_name = [row.producer_id for row in due if row.producer_id in gone and row.transactional_id is None]
         delete_producer_batches(connection, gone)
         delete_producers(connection, without_a_name)
-        return len(found), len(without_a_name)
+        return len(due), len(without_a_name)
 
     total = 0
     while True:
-        found, gone = store.transact(expire)
+        due, gone = store.transact(expire)
         total += gone
-        if found < _PRODUCERS_A_TURN:
+        if due < _PRODUCERS_A_TURN:
             break
     return total
 

@@ -145,19 +145,19 @@ def save_producer_states(
     gone: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     for key, state in after.items():
-        known = before[key]
-        if state is known:
+        saved = before[key]
+        if state is saved:
             continue
         here = dict(zip(_KEY, key, strict=True))
         gone += [
             {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
-            for old in known.batches
+            for old in saved.batches
             if old not in state.batches
         ]
         new += [
-            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
+            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in saved.batches
         ]
-        if state.epoch is not None and state.epoch != known.epoch:
+        if state.epoch is not None and state.epoch != saved.epoch:
             set_epoch(connection, key[0], state.epoch)
     if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
         _FORGET.run(connection, gone)

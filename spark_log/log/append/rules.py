@@ -121,15 +121,15 @@ def _repeated(
         raise InvalidTxnStateError(f"{who} is transactional, and the batch is in no transaction")
     if producer.epoch is not None and batch.sequence.principal not in (None, producer.owner):
         raise InvalidProducerIdMappingError(f"{who} is not one of {batch.sequence.principal}")
-    known = check_sequence(batch.sequence, batch.record_count, producer)
-    if known is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
+    earlier = check_sequence(batch.sequence, batch.record_count, producer)
+    if earlier is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
         raise TransactionAbortableError(
             f"partition {batch.partition}: the log has another batch of producer {batch.sequence.producer_id} with the"
             f" sequence {batch.sequence.first}"
         )
-    if known is not None and acks == "all":
-        _check_replicated(state, batch, known)
-    return known
+    if earlier is not None and acks == "all":
+        _check_replicated(state, batch, earlier)
+    return earlier
 
 
 def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: PartitionState) -> PartitionState:

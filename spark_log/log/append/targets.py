@@ -32,11 +32,11 @@ def targets_of(
     )
     if partitions is not None and len(partitions) < 1_000:
         query = query.where(PARTITION.partition.in_(partitions))
-    found: dict[int, Target] = {}
+    targets: dict[int, Target] = {}
     for partition, leader, leader_epoch, broker_id, log_dir_id, in_sync in connection.execute(query):
-        if partition not in found:
-            found[partition] = Target(topic.topic_id, topic.folder, partition, leader_epoch, {})
+        if partition not in targets:
+            targets[partition] = Target(topic.topic_id, topic.folder, partition, leader_epoch, {})
         if leader is not None and (broker_id == leader or (in_sync and acks == "all")):
-            target = found[partition]
-            found[partition] = replace(target, log_dirs={**target.log_dirs, broker_id: LogDirId(log_dir_id)})
-    return found
+            target = targets[partition]
+            targets[partition] = replace(target, log_dirs={**target.log_dirs, broker_id: LogDirId(log_dir_id)})
+    return targets

@@ -127,11 +127,11 @@ class ResetDecoder:
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
-        found = [(decode.decode(values), columns) for decode, columns in self._schemas]
+        decodings = [(decode.decode(values), columns) for decode, columns in self._schemas]
         arrays = []
         for field in self._fields:
             parts, order = [pa.array([], field.type)], np.full(len(values), -1, np.int64)
-            for decoded, columns in found:
+            for decoded, columns in decodings:
                 if field.name not in columns:
                     continue
                 good = decoded.record.is_valid().to_numpy(zero_copy_only=False)
@@ -139,9 +139,9 @@ class ResetDecoder:
                 order[rows] = sum(map(len, parts)) + rows
                 parts.append(decoded.record.field(columns.index(field.name)))
             arrays.append(taken(pa.concat_arrays(parts), order))
-        bad = pa.array(np.logical_and.reduce([decoded.record.is_null() for decoded, _ in found]))
+        bad = pa.array(np.logical_and.reduce([decoded.record.is_null() for decoded, _ in decodings]))
         record = pa.StructArray.from_arrays(arrays, fields=list(self._fields), mask=bad)
-        reasons = found[0][0].reasons
+        reasons = decodings[0][0].reasons
         if reasons is not None:
             reasons = pc.if_else(bad, reasons, None)
         return Decoded(record, reasons if reasons is not None and reasons.null_count < len(reasons) else None)

@@ -66,13 +66,13 @@ def changed(
 
 def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Collection[str]) -> dict[str, pa.Array]:
     """The typed columns of these names, by name, decoded from columns key and value of `rows`."""
-    found: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.Array] = {}
     for part, definition in columns.parts:
         if part.error in names or part.record in names:
             record, reasons = decoder(definition).decode(_values(rows, part))
             errors = pa.nulls(len(record), pa.string()) if reasons is None else reasons
-            found |= {part.error: errors, part.record: record}
-    return {name: array for name, array in found.items() if name in names}
+            arrays |= {part.error: errors, part.record: record}
+    return {name: array for name, array in arrays.items() if name in names}
 
 
 def slices(rows: Rows, columns: TopicColumns, names: Collection[str]) -> Iterator[Rows]:

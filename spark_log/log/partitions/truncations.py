@@ -59,7 +59,7 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
 
     Partitions without truncations are not in the result.
     """
-    found: dict[Key, list[Truncation]] = {}
+    truncations: dict[Key, list[Truncation]] = {}
     for topic_id, numbers in by_topic(list(partitions)):
         query = (
             sa.select(TRUNCATION.partition, TRUNCATION.leader_epoch, TRUNCATION.start_offset)
@@ -67,8 +67,8 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
             .order_by(TRUNCATION.leader_epoch)
         )
         for number, leader_epoch, start_offset in connection.execute(query):
-            found.setdefault((topic_id, number), []).append(Truncation(leader_epoch, start_offset))
-    return found
+            truncations.setdefault((topic_id, number), []).append(Truncation(leader_epoch, start_offset))
+    return truncations
 
 
 def list_truncations(store: Store) -> list[RecordedTruncation]:

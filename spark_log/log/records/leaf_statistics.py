@@ -72,14 +72,14 @@ def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
     columns outside of arrays and maps.
     """
     schema = segment_schema(fields)
-    found: list[Leaf] = []
+    all_leaves: list[Leaf] = []
     number = 0
     for column in schema:
         for path, kind, plain in _leaves(column, (), True):
             if plain and column.name in _COLUMNS:
-                found.append(Leaf(path, kind, number))
+                all_leaves.append(Leaf(path, kind, number))
             number += 1
-    return tuple(found)
+    return tuple(all_leaves)
 
 
 @lru_cache(maxsize=64)
@@ -110,15 +110,15 @@ def has_statistics(kind: pa.DataType, *, may_be_nan: bool) -> bool:
 
 def group_bounds(group: pq.RowGroupMetaData, leaf: Leaf) -> Bounds:
     """The bounds of a leaf in a row group."""
-    found = group.column(leaf.number).statistics
-    if found is None:
+    statistics = group.column(leaf.number).statistics
+    if statistics is None:
         return Bounds()
-    nulls = found.null_count if found.has_null_count else None
-    if not found.has_min_max:
+    nulls = statistics.null_count if statistics.has_null_count else None
+    if not statistics.has_min_max:
         return Bounds(nulls=nulls)
     if pa.types.is_temporal(leaf.kind):
-        return Bounds(found.min_raw, found.max_raw, nulls)
-    return Bounds(found.min, found.max, nulls)
+        return Bounds(statistics.min_raw, statistics.max_raw, nulls)
+    return Bounds(statistics.min, statistics.max, nulls)
 
 
 def file_statistics(metadata: pq.FileMetaData, fields: pa.StructType) -> str:

@@ -52,13 +52,13 @@ class AvroDeserializer(Deserializer):  # type: ignore[misc]
             return None
         source = io.BytesIO(data)
         try:
-            found = self._avro.schemaless_reader(source, self._schema, self._reader_schema)
+            value = self._avro.schemaless_reader(source, self._schema, self._reader_schema)
         except (ValueError, TypeError, EOFError, IndexError, KeyError, self._avro.schema.SchemaParseException) as error:
             raise InvalidRecordError(f"topic {topic!r}: bytes that do not fit the schema: {error!r}") from error
         if source.tell() != len(data):
             left = len(data) - source.tell()
             raise InvalidRecordError(f"topic {topic!r}: {left} bytes are left behind what the schema describes")
-        return found
+        return value
 
 
 class ProtobufSerializer(Serializer):  # type: ignore[misc]
@@ -86,12 +86,12 @@ class ProtobufDeserializer(Deserializer):  # type: ignore[misc]
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
         if data is None:
             return None
-        found = self._message()
+        value = self._message()
         try:
-            found.ParseFromString(data)
+            value.ParseFromString(data)
         except self._error as error:
             raise InvalidRecordError(f"topic {topic!r}: not a {self._message.__name__}: {error}") from error
-        return found
+        return value
 
 
 def _library(name: str, extra: str) -> Any:

@@ -141,16 +141,16 @@ class Fetcher:
         Replicas have equal bytes, so `read` has equal results on each: the next replica continues after the last good
         result.
         """
-        given = 0
+        yielded = 0
         bad: dict[LogDirId, SparkLogError] = {}
         for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
             try:
                 log_dir = self._log_dir(log_dir_id)
                 location = log_dir.location(_path(piece))
-                for found in islice(read(_open_segment(piece, log_dir), location), given, None):
-                    given += 1
-                    held = [found]
-                    del found  # while the caller pauses, only its own reference keeps the batch in memory
+                for item in islice(read(_open_segment(piece, log_dir), location), yielded, None):
+                    yielded += 1
+                    held = [item]
+                    del item  # while the caller pauses, only its own reference keeps the batch in memory
                     yield held.pop()
             except BAD_REPLICA as error:
                 bad[log_dir_id] = error

@@ -21,18 +21,18 @@ def without_excluded(
     """
     excluded: set[str] = set()
     for name in {piece.topic for piece in slices}:
-        known = {piece.name: piece for piece in slices if piece.topic == name and has_present_columns(piece)}
-        if not known:
+        by_name = {piece.name: piece for piece in slices if piece.topic == name and has_present_columns(piece)}
+        if not by_name:
             continue
-        offsets = [piece.base_offset for piece in known.values()]
+        offsets = [piece.base_offset for piece in by_name.values()]
         query = sa.select(SEGMENT.name, SEGMENT.stats, SEGMENT.record_count).where(
             SEGMENT.topic_id == topics[name].topic_id,
-            SEGMENT.partition.in_({piece.partition for piece in known.values()}),
+            SEGMENT.partition.in_({piece.partition for piece in by_name.values()}),
             SEGMENT.base_offset.between(min(offsets), max(offsets)),
             SEGMENT.stats.is_not(None),
         )
         for segment_name, stats, record_count in connection.execute(query):
-            columns = known[segment_name].columns if segment_name in known else None
+            columns = by_name[segment_name].columns if segment_name in by_name else None
             if columns is not None and file_excluded(filters, columns.fields, stats, record_count):
                 excluded.add(segment_name)
     return [piece for piece in slices if piece.name not in excluded]

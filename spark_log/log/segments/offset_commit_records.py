@@ -31,7 +31,7 @@ _RECORDS_MAX = 5_000
 
 def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[int, int, int]]) -> list[Slice]:
     """The records with start <= offset < end of each (partition, start, end), in runs without gaps."""
-    found: list[Slice] = []
+    slices: list[Slice] = []
     for partition, start, end in ranges:
         query = (
             sa.select(
@@ -46,12 +46,12 @@ def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[in
         run: list[Any] = []
         for row in connection.execute(query):
             if run and (row.position != run[-1].position + 1 or len(run) == _RECORDS_MAX):
-                found.append(_slice(topic, partition, run))
+                slices.append(_slice(topic, partition, run))
                 run = []
             run.append(row)
         if run:
-            found.append(_slice(topic, partition, run))
-    return found
+            slices.append(_slice(topic, partition, run))
+    return slices
 
 
 def _slice(topic: Topic, partition: int, rows: Sequence[Any]) -> Slice:

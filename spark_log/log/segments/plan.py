@@ -21,7 +21,7 @@ _ALL_TIMES = TimestampBounds()
 
 def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
     """Log start offset and high watermark of every partition of the topics, in order."""
-    found: dict[TopicPartition, Positions] = {}
+    by_partition: dict[TopicPartition, Positions] = {}
     for topic in topics:
         query = (
             sa.select(PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark)
@@ -29,8 +29,8 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
             .order_by(PARTITION.partition)
         )
         for partition, start, end in connection.execute(query):
-            found[TopicPartition(topic.name, partition)] = Positions(start, end)
-    return found
+            by_partition[TopicPartition(topic.name, partition)] = Positions(start, end)
+    return by_partition
 
 
 class Found(NamedTuple):
@@ -113,15 +113,15 @@ def plan(
     for (name, partition), (start, end) in sorted(ranges.items()):
         if start < end:
             by_topic.setdefault(name, []).append((partition, start, end))
-    for name, wanted in by_topic.items():
+    for name, ranges_of_topic in by_topic.items():
         topic = topics[name]
         if name == CONSUMER_OFFSETS_TOPIC:
             from spark_log.log.segments import offset_commit_records
 
-            slices += offset_commit_records.slices_of(connection, topic, wanted)
+            slices += offset_commit_records.slices_of(connection, topic, ranges_of_topic)
             continue
-        bounds = {partition: (start, end) for partition, start, end in wanted}
-        parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
+        bounds = {partition: (start, end) for partition, start, end in ranges_of_topic}
+        parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(ranges_of_topic)}
         folder, columns = topic.folder, topic.columns
         query = _OVERLAPPING[connection.dialect.name]
         if segments_max is not None:
@@ -210,7 +210,7 @@ def plan_time_lookups(
     Inline slices come with their bytes, so that the store is not needed again. UnknownTopicOrPartitionError for a
     partition that does not exist, or a topic that has been deleted since it was found.
     """
-    found: dict[TopicPartition, TimeLookup] = {}
+    lookups: dict[TopicPartition, TimeLookup] = {}
     limits = positions(connection, [topic])
     replicas = _replicas(connection, topic, list(timestamps_ms), rack)
     for partition, timestamp_ms in timestamps_ms.items():
@@ -235,8 +235,8 @@ def plan_time_lookups(
             )
             for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline, _ in rows
         ]  # fmt: skip
-        found[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
-    return found
+        lookups[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
+    return lookups
 
 
 _SEGMENT_COLUMNS = (

@@ -60,12 +60,12 @@ def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
     """
     opened: dict[LogDirId, LogDir] = {}
     paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]
-    found: dict[int, str] = {}
+    locations: dict[int, str] = {}
     errors: dict[int, list[SparkLogError]] = {number: [] for number in range(len(sealed))}
     for attempt in range(max(len(piece.log_dir_ids) for piece in sealed)):
         asked: dict[LogDirId, list[int]] = {}
         for number, piece in enumerate(sealed):
-            if number not in found and attempt < len(piece.log_dir_ids):
+            if number not in locations and attempt < len(piece.log_dir_ids):
                 asked.setdefault(piece.log_dir_ids[attempt], []).append(number)
         for log_dir_id, numbers in asked.items():
             try:
@@ -79,14 +79,14 @@ def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
             for number, size in zip(numbers, sizes, strict=True):
                 location = log_dir.location(paths[number])
                 if size == sealed[number].size:
-                    found[number] = location
+                    locations[number] = location
                 else:
                     bad = f"segment {location} has {size} bytes, expected {sealed[number].size}"
                     errors[number].append(CorruptRecordError(bad))
     for number, piece in enumerate(sealed):
-        if number not in found:
+        if number not in locations:
             raise all_replicas_bad_error(piece, errors[number])
-    return [found[number] for number in range(len(sealed))]
+    return [locations[number] for number in range(len(sealed))]
 
 
 def _with_facts(

@@ -74,14 +74,14 @@ class CompactionPass:
 
 def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
     """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another policy."""
-    found = list(context.topics())
-    for topic in found:
+    topics = list(context.topics())
+    for topic in topics:
         if names is not None and not topic.config.compacts:
             policy = ",".join(sorted(topic.config.cleanup_policy))
             raise InvalidConfigurationError(
                 f"topic {topic.name!r}: cleanup.policy is {policy!r}, expected 'compact' or 'compact,delete'"
             )
-    return [topic for topic in found if topic.config.compacts]
+    return [topic for topic in topics if topic.config.compacts]
 
 
 def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:
@@ -113,14 +113,14 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
 def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
     now_ms = context.cluster.store.now().wall_ms
-    found, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
-    if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
+    due_segments, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
+    if not due_segments or not (force or is_due(due_segments, first_dirty, passes, now_ms, topic.config)):
         return None
-    size = sum(each.bytes for each in found)
-    inline = [each.inline for each in found]
+    size = sum(each.bytes for each in due_segments)
+    inline = [each.inline for each in due_segments]
     below = True in inline and not all(inline[inline.index(True) :])
-    dirty = sum(each.record_count for each in found if each.end_offset > first_dirty)
-    return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below, dirty)
+    dirty = sum(each.record_count for each in due_segments if each.end_offset > first_dirty)
+    return Due(topic, partition, due_segments[-1].end_offset, size, any(inline), now_ms, below, dirty)
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:

@@ -57,14 +57,14 @@ def cleanable(
 
     Segments that lie completely below the log start are left to retention.
     """
-    found: list[Segment] = []
+    segments_below: list[Segment] = []
     for segment in segments:
         if segment.end_offset <= log_start:
             continue
         if lag_min_ms and segment.end_offset > first_dirty and segment.max_timestamp_ms > now_ms - lag_min_ms:
             break
-        found.append(segment)
-    return found
+        segments_below.append(segment)
+    return segments_below
 
 
 def is_due(

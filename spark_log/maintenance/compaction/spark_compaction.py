@@ -157,14 +157,14 @@ class _Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> "_Outcome":
-        told: dict[str, Any] = json.loads(text)
-        written = told["written"] and Written(
-            told["written"]["name"],
-            SegmentFacts(**told["written"]["facts"]),
-            frozenset(told["written"]["brokers"]),
-            frozenset(told["written"]["failed"]),
+        values: dict[str, Any] = json.loads(text)
+        written = values["written"] and Written(
+            values["written"]["name"],
+            SegmentFacts(**values["written"]["facts"]),
+            frozenset(values["written"]["brokers"]),
+            frozenset(values["written"]["failed"]),
         )
-        return cls(told["compacted"] and Compacted(written, **told["compacted"]), told["error"])
+        return cls(values["compacted"] and Compacted(written, **values["compacted"]), values["error"])
 
 
 def _compact_units(

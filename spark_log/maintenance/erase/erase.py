@@ -71,32 +71,32 @@ def erase(
     repeated.
     """
     validate_user_topic(topic, "erase from")
-    wanted = _distinct(keys)
+    distinct_keys = _distinct(keys)
     settings = settings or cluster.store.settings
     if purge:
         cluster.store.read(check_identity)
-    found, limits, above = cluster.store.read(lambda connection: _begin(connection, topic, ends or {}))
-    team = workers(KeySet(wanted))
+    current, limits, above = cluster.store.read(lambda connection: _begin(connection, topic, ends or {}))
+    team = workers(KeySet(distinct_keys))
     writer = Writer(cluster.store, "erase", team.lease_ms(settings))
     try:
-        run = _Run(cluster, found, limits, team, writer, FallbackController(cluster, settings))
+        run = _Run(cluster, current, limits, team, writer, FallbackController(cluster, settings))
         run.erase_all()
     finally:
         writer.close()
     notes = _notes(above)
-    notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, found))
+    notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, current))
     try:
-        publish(cluster, found)
+        publish(cluster, current)
     except (SparkLogError, OSError) as error:
         notes.append(f"not all Delta tables were updated; the next publication updates them: {redact(str(error))}")
     failpoint("erase.published")
     purged = None
     if purge:
         run.fallback.detect_failures()  # a log dir may have come back or failed meanwhile
-        purged = purge_old_files(cluster, found, team, run.replaced)
+        purged = purge_old_files(cluster, current, team, run.replaced)
         notes += purged.notes
     return Erased(
-        topic, len(wanted), limits, run.before.records - run.after.records, len(run.changed), len(run.scanned),
+        topic, len(distinct_keys), limits, run.before.records - run.after.records, len(run.changed), len(run.scanned),
         run.before, run.after, purged, tuple(notes),
     )  # fmt: skip
 
@@ -161,13 +161,13 @@ class _Run:
         fruitless = 0
         while True:
             self.error = None
-            known = len(self.clean)
+            clean_before = len(self.clean)
             tails = self._seal()
             suspects = self._suspects()
             if not tails and not suspects:
                 return
             self._rewrite(self._holding(suspects))
-            fruitless = 0 if len(self.clean) > known else fruitless + 1
+            fruitless = 0 if len(self.clean) > clean_before else fruitless + 1
             if fruitless > _FRUITLESS_MAX:
                 raise self.error or NotEnoughReplicasError(
                     f"topic {self.topic.name}: {count_of(len(suspects), 'segment')} and"

@@ -91,7 +91,7 @@ def _retired(connection: sa.Connection, topic: Topic) -> list[str]:
 
 def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[LogDirInfo]]:
     """For each file, the log dirs that have it, among those that answer."""
-    found: dict[str, list[LogDirInfo]] = {path: [] for path in paths}
+    copies: dict[str, list[LogDirInfo]] = {path: [] for path in paths}
     for log_dir_id, info in log_dirs.infos.items():
         log_dir = log_dirs.open(log_dir_id)
         try:
@@ -101,8 +101,8 @@ def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[
             continue
         for path, size in zip(paths, sizes, strict=True):
             if size is not None:
-                found[path].append(info)
-    return found
+                copies[path].append(info)
+    return copies
 
 
 def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None:

@@ -134,14 +134,14 @@ class ExpiredWatch:
             if topic_id in self._noticed:
                 continue
             try:
-                found = find_expired(self._store, append.topics[topic_id], written)
+                expired = find_expired(self._store, append.topics[topic_id], written)
             except SparkLogError as error:
                 logger.debug("topic %s: expired records were not looked for: %s", topic_id, redact(str(error)))
                 continue
-            if found is not None:
+            if expired is not None:
                 with self._lock:
                     self._noticed.add(topic_id)
-                    self._untold.append(found)
+                    self._untold.append(expired)
 
     def take(self) -> list[Expired]:
         """Return the findings since the last call, at most one per topic."""
@@ -152,14 +152,14 @@ class ExpiredWatch:
 
 def expired_batches(append: Append, now_ms: int) -> dict[int, dict[int, OffsetRange]]:
     """Return the offset ranges of the expired ones among the appended batches, by topic id and partition. Pure."""
-    found: dict[int, dict[int, OffsetRange]] = {}
+    ranges: dict[int, dict[int, OffsetRange]] = {}
     for batch, outcome in zip(append.batches, append.outcomes, strict=True):
         if not isinstance(outcome, Appended) or outcome.duplicate or batch.offsets is not None:
             continue
         if batch.max_timestamp_ms >= 0 and is_expired(
             batch.max_timestamp_ms, append.topics[batch.topic_id].config, now_ms
         ):
-            here = found.setdefault(batch.topic_id, {})
+            here = ranges.setdefault(batch.topic_id, {})
             start, _ = here.get(batch.partition, (outcome.base_offset, 0))
             here[batch.partition] = OffsetRange(start, outcome.end_offset)
-    return found
+    return ranges

@@ -123,16 +123,16 @@ def _delete_in(
 
 def _segment_files(log_dir: LogDir, folder: str) -> Iterator[list[tuple[int, Entry]]]:
     """Segment files and temporary files below a topic's folder with their partitions, many at a time."""
-    found: list[tuple[int, Entry]] = []
+    files_of_partitions: list[tuple[int, Entry]] = []
     for entry in log_dir.entries(f"{folder}/_segments"):
         if entry.folder and _NUMBER.fullmatch(entry.name):
             files = (file for file in log_dir.entries(entry.path) if not file.folder and write_id_of(file.name))
-            found += [(int(entry.name), file) for file in files]
-            if len(found) >= _FILES_MAX:
-                yield found
-                found = []
-    if found:
-        yield found
+            files_of_partitions += [(int(entry.name), file) for file in files]
+            if len(files_of_partitions) >= _FILES_MAX:
+                yield files_of_partitions
+                files_of_partitions = []
+    if files_of_partitions:
+        yield files_of_partitions
 
 
 def _orphans(found: Sequence[tuple[int, Entry]], needed: Needed) -> list[str]:

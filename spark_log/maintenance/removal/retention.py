@@ -170,8 +170,8 @@ def _drop_some(
     fence(connection)
     now = cluster.store.clock(connection)
     before = lock_partitions(connection, [(topic.topic_id, number) for number in numbers])
-    known = find_topics(connection, [topic.name]).get(topic.name)  # with its current config
-    if known is None or known.topic_id != topic.topic_id:
+    current = find_topics(connection, [topic.name]).get(topic.name)  # with its current config
+    if current is None or current.topic_id != topic.topic_id:
         return Dropped(), []
     segments_max = SEGMENTS_MAX // len(numbers)
     gone: dict[Key, list[Segment]] = {}
@@ -180,14 +180,14 @@ def _drop_some(
     why: list[tuple[str, int]] = []
     for key, state in before.items():
         start, end = state.log_start_offset, state.high_watermark
-        found = next_to_delete(connection, known, key[1], start, end, now.wall_ms, segments_max)
+        found = next_to_delete(connection, current, key[1], start, end, now.wall_ms, segments_max)
         first = list(islice(found, segments_max))
         gone[key] = [segment for segment, _ in first]
         low[key] = max([start, *(segment.end_offset for segment in gone[key])])
-        why += _reasons(known, first).items()
+        why += _reasons(current, first).items()
         if len(first) == segments_max:
             unfinished.append(key[1])
-    dropped = replace(_move_log_start(connection, known, before, low, gone, now), why=_newest(why))
+    dropped = replace(_move_log_start(connection, current, before, low, gone, now), why=_newest(why))
     failpoint("retention.decided")
     return dropped, unfinished
 

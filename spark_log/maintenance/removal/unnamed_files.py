@@ -42,13 +42,13 @@ class UnnamedFile:
 
 def unnamed_files(cluster: Cluster) -> list[Unnamed]:
     """The unnamed files of all log dirs that answer, by log dir and topic folder."""
-    found: list[Unnamed] = []
+    groups: list[Unnamed] = []
     for (log_dir, folder), files in groupby(list_unnamed_files(cluster), lambda file: (file.log_dir, file.folder)):
         rest = list(files)
         newest_ms = max(file.modified_ms for file in rest)
         newest = datetime.fromtimestamp(newest_ms / 1000, UTC).isoformat() if newest_ms else None
-        found.append(Unnamed(log_dir, folder, len(rest), sum(file.bytes for file in rest), newest))
-    return found
+        groups.append(Unnamed(log_dir, folder, len(rest), sum(file.bytes for file in rest), newest))
+    return groups
 
 
 def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
@@ -58,7 +58,7 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
     was deleted, or that the store does not know, the folders of this name are searched too.
     """
     log_dirs = CleanableLogDirs.of(cluster)
-    found: list[UnnamedFile] = []
+    unnamed: list[UnnamedFile] = []
     for log_dir_id, log_dir in log_dirs.opened():
         try:
             listed = {
@@ -71,14 +71,14 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
             continue
         named = cluster.store.read(_named)  # after the listing: files that were appended meanwhile are named by now
         for folder, files in sorted(listed.items()):
-            found += [
+            unnamed += [
                 UnnamedFile(
                     redact(log_dir.uri), folder, redact(log_dir.location(file.path)), file.bytes, file.modified_ms
                 )
                 for file in sorted(files, key=lambda file: (file.modified_ms, file.path))
                 if file.path not in named
             ]
-    return found
+    return unnamed
 
 
 _SUFFIX_LENGTH = len("-00000000")

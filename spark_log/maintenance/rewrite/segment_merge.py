@@ -58,14 +58,14 @@ def runs(
     records twice or never.
     """
     boundaries = frozenset(seen)
-    found: list[list[Segment]] = []
+    file_runs: list[list[Segment]] = []
     first = 0
     while first < len(files):
         length = _longest(files, first, bytes_max, boundaries, growth)
         if length:
-            found.append(list(files[first : first + length]))
+            file_runs.append(list(files[first : first + length]))
         first += length or 1
-    return found
+    return file_runs
 
 
 def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int], growth: int) -> int:
@@ -104,8 +104,8 @@ def merge(
     """
     largest = min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     while True:
-        found = cluster.store.read(lambda connection: runs_of(connection, topic, partition, growth, largest))
-        for run in found:
+        merge_runs = cluster.store.read(lambda connection: runs_of(connection, topic, partition, growth, largest))
+        for run in merge_runs:
             rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
             if rewriting is None:
                 return
@@ -119,7 +119,7 @@ def merge(
                 return
             failpoint("merge.committed")
             yield rewriting, written
-        if not found:
+        if not merge_runs:
             return
 
 

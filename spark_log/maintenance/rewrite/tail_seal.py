@@ -38,16 +38,16 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
 
     No run of files crosses one of `seen` (`publication_state.seen_offsets`).
     """
-    found: list[list[Segment]] = []
+    seal_runs: list[list[Segment]] = []
     size = 0
     for piece in tail:
-        run = found[-1] if found else None
+        run = seal_runs[-1] if seal_runs else None
         if run is None or size + piece.bytes > bytes_max or not may_follow(run[0], run[-1], piece, seen):
-            found.append([])
+            seal_runs.append([])
             size = 0
-        found[-1].append(piece)
+        seal_runs[-1].append(piece)
         size += piece.bytes
-    return found
+    return seal_runs
 
 
 def seal(
@@ -109,13 +109,13 @@ def _schema_ids(rewriting: Rewriting) -> dict[str, set[int]]:
     """The ids of Confluent's framing in the keys and values of inline segments."""
     columns = rewriting.topic.columns
     framed = () if columns is None else [part.source for part, each in columns.parts if each.framing == "confluent"]
-    found: dict[str, set[int]] = {source: set() for source in framed}
+    ids_by_source: dict[str, set[int]] = {source: set() for source in framed}
     for piece in rewriting.slices:
         assert piece.data is not None
         records = decode_inline(piece.data, piece.checksum, piece.record_count)
-        for source, ids in found.items():
+        for source, ids in ids_by_source.items():
             ids.update(np.unique(unframed(records.column(source).combine_chunks())[1]).tolist())
-    return found
+    return ids_by_source
 
 
 def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:

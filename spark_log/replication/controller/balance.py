@@ -111,13 +111,13 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
     by_broker = {broker_id: Load.of(mine) for broker_id, mine in of_broker.items()}
     mean_bytes = _mean(load.bytes for load in by_broker.values())
     mean_records = _mean(load.records for load in by_broker.values())
-    found = []
+    moves = []
     for broker_id in brokers:
         load, mine = by_broker[broker_id], of_broker[broker_id]
         elsewhere = tuple(sorted(facts.tp for facts in mine if facts.preferred and not facts.leads))
         loaded = mean_bytes > 0 and load.bytes >= SKEW_RATIO * mean_bytes
         heaviest = sorted(mine, key=lambda facts: (-facts.bytes, facts.tp))[:largest] if loaded else []
-        found.append(
+        moves.append(
             BrokerBalance(
                 broker_id,
                 load,
@@ -133,7 +133,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
                 tuple(heaviest),
             )
         )
-    return Balance(tuple(found), _skewed(replicas))
+    return Balance(tuple(moves), _skewed(replicas))
 
 
 def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:

@@ -114,22 +114,22 @@ def _partitions_to_change(
     join = t.partition.join(
         t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
     )
-    found: set[Key] = set(unclean)
+    keys: set[Key] = set(unclean)
     if dead:
         led = sa.select(PARTITION.topic_id, PARTITION.partition).select_from(join)
         led = led.where(REPLICA.log_dir_id.in_(dead), REPLICA.in_sync, PARTITION.leader.is_not(None))
-        found.update((topic_id, partition) for topic_id, partition in connection.execute(led))
+        keys.update((topic_id, partition) for topic_id, partition in connection.execute(led))
     waiting = (
         sa.select(PARTITION.topic_id, PARTITION.partition, REPLICA.in_sync, TOPIC.configs)
         .select_from(join.join(t.topic, TOPIC.topic_id == PARTITION.topic_id))
         .where(PARTITION.leader.is_(None), REPLICA.log_dir_id.in_(list(alive)))
     )
-    found.update(
+    keys.update(
         (topic_id, partition)
         for topic_id, partition, in_sync, configs in connection.execute(waiting)
         if in_sync or topic_config(configs).unclean_leader_election_enable
     )
-    return sorted(found)
+    return sorted(keys)
 
 
 def _elect(

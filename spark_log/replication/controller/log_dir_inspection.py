@@ -96,21 +96,21 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
 
     Does not elect leaders or copy files: other tasks do.
     """
-    known = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
-    answers = _ask_all(known, cluster.cluster_id)
-    verdict = inspection_result(known, answers)
+    dirs = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
+    answers = _ask_all(dirs, cluster.cluster_id)
+    verdict = inspection_result(dirs, answers)
     if not verdict.out and not verdict.back and any(answer.failure is not None for answer in answers.values()):
-        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if answers[k.log_dir_id].failure])
+        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in dirs if answers[k.log_dir_id].failure])
     for log_dir_id, reason in verdict.out.items():
         _mark_failed(cluster.store, fence, log_dir_id, reason)
     cleared = [
         log_dir.log_dir_id
-        for log_dir in known
+        for log_dir in dirs
         if log_dir.suspect_bytes is not None and answers[log_dir.log_dir_id].failure is None
     ]
     if cleared:
         _clear_suspicion(cluster.store, fence, cleared)
-    by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
+    by_id = {log_dir.log_dir_id: log_dir for log_dir in dirs}
     for log_dir_id in verdict.back:
         try:
             _mark_online(cluster, fence, by_id[log_dir_id], answers[log_dir_id])
@@ -254,10 +254,10 @@ def _first_missing(
         .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, SEGMENT.end_offset > PARTITION.log_start_offset)
         .order_by(SEGMENT.partition, SEGMENT.base_offset)
     )
-    found: dict[int, int] = {}
+    first_offsets: dict[int, int] = {}
     wanted = frozenset(partitions)
     for partition, base_offset, name, size in connection.execute(query):
-        here = partition in wanted and partition not in found
+        here = partition in wanted and partition not in first_offsets
         if here and sizes.get(segment_path(topic.folder, partition, name)) != size:
-            found[partition] = base_offset
-    return found
+            first_offsets[partition] = base_offset
+    return first_offsets

@@ -68,11 +68,11 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
         replicas: dict[Key, list[Any]] = {}
         for row in connection.execute(per_replica):
             replicas.setdefault((row.topic_id, row.partition), []).append(row)
-        found: dict[TopicPartition, ReassignmentStatus] = {}
+        statuses: dict[TopicPartition, ReassignmentStatus] = {}
         for row in rows:
             mine = replicas.get((row.topic_id, row.partition), [])
             reassignment = _reassignment_of(row)
-            found[TopicPartition(names[row.topic_id], row.partition)] = ReassignmentStatus(
+            statuses[TopicPartition(names[row.topic_id], row.partition)] = ReassignmentStatus(
                 reassignment,
                 tuple(replica.broker_id for replica in mine),
                 tuple(replica.broker_id for replica in mine if replica.in_sync),
@@ -80,7 +80,7 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
                 row.began_ms,
                 sum(int(replica.bytes_left or 0) for replica in mine if replica.broker_id in reassignment.target),
             )
-        return dict(sorted(found.items()))
+        return dict(sorted(statuses.items()))
 
     return store.read(read)
 

@@ -58,7 +58,7 @@ def begin_reassignments(
         topics = find_topics(connection, {name for name, _ in targets}, lock=True)
         keys = {_key(topics, tp): tp for tp in targets}
         before = lock_partitions(connection, list(keys))
-        known = under_way(connection, list(before))
+        running = under_way(connection, list(before))
         placing = _Placing(connection, alive)
         after: dict[Key, PartitionState] = {}
         rows = []
@@ -68,13 +68,13 @@ def begin_reassignments(
                 if key not in before:
                     raise UnknownTopicOrPartitionError("unknown topic or partition")
                 if target is None:
-                    if key not in known:
+                    if key not in running:
                         raise NoReassignmentInProgressError("there is no reassignment to cancel")
-                    after[key] = cancel(before[key], known[key], alive)
+                    after[key] = cancel(before[key], running[key], alive)
                 else:
                     _check_factor(before[key], target)
                     log_dirs = placing.choose(key, [b for b in target if before[key].replica(b) is None])
-                    after[key], begun = begin(before[key], target, log_dirs, known.get(key))
+                    after[key], begun = begin(before[key], target, log_dirs, running.get(key))
                     rows.append(row_of(key, begun, throttle_bytes_per_s, now.wall_ms))
         save_partitions(connection, before, after)
         retire_moved_replicas(connection, before, after, {topic.topic_id: topic for topic in topics.values()}, now)

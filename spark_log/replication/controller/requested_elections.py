@@ -78,12 +78,12 @@ def _read_partitions(
 ) -> dict[TopicPartition, tuple[Key, PartitionState, bool]]:
     """The partitions that exist, each with its state and whether its preferred leader is alive."""
     alive = alive_log_dirs(connection, cluster.store.clock(connection))
-    wanted = frozenset(partitions)
-    topics = find_topics(connection, {tp.topic for tp in wanted})
-    found: dict[TopicPartition, tuple[Key, PartitionState, bool]] = {}
+    requested = frozenset(partitions)
+    topics = find_topics(connection, {tp.topic for tp in requested})
+    states: dict[TopicPartition, tuple[Key, PartitionState, bool]] = {}
     for name, topic in topics.items():
         for key, state in read_partitions(connection, topic.topic_id).items():
             tp = TopicPartition(name, key[1])
-            if tp in wanted:
-                found[tp] = (key, state, bool(state.replicas) and state.replicas[0].log_dir_id in alive)
-    return found
+            if tp in requested:
+                states[tp] = (key, state, bool(state.replicas) and state.replicas[0].log_dir_id in alive)
+    return states

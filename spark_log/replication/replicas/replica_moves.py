@@ -49,13 +49,13 @@ def run_reassignments(
     If no process is the controller, this one takes its place and copies to embedded brokers. The call may be
     interrupted at any time, and repeated by any process.
     """
-    wanted = frozenset(partitions)
+    chosen = frozenset(partitions)
     followers = Followers(cluster)
     try:
         while True:
             _switch_as_fallback(cluster, settings)
             seen = cluster.store.changes.current()
-            left = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in wanted}
+            left = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in chosen}
             progress(left)
             if not left:
                 return

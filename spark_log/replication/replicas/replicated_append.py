@@ -113,13 +113,13 @@ def _prepare_retry(
 ) -> Batch:
     """Bring the replicas up to date, and return the batch to append again. Raises the error if that cannot help."""
     state = _read_writable_partition(cluster, fallback, batch, acks)
-    wanted = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
+    needed = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
     failed = False
     written_to = batch.written_to
     if not batch.inline:
-        written_to, failed = _copy_to_replicas(cluster, topic, batch, state, wanted)
-    for replica in wanted:
+        written_to, failed = _copy_to_replicas(cluster, topic, batch, state, needed)
+    for replica in needed:
         if acks == "all" and replica.log_end_offset < state.log_end_offset:
             try:
                 catch_up(cluster, topic, batch.partition, replica.broker_id)

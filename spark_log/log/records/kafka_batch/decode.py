@@ -86,7 +86,7 @@ def decode(
     """
     limits = limits or DecodingLimits()
     budget, records_left = Budget(limits.decompressed_bytes_max), limits.records_max
-    found: list[DecodedBatch | SparkLogError | None] = [None] * len(batches)
+    results: list[DecodedBatch | SparkLogError | None] = [None] * len(batches)
     bodies: list[_Body] = []
     for number, batch in enumerate(batches):
         try:
@@ -94,11 +94,11 @@ def decode(
             records_left -= body.header.record_count
             bodies.append(body)
         except Exception as error:
-            found[number] = _refusal(error)
+            results[number] = _refusal(error)
     for group in _groups(bodies):
         for body, outcome in zip(group, each_alone(_decode_together, group), strict=True):
-            found[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
-    return [each for each in found if each is not None]
+            results[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
+    return [each for each in results if each is not None]
 
 
 def each_alone(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R | SparkLogError]:
@@ -261,7 +261,7 @@ class _Fields:
 
     def _headers_of(self, row: int, at: int, end: int, count: int) -> tuple[list[tuple[int, ...]], int]:
         """`count` headers of one record, and the position after them; -1 if they are malformed."""
-        found: list[tuple[int, ...]] = []
+        headers: list[tuple[int, ...]] = []
         try:
             for _ in range(count):
                 key_size, key_start = read_varint(self.data, at, end)
@@ -272,10 +272,10 @@ class _Fields:
                 if not -1 <= value_size <= end - value_start:
                     return [], -1
                 at = value_start + max(value_size, 0)
-                found.append((row, key_start, key_end, value_start, at, int(value_size == -1)))
+                headers.append((row, key_start, key_end, value_start, at, int(value_size == -1)))
         except ValueError:
             return [], -1
-        return found, at
+        return headers, at
 
 
 @dataclass(frozen=True)
@@ -315,13 +315,13 @@ def _tables(
     headers = _header_lists(fields, keep)
     columns = [keys, values, headers, micros.cast(RECORD_SCHEMA.field("timestamp").type)]
     whole = pa.table(columns, schema=RECORD_SCHEMA)
-    found: list[pa.Table | SparkLogError] = []
+    tables: list[pa.Table | SparkLogError] = []
     begin = 0
     for is_good, count in zip(good.tolist(), counts.tolist(), strict=True):
         part = whole.slice(begin, count)
         begin += count
-        found.append(part if is_good else InvalidRecordError("a malformed record"))
-    return found
+        tables.append(part if is_good else InvalidRecordError("a malformed record"))
+    return tables
 
 
 def _check_header_keys(fields: _Fields, batch_of: Longs, good: Flags) -> None:

@@ -121,9 +121,9 @@ def _header_bytes(headers: pa.ListArray) -> pa.Array:
     items = headers.flatten()
     keys, values = pc.struct_field(items, "key").cast(pa.binary()), pc.struct_field(items, "value")
     counts = pc.fill_null(pc.list_value_length(headers), 0)
-    found = _varint_rows([zigzag(np.asarray(counts).astype(np.int64))])
+    header_counts = _varint_rows([zigzag(np.asarray(counts).astype(np.int64))])
     if not len(items):
-        return found
+        return header_counts
     pieces = pc.binary_join_element_wise(
         _varint_rows([zigzag(_sizes(keys))]),
         _present(keys),
@@ -133,7 +133,7 @@ def _header_bytes(headers: pa.ListArray) -> pa.Array:
     )
     ends = np.concatenate([[0], np.cumsum(np.asarray(counts))]).astype(np.int32)
     rows = pc.binary_join(pa.ListArray.from_arrays(from_numpy(ends), pieces), _EMPTY)
-    return pc.binary_join_element_wise(found, rows, _EMPTY)
+    return pc.binary_join_element_wise(header_counts, rows, _EMPTY)
 
 
 def _sizes(values: pa.Array) -> Longs:

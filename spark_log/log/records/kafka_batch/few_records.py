@@ -36,7 +36,7 @@ def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | Spar
                 raise ValueError("offset deltas do not count from 0")
             key, at = _bytes(data, at, end)
             value, at = _bytes(data, at, end)
-            found, at = _headers(data, at, end)
+            record_headers, at = _headers(data, at, end)
             if at != end:
                 raise ValueError("a record with another length")
             time_ms = header.base_timestamp_ms + delta
@@ -44,7 +44,7 @@ def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | Spar
                 raise ValueError("a timestamp beyond int64")
             keys.append(key)
             values.append(value)
-            headers.append(found)
+            headers.append(record_headers)
             times.append(None if time_ms == NO_TIMESTAMP else time_ms * MICROSECONDS_PER_MILLISECOND)
         if at != len(data):
             raise ValueError("bytes after the last record")
@@ -72,14 +72,14 @@ def _headers(data: Any, at: int, end: int) -> tuple[Headers | None, int]:
     count, at = read_varint(data, at, end)
     if not 0 <= count <= HEADERS_PER_RECORD_MAX:
         raise ValueError(f"{count} headers")
-    found: Headers = []
+    headers: Headers = []
     for _ in range(count):
         key, at = _bytes(data, at, end)
         if key is None:
             raise ValueError("a header without key")
         value, at = _bytes(data, at, end)
-        found.append((key.decode(), value))
-    return found or None, at
+        headers.append((key.decode(), value))
+    return headers or None, at
 
 
 def encode_few(
@@ -90,15 +90,15 @@ def encode_few(
     offset_deltas: Sequence[int],
 ) -> bytes:
     """The records of a batch."""
-    found = []
+    parts = []
     for key, value, header, timestamp_delta, offset_delta in zip(
         keys, values, headers, timestamp_deltas, offset_deltas, strict=True
     ):
         body = b"".join(
             (b"\0", varint(timestamp_delta), varint(offset_delta), *_sized(key), *_sized(value), _encoded(header))
         )
-        found += [varint(len(body)), body]
-    return b"".join(found)
+        parts += [varint(len(body)), body]
+    return b"".join(parts)
 
 
 def _sized(data: bytes | None) -> tuple[bytes, bytes]:
