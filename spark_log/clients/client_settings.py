@@ -84,15 +84,15 @@ def parse_settings(
     kafka-python's DEFAULT_CONFIG. All refused settings are in one error: `unknown` if neither spark-log nor
     kafka-python has one of them, else KafkaConfigurationError.
     """
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    others = {name: given[name] for name in given if name not in (*known, "cluster", "bootstrap_servers")}
+    own_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    others = {name: given[name] for name in given if name not in (*own_names, "cluster", "bootstrap_servers")}
     unrecognized = [name for name in others if name not in theirs and name not in _ONLY_IN_2 and name not in REFUSED]
     changed = {
         name: value
         for name, value in others.items()
         if name not in unrecognized and value is not None and value != theirs.get(name)
     }
-    problems = [_unknown_text(others, unrecognized, known | theirs.keys())] if unrecognized else []
+    problems = [_unknown_text(others, unrecognized, own_names | theirs.keys())] if unrecognized else []
     problems += _refused_texts(changed)
     try:
         address = _address(given)
@@ -107,7 +107,7 @@ def parse_settings(
         if name not in _logged:
             _logged.add(name)
             logger.warning("%s has no effect here: %s", _shown(name, changed[name]), NO_EFFECT[name])
-    return address, kind(**{name: given[name] for name in given if name in known})
+    return address, kind(**{name: given[name] for name in given if name in own_names})
 
 
 def _unknown_text(given: Mapping[str, Any], unrecognized: list[str], names: set[str]) -> str:

@@ -43,20 +43,20 @@ def listing(
     Rows with equal values are in the order of their names, and rows without a value come last. `first`: rows before all
     others. Raises InvalidConfigurationError.
     """
-    wanted = query.get("q", "").strip()
+    substring = query.get("q", "").strip()
     by = query.get("sort") or sort
     field, descending = by.removeprefix("-"), by.startswith("-")
     if field not in columns:
         raise InvalidConfigurationError(f"sort: there is no column {field!r}: choose of {', '.join(columns)}")
-    found = [row for row in rows if wanted.lower() in name(row).lower()]
-    found.sort(key=name)
-    found.sort(key=lambda row: _sortable(getattr(row, field)), reverse=descending)
-    found.sort(key=lambda row: ((not first(row)) if first else False, getattr(row, field) is None))
+    matching = [row for row in rows if substring.lower() in name(row).lower()]
+    matching.sort(key=name)
+    matching.sort(key=lambda row: _sortable(getattr(row, field)), reverse=descending)
+    matching.sort(key=lambda row: ((not first(row)) if first else False, getattr(row, field) is None))
     size = _number(query, "size", SIZE, SIZE_MAX)
-    pages = max(1, -(-len(found) // size))
+    pages = max(1, -(-len(matching) // size))
     page = min(_number(query, "page", 1, 2**31), pages)
-    shown = found[(page - 1) * size : page * size]
-    return Listing(shown, len(found), page, pages, by, wanted, dict(query))
+    shown = matching[(page - 1) * size : page * size]
+    return Listing(shown, len(matching), page, pages, by, substring, dict(query))
 
 
 def _sortable(value: Any) -> Any:

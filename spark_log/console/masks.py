@@ -68,7 +68,7 @@ class Masks:
 @lru_cache(maxsize=256)
 def masks_of(texts: frozenset[str]) -> Masks:
     """The masks of a role. InvalidConfigurationError for a text that is no mask: better no page than too much on it."""
-    found: dict[str, set[Path]] = {"key": set(), "value": set(), "headers": set()}
+    paths_of: dict[str, set[Path]] = {"key": set(), "value": set(), "headers": set()}
     for text in texts:
         first, *rest = text.split(".")
         if first not in _SOURCES or "" in rest:
@@ -76,8 +76,8 @@ def masks_of(texts: frozenset[str]) -> Masks:
                 f"masked: {text!r} is none of key, value, headers, headers.NAME, value.FIELD, record.FIELD, key.FIELD"
             )
         path = (".".join(rest),) if first == "headers" and rest else tuple(rest)
-        found[_SOURCES[first]].add(_normal(path))
-    return Masks(*(frozenset(found[source]) for source in ("key", "value", "headers")))
+        paths_of[_SOURCES[first]].add(_normal(path))
+    return Masks(*(frozenset(paths_of[source]) for source in ("key", "value", "headers")))
 
 
 def masked(value: Any, masks: Iterable[Path]) -> Any:

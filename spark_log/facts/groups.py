@@ -181,18 +181,18 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
         owner = {partition: member for member in described.members for partition in member.assignment}
         wanted = commits.keys() | owner.keys() | {p for member in described.members for p in member.target}
         limits = positions(connection, find_topics(connection, {p.topic for p in wanted}).values())
-        found = []
+        lags = []
         for partition in sorted(wanted & limits.keys()):
             start, end = limits[partition]
             commit = commits.get(partition)
-            found.append(
+            lags.append(
                 PartitionLag(
                     partition.topic, partition.partition, commit.offset if commit else None, start, end,
                     max(0, end - commit.offset) if commit else None, commit.metadata if commit else "",
                     owner.get(partition),
                 )
             )  # fmt: skip
-        return found
+        return lags
 
     return store.read(read)
 

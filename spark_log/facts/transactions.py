@@ -165,7 +165,7 @@ def describe_producers(
 
     def read(connection: sa.Connection) -> dict[TopicPartition, list[PartitionProducer]]:
         topics = find_topics(connection, {tp.topic for tp in partitions})
-        found = {}
+        producers = {}
         for tp in partitions:
             topic = topics.get(tp.topic)
             if topic is None or not 0 <= tp.partition < topic.partition_count:
@@ -176,8 +176,8 @@ def describe_producers(
             for each in _transacting(connection, topic.topic_id, tp):
                 known = here.get(each.producer_id)
                 here[each.producer_id] = replace(each, last_sequence=known.last_sequence if known else None)
-            found[tp] = [here[producer_id] for producer_id in sorted(here)]
-        return found
+            producers[tp] = [here[producer_id] for producer_id in sorted(here)]
+        return producers
 
     return store.read(read)
 
@@ -196,7 +196,7 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         .where(*where)
         .order_by(PRODUCER.transactional_id)
     )  # fmt: skip
-    found = []
+    listings = []
     for (
         name,
         producer_id,
@@ -210,14 +210,14 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
     ) in connection.execute(query):
         state = TransactionState(word)
         is_open = state is ONGOING
-        found.append(
+        listings.append(
             TransactionListing(
                 name, producer_id, epoch, state, timeout_ms, None if state is EMPTY else began_ms,
                 max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
                 batches,
             )
         )  # fmt: skip
-    return found
+    return listings
 
 
 def _described(

@@ -73,24 +73,24 @@ def install(folder: Path, report: Callable[[str], None]) -> list[str]:
 
     `report` gets a line of progress for each file. DeltaNotInstalledError says what to do; then `folder` is unchanged.
     """
-    wanted = missing_in(folder)
-    if wanted:
+    missing = missing_in(folder)
+    if missing:
         _check_writable(folder)
         with tempfile.TemporaryDirectory(prefix="spark-log-jars-") as scratch:
             _download(Path(scratch), report)
             fetched = Path(scratch) / "ivy" / "jars"
-            for name in wanted:
+            for name in missing:
                 if _sha256(fetched / name) != JARS[name]:
                     raise DeltaNotInstalledError(
                         f"{name} has not the expected SHA-256; nothing was installed."
                         " The repository, mirror or proxy served another file"
                     )
-            for name in wanted:
+            for name in missing:
                 _place(fetched / name, folder / name)
     for stale in _other_versions(folder):
         stale.unlink()
         report(f"removed {stale.name}")
-    return wanted
+    return missing
 
 
 def check_loaded(session: "SparkSession") -> None:
@@ -143,17 +143,17 @@ def _download(scratch: Path, report: Callable[[str], None]) -> None:
         "--exclude-packages", _SPARK_HAS, "--conf", f"spark.jars.ivy={scratch / 'ivy'}", program,
     ]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    said = []
+    lines = []
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.strip())
-            if said[-1].startswith("downloading "):
-                report(said[-1].removesuffix(" ..."))
+            lines.append(line.strip())
+            if lines[-1].startswith("downloading "):
+                report(lines[-1].removesuffix(" ..."))
     if process.returncode != 0:
-        raise DeltaNotInstalledError(_reason(said, os.environ))
+        raise DeltaNotInstalledError(_reason(lines, os.environ))
 
 
 def _reason(said: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -160,10 +160,10 @@ def _filters(
 def _operations(names: list[str]) -> "list[Operation]":
     from spark_log.cluster.security.acl_rules import Operation
 
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for name in names:
         known = Operation.__members__.get(name.upper().replace("-", "_"))
         if known is None or known is Operation.ANY:
             raise usage_error("--operation", f"there is no operation {name!r}")
-        found.append(known)
-    return found
+        operations.append(known)
+    return operations

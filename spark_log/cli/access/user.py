@@ -71,16 +71,16 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.cluster.security.users import list_credentials
 
     with Cluster.open(cluster) as opened:
-        known = list_credentials(opened.store)
+        credentials = list_credentials(opened.store)
     if as_json:
         print_json(
             [
                 {"user": each.user, "mechanism": each.mechanism.sasl_name, "iterations": each.iterations}
-                for each in known
+                for each in credentials
             ]
         )
     else:
-        rows = [(each.user, each.mechanism.sasl_name, each.iterations) for each in known]
+        rows = [(each.user, each.mechanism.sasl_name, each.iterations) for each in credentials]
         print_table(None, ["User", "Mechanism", "Iterations"], rows)
 
 

@@ -48,14 +48,14 @@ def list_(
 
     states = _states(state or ())
     with Cluster.open(cluster) as opened:
-        found = list_transactions(opened.store, states)
+        transactions = list_transactions(opened.store, states)
     if as_json:
-        print_json([asdict(each) for each in found])
-    elif not found:
+        print_json([asdict(each) for each in transactions])
+    elif not transactions:
         say("There is no transaction of these states." if states else "There is no transactional id.")
     else:
         columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch")
-        print_table(None, columns, [_row(each) for each in found])
+        print_table(None, columns, [_row(each) for each in transactions])
 
 
 @app.command()
@@ -137,10 +137,10 @@ def find_hanging(
     from spark_log.facts.transactions import find_hanging
 
     with Cluster.open(cluster) as opened:
-        found = find_hanging(opened.store, max_timeout_ms)
+        hanging = find_hanging(opened.store, max_timeout_ms)
     if as_json:
-        print_json([_as_json(each) for each in found])
-    elif not found:
+        print_json([_as_json(each) for each in hanging])
+    elif not hanging:
         say("There is no hanging transaction.")
     else:
         columns = ("transactional id", "open for", "time-out", "partitions", "records")
@@ -152,7 +152,7 @@ def find_hanging(
                 ", ".join(f"{part.topic}-{part.partition}" for part in each.pending),
                 sum(part.records for part in each.pending),
             )
-            for each in found
+            for each in hanging
         ]
         print_table(None, columns, rows)
 

@@ -76,16 +76,16 @@ def maintenance(
             raise typer.BadParameter(f"{name!r}: expected {', '.join(known)}", param_hint="TASK")
     wanted = task or [each.name for each in TASKS if each.every_ms is not None]
     chosen = [name for name in known if name in wanted]
-    found: list[Report] = []
+    reports: list[Report] = []
     failures: list[str] = []
     with Cluster.open(cluster) as opened, _spinner() as spinner:
         for report in _run(opened, chosen, topic, now, dry_run, spinner, failures):
-            found.append(report)
+            reports.append(report)
             if as_json:
                 typer.echo(json.dumps(asdict(report)))
         waiting = _records_not_in_delta(opened, topic) if "seal" in chosen and not (now or as_json) else 0
     if not as_json:
-        _print(found, dry_run)
+        _print(reports, dry_run)
     if waiting:
         verb = "is" if waiting == 1 else "are"
         say(

@@ -92,10 +92,10 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.replication.controller.balance import load_balance
 
     with Cluster.open(cluster) as opened:
-        found = load_balance(opened.store)
+        loads = load_balance(opened.store)
         uris: dict[int, str] = {info.log_dir_id: redact(info.uri) for info in opened.log_dirs().values()}
     if as_json:
-        shown = asdict(found)
+        shown = asdict(loads)
         for broker in shown["brokers"]:
             broker["log_dirs"] = [{"log_dir": uris[i], **load} for i, load in broker["log_dirs"].items()]
             broker["led_elsewhere"] = [tp._asdict() for tp in broker["led_elsewhere"]]
@@ -111,7 +111,7 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
                 f"{broker.imbalance_percent:.0f} %", broker.load.records, f"{broker.records_deviation_percent:+.0f} %",
                 bytes_of(broker.load.bytes), f"{broker.bytes_deviation_percent:+.0f} %",
             )
-            for broker in found.brokers
+            for broker in loads.brokers
         ],
     )  # fmt: skip
     print_table(
@@ -119,18 +119,18 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
         ("broker", "log dir", "replicas", "leaders", "records", "bytes"),
         [
             (broker.broker_id, uris[i], load.replicas, load.leaders, load.records, bytes_of(load.bytes))
-            for broker in found.brokers
+            for broker in loads.brokers
             for i, load in broker.log_dirs.items()
         ],
     )
-    for broker in found.brokers:
+    for broker in loads.brokers:
         if broker.led_elsewhere:
             say(f"broker {broker.broker_id} should lead {_some(broker.led_elsewhere)}: spark-log partition elect")
         if broker.largest:
             heavy = ", ".join(f"{facts.tp} ({bytes_of(facts.bytes)})" for facts in broker.largest)
             say(f"broker {broker.broker_id} is full of {heavy}: spark-log partition reassign")
-    if found.skewed:
-        rows = [(str(s.tp), s.records, bytes_of(s.bytes), f"{s.ratio:.1f}") for s in found.skewed]
+    if loads.skewed:
+        rows = [(str(s.tp), s.records, bytes_of(s.bytes), f"{s.ratio:.1f}") for s in loads.skewed]
         print_table("partitions far above the mean of their topic", ("partition", "records", "bytes", "times"), rows)
 
 
@@ -143,10 +143,10 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])
-        found = [loss for loss in list_truncations(opened.store) if not topic or loss.topic in topic]
+        losses = [loss for loss in list_truncations(opened.store) if not topic or loss.topic in topic]
     if as_json:
-        print_json([asdict(loss) for loss in found])
-    elif not found:
+        print_json([asdict(loss) for loss in losses])
+    elif not losses:
         say("No election has truncated a partition.")
     else:
         columns = ("partition", "offsets", "records", "seen by readers", "election", "leader epoch", "at")
@@ -155,10 +155,10 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
                 f"{loss.topic}-{loss.partition}", f"{loss.start_offset:,} to {loss.end_offset - 1:,}",
                 loss.record_count, loss.seen_count, "unclean" if loss.unclean else "clean", loss.leader_epoch, loss.at,
             )
-            for loss in found
+            for loss in losses
         ]  # fmt: skip
         print_table(None, columns, rows)
-        say(f"{count_of(sum(loss.record_count for loss in found), 'record')} lost in all.")
+        say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
 
 
 @app.command()

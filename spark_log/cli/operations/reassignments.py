@@ -98,7 +98,7 @@ def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bo
 
 
 def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
-    found = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in set(partitions)}
+    statuses = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in set(partitions)}
     if as_json:
         print_json(
             [
@@ -112,14 +112,14 @@ def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool
                     "throttle_bytes_per_s": status.throttle_bytes_per_s,
                     "began_ms": status.began_ms,
                 }
-                for tp, status in found.items()
+                for tp, status in statuses.items()
             ]
         )
-    elif not found:
+    elif not statuses:
         say("No reassignment is in progress.")
     else:
         columns = ("partition", "from", "to", "replicas", "isr", "left", "throttle")
-        print_table(None, columns, [_row(tp, status) for tp, status in found.items()])
+        print_table(None, columns, [_row(tp, status) for tp, status in statuses.items()])
 
 
 def _row(tp: TopicPartition, status: ReassignmentStatus) -> tuple[object, ...]:
@@ -166,15 +166,15 @@ def _assignments(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict
     from spark_log.facts.topics import describe_topics
 
     names = sorted({tp.topic for tp in partitions})
-    found = {
+    assignments = {
         TopicPartition(described.topic.name, part.partition): tuple(replica.broker_id for replica in part.replicas)
         for described in describe_topics(cluster, names)
         for part in described.partitions
     }
     for tp in partitions:
-        if tp not in found:
+        if tp not in assignments:
             raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
-    return {tp: found[tp] for tp in partitions}
+    return {tp: assignments[tp] for tp in partitions}
 
 
 def _ids(broker_ids: Sequence[int]) -> str:

@@ -40,8 +40,8 @@ def coordinator(
     from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
     from spark_log.process import Stop
 
-    given = parse_pairs(setting or (), "--setting")
-    ClusterSettings.parse(given)
+    overrides = parse_pairs(setting or (), "--setting")
+    ClusterSettings.parse(overrides)
     with Cluster.open(cluster) as opened:
         if status or as_json:
             found = coordinator_status(opened)
@@ -52,7 +52,7 @@ def coordinator(
                 raise typer.Exit(1)
             return
         stop = Stop().on_signals()
-        settings = with_settings(opened, given) if given else None
+        settings = with_settings(opened, overrides) if overrides else None
         with (
             Coordinator(opened, settings=settings) as running,
             metrics_of_coordinator(metrics_host, metrics_port, opened, running, running.health),

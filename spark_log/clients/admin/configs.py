@@ -22,7 +22,7 @@ def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """{'topic' or 'broker': {name: {config: facts}}}; by default the configs that differ from their defaults."""
-    wanted = ConfigFilterType.build_from(config_filter)
+    chosen = ConfigFilterType.build_from(config_filter)
     described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
         entries = describe_resource(cluster, resource)
@@ -30,7 +30,7 @@ def describe_configs(
         described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
             name: entry
             for name, entry in entries.items()
-            if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
+            if (names is None or name in names) and not _skipped(chosen, ConfigSourceType[entry["config_source"]])
         }
     return described
 

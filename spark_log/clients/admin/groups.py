@@ -155,11 +155,11 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
 
 def remove_group_members(cluster: Cluster, group_id: str, members: Iterable[Any]) -> dict[str, type[Exception]]:
     """Remove these members. If one of them is not a member, none is removed and the error is raised."""
-    wanted = list(members)
+    removed = list(members)
     group_operations.remove_from_group(
         cluster.store,
         group_id,
-        [member.member_id for member in wanted if member.member_id],
-        [member.group_instance_id for member in wanted if member.group_instance_id and not member.member_id],
+        [member.member_id for member in removed if member.member_id],
+        [member.group_instance_id for member in removed if member.group_instance_id and not member.member_id],
     )
-    return {member.member_id or member.group_instance_id: NoError for member in wanted}
+    return {member.member_id or member.group_instance_id: NoError for member in removed}

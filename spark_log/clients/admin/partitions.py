@@ -49,13 +49,13 @@ def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *
 def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, Any]) -> dict[Any, Any]:
     """{TopicPartition: broker ids, or None to cancel} -> {TopicPartition: None, or the class of the error}."""
     results: dict[Any, Any] = {}
-    for given, replicas in reassignments.items():
+    for partition, replicas in reassignments.items():
         target = None if replicas is None else list(replicas)
         if target is not None and not target:
-            raise ValueError(f"Replica list for {given} must be non-empty; use None to cancel a reassignment.")
+            raise ValueError(f"Replica list for {partition} must be non-empty; use None to cancel a reassignment.")
         if target is not None and not all(isinstance(broker_id, int) for broker_id in target):
-            raise ValueError(f"Replica list for {given} must be int broker_ids.")
-        tp = TopicPartition(given[0], given[1])
+            raise ValueError(f"Replica list for {partition} must be int broker_ids.")
+        tp = TopicPartition(partition[0], partition[1])
         _, error = outcome_of(lambda tp=tp, target=target: begin_reassignments(cluster, {tp: target}))  # type: ignore[misc]
         results[KafkaTopicPartition(*tp)] = None if error is None else type(error)
     return results
@@ -65,7 +65,7 @@ def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dic
     """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
     if isinstance(topic_partitions, Mapping):
         topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
-    wanted = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
+    chosen = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
     return {
         KafkaTopicPartition(*tp): {
             "replicas": list(status.replicas),
@@ -73,7 +73,7 @@ def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dic
             "removing_replicas": list(status.removing),
         }
         for tp, status in list_reassignments(cluster.store).items()
-        if wanted is None or tp in wanted
+        if chosen is None or tp in chosen
     }
 
 

@@ -86,11 +86,11 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
             unknown = sorted(set(options) - {"num_partitions", "replication_factor", "assignments", "configs"})
             if unknown:
                 raise ValueError(f"topic {name!r}: unknown option {unknown[0]!r}")
-        wanted = [_Wanted(name, **options) for name, options in new_topics.items()]
+        normalized = [_Wanted(name, **options) for name, options in new_topics.items()]
     elif isinstance(new_topics, str) or not isinstance(new_topics, Iterable):
         raise TypeError(f"new_topics: expected a list of names or a dict of options, got {new_topics!r}")
     else:
-        wanted = [
+        normalized = [
             _Wanted(topic)
             if isinstance(topic, str)
             else _Wanted(
@@ -102,9 +102,9 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
             )
             for topic in new_topics
         ]
-    if not wanted:
+    if not normalized:
         raise ValueError(f"No valid topics found in new_topics: {new_topics}")
-    return wanted
+    return normalized
 
 
 def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
@@ -123,19 +123,19 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
     """A dict for each topic as in Kafka's metadata; a topic that does not exist has an error code and no partitions."""
-    given = None if topics is None else list(topics)
+    asked = None if topics is None else list(topics)
 
     def read(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
         known = find_topics(connection)
         by_id = {topic.uuid: topic.name for topic in known.values()}
-        names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in given or ()]
-        wanted = sorted(known) if given is None else names
-        there = [known[name] for name in dict.fromkeys(wanted) if name in known]
-        return wanted, describe(connection, there, cluster.store.clock(connection))
+        names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in asked or ()]
+        answered = sorted(known) if asked is None else names
+        there = [known[name] for name in dict.fromkeys(answered) if name in known]
+        return answered, describe(connection, there, cluster.store.clock(connection))
 
-    wanted, found = cluster.store.read(read)
+    answered, found = cluster.store.read(read)
     described = {description.topic.name: description for description in found}
-    return [_metadata(name, described.get(name)) for name in wanted]
+    return [_metadata(name, described.get(name)) for name in answered]
 
 
 def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:

@@ -44,14 +44,14 @@ def list_transactions(
         raise IllegalArgumentError(
             f"transactional_id_pattern: {pattern!r} is not a regular expression: {error}"
         ) from None
-    found = [
+    listings = [
         TransactionListing(each.transactional_id, each.producer_id, TransactionState(each.state))
         for each in inspection.list_transactions(cluster.store, wanted_states)
         if (not wanted_ids or each.producer_id in wanted_ids)
         and (duration_ms is None or (each.open_ms is not None and each.open_ms > duration_ms))
         and (name is None or name.fullmatch(each.transactional_id))
     ]
-    return {_NO_BROKER: found}
+    return {_NO_BROKER: listings}
 
 
 def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
@@ -92,20 +92,20 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
     """
     partition = TopicPartition(*spec.topic_partition)
     inspection.describe_producers(cluster.store, [partition])  # raises if the partition does not exist
-    found = inspection.describe_producer(cluster.store, spec.producer_id)
-    transaction = found.transaction
+    producer = inspection.describe_producer(cluster.store, spec.producer_id)
+    transaction = producer.transaction
     if spec.producer_epoch != transaction.producer_epoch:
         raise ProducerFencedError(
             f"producer {spec.producer_id}: its epoch is {transaction.producer_epoch}, not {spec.producer_epoch}"
         )
-    if transaction.state is not ONGOING or partition not in _partitions(found):
+    if transaction.state is not ONGOING or partition not in _partitions(producer):
         raise InvalidTxnStateError(f"producer {spec.producer_id} has no open transaction in {partition}")
     abort(cluster, transaction.ref)
 
 
 def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any, PartitionProducerState]:
     """Missing values are -1, as in Kafka: no sequence, no coordinator, no open transaction."""
-    wanted = [TopicPartition(*partition) for partition in partitions]
+    requested = [TopicPartition(*partition) for partition in partitions]
     return {
         KafkaTopicPartition(*tp): PartitionProducerState(
             [
@@ -122,7 +122,7 @@ def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any,
                 for each in producers
             ]
         )
-        for tp, producers in inspection.describe_producers(cluster.store, wanted).items()
+        for tp, producers in inspection.describe_producers(cluster.store, requested).items()
     }
 
 

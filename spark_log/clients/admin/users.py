@@ -54,14 +54,14 @@ def alter_scram_credentials(
     for each in alterations:
         if not isinstance(each, UserScramCredentialUpsertion | UserScramCredentialDeletion):
             raise IllegalArgumentError(f"alterations: expected upsertions and deletions, got {type(each).__name__}")
-    found: dict[str, SparkLogError | None] = {}
+    outcomes: dict[str, SparkLogError | None] = {}
     for user in dict.fromkeys(each.user for each in alterations):
         try:
             _alter(cluster, who, source, user, [each for each in alterations if each.user == user])
-            found[user] = None
+            outcomes[user] = None
         except SparkLogError as error:
-            found[user] = error
-    return found
+            outcomes[user] = error
+    return outcomes
 
 
 def _alter(cluster: Cluster, who: str, source: str, user: str, alterations: Sequence[Any]) -> None:

@@ -100,13 +100,13 @@ def _partition_count(cluster: Cluster, topic: str) -> int:
 def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
     """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that does not exist."""
     wanted = [partition for partition in partitions if is_legal(partition.topic)]
-    found = find_positions(connection, wanted)
+    positions = find_positions(connection, wanted)
     for partition in partitions:
-        if partition not in found:
+        if partition not in positions:
             raise UnknownTopicOrPartitionError(
                 f"partition {partition.topic}-{partition.partition}: unknown topic or partition"
             )
-    return {partition: found[partition].positions for partition in partitions}
+    return {partition: positions[partition].positions for partition in partitions}
 
 
 def _offsets_for_times(

@@ -198,8 +198,8 @@ def _assignors(given: Any) -> tuple[Any, ...]:
     name = "partition_assignment_strategy"
     listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
     _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")
-    found = [ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
-    for item in found:
+    assignors = [ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
+    for item in assignors:
         if isinstance(item, str):
             valid = _CLASS_PATH.fullmatch(item) is not None
         else:
@@ -207,4 +207,4 @@ def _assignors(given: Any) -> tuple[Any, ...]:
                 isinstance(item, type) and issubclass(item, AbstractPartitionAssignor)
             )
         _check(name, given, valid, f"assignors, class paths or some of {', '.join(ASSIGNORS)}")
-    return tuple(found)
+    return tuple(assignors)

@@ -105,19 +105,19 @@ class Fetching:
         if not wanted:
             return False
         with self._cluster.store.snapshot() as connection:
-            found = planner.find_positions(connection, wanted)
-            self._note_unknown(wanted, found)
-            self._settle(connection, states, found)
-            ranges = self._ranges(states, found)
+            partitions = planner.find_positions(connection, wanted)
+            self._note_unknown(wanted, partitions)
+            self._settle(connection, states, partitions)
+            ranges = self._ranges(states, partitions)
             if not ranges:
                 return False
-            slices = self._plan(connection, ranges, found)
+            slices = self._plan(connection, ranges, partitions)
             size = sum(piece.size for piece in slices)
             if size < bytes_min:
                 self.short_bytes = size
                 return False
             slices = planner.with_inline_data(connection, slices)
-        self._open(ranges, slices, found)
+        self._open(ranges, slices, partitions)
         for partition in ranges:  # if there is no room for all, those that have waited longest come first
             states[TopicPartition(*partition)] = states.pop(partition)
         return True

@@ -207,15 +207,15 @@ class Polling:
         self._changed = True  # until this read has succeeded: a failed one is due again
         self._find_missing()
         enough = self._short_since_s is not None and now_s >= self._short_due_s()
-        found = self.fetching.fetch(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
+        has_records = self.fetching.fetch(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
         self._changed = False
         self._read_s = clock.monotonic_s()
         if self.fetching.short_bytes:
             self._short_since_s = self._read_s if self._short_since_s is None else self._short_since_s
         else:
             self._short_since_s = None
-        self._fruitless = 0 if found else min(self._fruitless + 1, 10)
-        return found
+        self._fruitless = 0 if has_records else min(self._fruitless + 1, 10)
+        return has_records
 
     def _short_due_s(self) -> float:
         assert self._short_since_s is not None

@@ -127,15 +127,15 @@ class Subscription:
         self.kind, self.listener = kind, listener
 
     def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
-        wanted = [checked_partition(partition) for partition in partitions]
-        for topic, number in wanted:
+        assigned = [checked_partition(partition) for partition in partitions]
+        for topic, number in assigned:
             ensure_valid_topic_name(topic)
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ValueError(f"partition: {number!r} of topic {topic!r} is not a number from 0")
         if self.kind not in ("", "assigned"):
             raise IllegalStateError(_ONE_WAY)
         self.kind = "assigned"
-        self.apply(move_of(self.partitions, wanted))
+        self.apply(move_of(self.partitions, assigned))
 
     def unsubscribe(self) -> None:
         self.kind, self.topics, self.pattern = "", None, None

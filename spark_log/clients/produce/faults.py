@@ -29,24 +29,24 @@ def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, Sp
 
     Timestamps are not null. Headers are not checked here, but in `send` and `send_table`.
     """
-    found: dict[int, SparkLogError] = {}
+    by_row: dict[int, SparkLogError] = {}
     if limits.compacted:
         for row in np.flatnonzero(np.asarray(records.column("key").is_null())).tolist():
-            found[row] = InvalidRecordError("key: null, and a compacted topic needs a key in every record")
+            by_row[row] = InvalidRecordError("key: null, and a compacted topic needs a key in every record")
     low, high = _times(limits, now_ms)
     millis = records.column("timestamp").cast(pa.int64()).to_numpy() // MICROSECONDS_PER_MILLISECOND
     for row in np.flatnonzero((millis < low) | (millis > high)).tolist():
-        found[row] = InvalidTimestampError(
+        by_row[row] = InvalidTimestampError(
             f"timestamp: {millis[row]} ms is outside [{low}, {high}] (now is {now_ms}; see"
             " message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
         )
     limit = min(limits.max_message_bytes, RECORD_BYTES_MAX)
     sizes = record_sizes(records)
     for row in np.flatnonzero(sizes > limit).tolist():
-        found[row] = MessageSizeTooLargeError(
+        by_row[row] = MessageSizeTooLargeError(
             f"value: the record has {sizes[row]} bytes, max.message.bytes of the topic is {limit}"
         )
-    return found
+    return by_row
 
 
 def _times(limits: RecordLimits, now_ms: int) -> tuple[int, int]:

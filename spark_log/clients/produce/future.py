@@ -118,14 +118,14 @@ class TableFuture(Future):  # type: ignore[misc]
 
     def written(self) -> list[Written]:
         """The records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
-        found = []
+        ranges = []
         for topic_batch in self._topic_batches:
             for batch in topic_batch.batches or ():
                 if batch.done and batch.error is None:
                     base = batch.base_offset
                     end = base + batch.count if base >= 0 else -1
-                    found.append(Written(TopicPartition(topic_batch.topic, batch.partition), base, end))
-        return sorted(found)
+                    ranges.append(Written(TopicPartition(topic_batch.topic, batch.partition), base, end))
+        return sorted(ranges)
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the list, or raise the first error. KafkaTimeoutError after `timeout` seconds."""

@@ -70,13 +70,13 @@ class KnownTopics:
         TypeError for a name that is not text, IllegalTopicNameError, PolicyViolationError (internal topics),
         MissingTopicError, and KafkaTimeoutError when the store does not answer.
         """
-        known = self.by_name.get(name)
-        if known is not None:
-            age_s, age_s_max = clock.monotonic_s() - known.looked_up_s, self._settings.metadata_max_age_ms / 1000
-            if known.encoding.rejects_bad_records:  # a new version of the schema may accept the records
+        cached = self.by_name.get(name)
+        if cached is not None:
+            age_s, age_s_max = clock.monotonic_s() - cached.looked_up_s, self._settings.metadata_max_age_ms / 1000
+            if cached.encoding.rejects_bad_records:  # a new version of the schema may accept the records
                 age_s_max = min(age_s_max, REFRESH_S)
             if age_s <= age_s_max:
-                return known
+                return cached
         if not isinstance(name, str):
             raise TypeError(f"topic: expected text, got {name!r}")
         try:
@@ -114,14 +114,14 @@ class KnownTopics:
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
         """For the sender: the topic, looked up again if it is outdated. The cached one if the store does not answer."""
-        known = self.by_name[name]
-        age_s = clock.monotonic_s() - known.looked_up_s
+        cached = self.by_name[name]
+        age_s = clock.monotonic_s() - cached.looked_up_s
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):
-            return known
+            return cached
         try:
             return self.read_topic(name)
         except RetriableError:
-            return known
+            return cached
 
     def _know(self, topic: Topic | None) -> KnownTopic | None:
         if topic is None:

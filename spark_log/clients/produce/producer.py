@@ -120,7 +120,7 @@ class Producer:
                 timestamp_ms = clock.wall_ms()
             else:
                 check_timestamp(timestamp_ms)
-            known = self._topics.by_name.get(topic) or self._find(topic)
+            known_topic = self._topics.by_name.get(topic) or self._find(topic)
             size = RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
             if headers or size > self._settings.max_request_size:
                 size = self._checked_size(key_bytes, value_bytes, headers)
@@ -128,7 +128,7 @@ class Producer:
                 partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
             try:
                 topic_batch, row = self._accumulator.add(
-                    known.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
+                    known_topic.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
                 )
             except SparkLogError as error:
                 raise kafka_error(error) from None
@@ -156,19 +156,19 @@ class Producer:
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise TypeError(f"table: expected a pyarrow Table or RecordBatch, got {type(table)}")
         with self._transaction.fail_on_error() if self._transaction is not None else nullcontext():
-            known = self._topics.find(topic)
+            target = self._topics.find(topic)
             now_ms = self._cluster.store.now().wall_ms
-            records, explicit = checked(table, known.topic, now_ms, self._settings.max_request_size)
+            records, explicit = checked(table, target.topic, now_ms, self._settings.max_request_size)
             if explicit is not None:
-                self._check_partitions(known.topic.partition_count, explicit)
+                self._check_partitions(target.topic.partition_count, explicit)
             future = TableFuture()
             run_bytes = self._settings.batch_size
             bytes_max = max(1, self._settings.buffer_memory // 2)  # one slice is written while the next one waits
-            for topic_batch in topic_batches(known.topic, records, explicit, bytes_max, known.first_run, run_bytes):
-                known.first_run += 1
+            for topic_batch in topic_batches(target.topic, records, explicit, bytes_max, target.first_run, run_bytes):
+                target.first_run += 1
                 future.add(topic_batch)
                 try:
-                    self._accumulator.add_topic_batch(known.queue, topic_batch)
+                    self._accumulator.add_topic_batch(target.queue, topic_batch)
                 except BaseException:
                     topic_batch.take_parts()  # the future refers to the topic batch, and other listeners may keep it
                     raise

@@ -156,25 +156,25 @@ class Sender(threading.Thread):
 
     def _assemble(self, topic_batch: TopicBatch) -> None:
         try:
-            known = self._topics.by_name[topic_batch.topic]
+            target = self._topics.by_name[topic_batch.topic]
             with contextlib.suppress(
                 MetadataStoreUnavailableError
             ):  # the append waits for it, up to delivery_timeout_ms
-                known = self._topics.refresh(topic_batch.topic) or known
-            topic, now_ms = known.topic, self._cluster.store.now().wall_ms
+                target = self._topics.refresh(topic_batch.topic) or target
+            topic, now_ms = target.topic, self._cluster.store.now().wall_ms
             deadline_s = topic_batch.made_s + self._settings.delivery_timeout_ms / 1000
             if isinstance(topic_batch, TableBatch):
                 parts, batch_of, faults = topic_batch.take_parts(), topic_batch.batch_of, _NO_FAULTS
             else:
                 run_bytes = self._settings.batch_size
-                found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
-                if found.faults and known.encoding.rejects_bad_records and self._has_new_columns(topic):
-                    topic = known.topic
-                    found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
-                known.first_run += found.runs
-                parts, batch_of, faults = found.parts, found.batch_of, found.faults
-                topic_batch.row_of, topic_batch.times_ms = found.row_of, found.times_ms
-                topic_batch.key_sizes, topic_batch.value_sizes = found.key_sizes, found.value_sizes
+                assembled = assemble(topic_batch, topic, target.encoding, now_ms, target.first_run, run_bytes)
+                if assembled.faults and target.encoding.rejects_bad_records and self._has_new_columns(topic):
+                    topic = target.topic
+                    assembled = assemble(topic_batch, topic, target.encoding, now_ms, target.first_run, run_bytes)
+                target.first_run += assembled.runs
+                parts, batch_of, faults = assembled.parts, assembled.batch_of, assembled.faults
+                topic_batch.row_of, topic_batch.times_ms = assembled.row_of, assembled.times_ms
+                topic_batch.key_sizes, topic_batch.value_sizes = assembled.key_sizes, assembled.value_sizes
                 topic_batch.header_sizes = {
                     row: sum(len(key.encode()) + len(value) for key, value in headers)
                     for row, headers in topic_batch.headers.items()
@@ -286,15 +286,15 @@ class Sender(threading.Thread):
             return True
         try:
             force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
-            known = self._topics.refresh(batch.topic.name, force=force)
+            known_topic = self._topics.refresh(batch.topic.name, force=force)
         except SparkLogError as error:
             self._retry_later(batch, error)
             return False
-        if known is None or batch.partition >= known.topic.partition_count:
+        if known_topic is None or batch.partition >= known_topic.topic.partition_count:
             missing = f"partition {batch.topic.name}-{batch.partition}: unknown topic or partition"
             self._retry_later(batch, UnknownTopicOrPartitionError(missing))
             return False
-        batch.topic = known.topic
+        batch.topic = known_topic.topic
         return True
 
     def _sequence(self, batch: ProducerBatch) -> ProducerSequence | None:

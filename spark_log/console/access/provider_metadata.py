@@ -53,10 +53,10 @@ class ProviderMetadata:
             return self._keys
 
     def _fetched(self) -> dict[str, Any]:
-        found = fetch_json(f"{self._issuer}/.well-known/openid-configuration")
-        if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+        metadata = fetch_json(f"{self._issuer}/.well-known/openid-configuration")
+        if str(metadata.get("issuer", "")).rstrip("/") != self._issuer:
             raise ProviderError("it names another issuer than the access file")
-        missing = {"authorization_endpoint", "token_endpoint", "jwks_uri"} - found.keys()
+        missing = {"authorization_endpoint", "token_endpoint", "jwks_uri"} - metadata.keys()
         if missing:
             raise ProviderError(f"its metadata lacks {', '.join(sorted(missing))}")
-        return found
+        return metadata

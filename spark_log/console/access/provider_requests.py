@@ -33,11 +33,11 @@ def fetch_json(
         request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_S) as answer:
-            found = json.loads(answer.read(_BYTES_MAX))
+            answered = json.loads(answer.read(_BYTES_MAX))
     except urllib.error.HTTPError as error:
         raise ProviderError(f"status {error.code}: {error.read(200)!r}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ProviderError(str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(answered, dict):
         raise ProviderError("the answer is not a JSON object")
-    return found
+    return answered

@@ -34,7 +34,7 @@ def exported(row: dict[str, Any], masks: Masks) -> dict[str, Any]:
         return {"key": name, "value": text, "encoding": encoding}
 
     (key, key_encoding), (value, value_encoding) = part("key"), part("value")
-    found = {
+    fields = {
         "partition": row["partition"], "offset": row["offset"], "timestamp": time_of(row["timestamp"]),
         "key": key, "key_encoding": key_encoding, "value": value, "value_encoding": value_encoding,
         "headers": [header(each["key"], each["value"]) for each in row["headers"] or ()],
@@ -42,8 +42,8 @@ def exported(row: dict[str, Any], masks: Masks) -> dict[str, Any]:
     }  # fmt: skip
     for source, name in (("key", "key_record"), ("value", "record")):
         if name in row:
-            found[name] = jsonable(masks.record(source, row[name]))
-    return found
+            fields[name] = jsonable(masks.record(source, row[name]))
+    return fields
 
 
 def encoded(data: bytes | None) -> tuple[str | None, str]:

@@ -27,7 +27,7 @@ class Audit:
 def _facts(call: Call) -> Audit:
     who, target, outcome = (call.query.get(name, "").strip() for name in ("who", "target", "outcome"))
     before = call.query.get("before_ms", "")
-    found = read_changes(
+    changes = read_changes(
         call.cluster,
         who=who or None,
         target=target or None,
@@ -37,8 +37,8 @@ def _facts(call: Call) -> Audit:
     )
     if not call.role.sees_all:
         groups = {group.group_id for group in visible_groups(call)}
-        found = [shown for each in found if (shown := visible_change(each, call.role, groups)) is not None][:LIMIT]
-    return Audit(who, target, outcome, found, found[-1].time_ms if len(found) == LIMIT else None)
+        changes = [shown for each in changes if (shown := visible_change(each, call.role, groups)) is not None][:LIMIT]
+    return Audit(who, target, outcome, changes, changes[-1].time_ms if len(changes) == LIMIT else None)
 
 
 def visible_change(change: RecordedChange, role: Role, groups: Collection[str]) -> RecordedChange | None:

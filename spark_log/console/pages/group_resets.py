@@ -88,13 +88,13 @@ def parse_kind(kind: str, value: str) -> ResetTo:
         raise InvalidConfigurationError(f"to: expected {', '.join(KINDS)}, got {kind!r}")
     text = {"earliest": kind, "latest": kind, "shift": value if value[:1] in ("+", "-") else f"+{value}"}
     try:
-        found = parse_reset(text.get(kind, value))
+        reset = parse_reset(text.get(kind, value))
     except ValueError as error:
         raise InvalidConfigurationError(f"value: {error}") from error
     expected = {"offset": "Exactly", "time": "AtTime", "shift": "ShiftBy"}.get(kind, kind.title())
-    if type(found).__name__ != expected:
+    if type(reset).__name__ != expected:
         raise InvalidConfigurationError(f"value: {value!r} does not fit {kind!r}")
-    return found
+    return reset
 
 
 def _chosen(call: Call, topic: str, partitions: str, committed: dict[TopicPartition, int]) -> list[TopicPartition]:
@@ -139,16 +139,16 @@ def _parse_offsets(text: str) -> dict[TopicPartition, OffsetReset]:
         rows = json.loads(text)
     except ValueError as error:
         raise InvalidConfigurationError(f"{expected}: {error}") from error
-    found = {}
+    resets = {}
     for row in rows if isinstance(rows, list) else [None]:
         match row:
             case [str(topic), int(partition), int() | None as current, int(new)] if min(partition, new) >= 0:
-                found[TopicPartition(topic, partition)] = OffsetReset(current, new)
+                resets[TopicPartition(topic, partition)] = OffsetReset(current, new)
             case _:
                 raise InvalidConfigurationError(f"{expected}, got {row!r}")
-    if not found:
+    if not resets:
         raise InvalidConfigurationError(f"{expected}: it is empty")
-    return found
+    return resets
 
 
 VIEWS = (View("/groups/{group}/reset", "group_reset.html", _facts),)

@@ -119,20 +119,24 @@ def described(call: Call) -> GroupDescription:
     group_id = call.path["group"]
     if not can_be_stored(group_id):
         raise NotFound(f"there is no group {group_id!r}")
-    [found] = describe_groups(call.cluster.store, [group_id])
-    if found.state != "Dead" and not call.role.sees_all:
-        topics = {topic for member in found.members for topic in member.topics}
+    [description] = describe_groups(call.cluster.store, [group_id])
+    if description.state != "Dead" and not call.role.sees_all:
+        topics = {topic for member in description.members for topic in member.topics}
         topics |= {partition.topic for partition in committed_offsets(call.cluster.store, group_id)}
         if not any(map(call.sees, topics)):
             raise NotFound(f"there is no group {group_id!r}")
-    if found.state == "Dead":
+    if description.state == "Dead":
         raise NotFound(f"there is no group {group_id!r}")
-    return found
+    return description
 
 
 def _group(call: Call) -> Group:
-    found = described(call)
-    ages = {(part.topic, part.partition): part.lag_s for part in call.snapshot().groups if part.group == found.group_id}
+    description = described(call)
+    ages = {
+        (part.topic, part.partition): part.lag_s
+        for part in call.snapshot().groups
+        if part.group == description.group_id
+    }
     rows = [
         LagRow(
             row.topic,
@@ -144,11 +148,11 @@ def _group(call: Call) -> Group:
             ages.get((row.topic, row.partition)) if row.lag else None,
             row.member.member_id if row.member else None,
         )
-        for row in group_lag(call.cluster.store, found.group_id)
+        for row in group_lag(call.cluster.store, description.group_id)
         if call.sees(row.topic)
     ]
     members = []
-    for member in found.members:
+    for member in description.members:
         topics = {*member.topics, *(partition.topic for partition in member.assignment)}
         if not call.role.sees_all and not any(map(call.sees, topics)):
             continue
@@ -167,12 +171,12 @@ def _group(call: Call) -> Group:
             )
         )
     return Group(
-        found.group_id,
-        found.type,
-        found.protocol_type,
-        found.state,
-        found.assignor,
-        found.generation,
+        description.group_id,
+        description.type,
+        description.protocol_type,
+        description.state,
+        description.assignor,
+        description.generation,
         sum(row.lag or 0 for row in rows),
         max((row.lag_s for row in rows if row.lag_s is not None), default=None),
         members,
@@ -215,13 +219,13 @@ def _delete_group(call: Call) -> Done:
 
 def _delete_offsets(call: Call) -> Done:
     """Of all partitions of field `topic`."""
-    found, topic = described(call), call.topic(call.form.get("topic", ""))
-    committed = committed_offsets(call.cluster.store, found.group_id)
+    description, topic = described(call), call.topic(call.form.get("topic", ""))
+    committed = committed_offsets(call.cluster.store, description.group_id)
     chosen = [TopicPartition(*partition) for partition in committed if partition.topic == topic.name]
-    delete_offsets(call.cluster.store, found.group_id, chosen)
+    delete_offsets(call.cluster.store, description.group_id, chosen)
     text = f"Deleted {len(chosen):,} offsets of topic {topic.name}."
-    here = url("/groups/{group}", group=found.group_id)
-    return Done(here, text, {"group": found.group_id, "topic": topic.name, "deleted": len(chosen)})
+    here = url("/groups/{group}", group=description.group_id)
+    return Done(here, text, {"group": description.group_id, "topic": topic.name, "deleted": len(chosen)})
 
 
 VIEWS = (

@@ -101,15 +101,15 @@ def _facts(call: Call) -> Maintenance:
 def _tasks(call: Call, runs: Sequence[TaskRun]) -> list[TaskRow]:
     """The tasks of maintenance, and the others that have recorded runs. `runs`: the newest first."""
     settings = call.cluster.store.settings
-    known = {f"maintenance: {each.name}": each for each in TASKS if each.every_ms is not None}
+    by_name = {f"maintenance: {each.name}": each for each in TASKS if each.every_ms is not None}
     rows = []
-    for name in dict.fromkeys([*known, *sorted({run.task for run in runs})]):
+    for name in dict.fromkeys([*by_name, *sorted({run.task for run in runs})]):
         own = [run for run in runs if run.task == name]
         succeeded = next((run.start_ms for run in own if run.error is None), None)
         error = own[0].error if own else None
         about, every_ms = "", None
-        if name in known and known[name].every_ms is not None:
-            about, every_ms = known[name].summary, known[name].every_ms(settings)  # type: ignore[misc]
+        if name in by_name and by_name[name].every_ms is not None:
+            about, every_ms = by_name[name].summary, by_name[name].every_ms(settings)  # type: ignore[misc]
         rows.append(TaskRow(name, about, every_ms, own[0].start_ms if own else None, succeeded, _error(call, error)))
     return rows
 

@@ -119,27 +119,27 @@ def _may_read(call: Call) -> tuple[Topic, Masks]:
 
 def _messages(call: Call) -> Messages:
     topic, masks = _may_read(call)
-    wanted = asked(call.query)
-    wants = conditions(wanted, topic, masks)
-    live = wanted.live and call.query.get("live") == "1"
+    query = asked(call.query)
+    wants = conditions(query, topic, masks)
+    live = query.live and call.query.get("live") == "1"
     # a page without conditions, and a live tail, do not stop the user's search
     kind = "live tail" if live else "search" if wants else "page"
     name = f"{kind} of {call.user.name}"
     with closing(LogReader(call.cluster)) as log, running.of(name, SEARCHES_MAX) as superseded:
         limits = (LIVE_BYTES_MAX, LIVE_SECONDS_MAX) if live else (BYTES_MAX, SECONDS_MAX)
         budget = Budget(*limits, lambda: superseded() or call.left.is_set())
-        search = Search(log, topic, position(wanted, topic, log), wants, wanted.count, budget)
-        form = "auto" if wanted.format == "columns" else wanted.format
-        found = [
+        search = Search(log, topic, position(query, topic, log), wants, query.count, budget)
+        form = "auto" if query.format == "columns" else query.format
+        rows = [
             message_of(row, form, masks, SHORT)
             for batch in search.batches()
-            for row in rows_of(batch, TABLE_COLUMNS_BYTES // wanted.count)
+            for row in rows_of(batch, TABLE_COLUMNS_BYTES // query.count)
         ]
     backwards = search.position.backwards
-    found.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset), reverse=backwards)
+    rows.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset), reverse=backwards)
     names = [field.name for field in topic.columns.value.fields] if topic.columns and topic.columns.value else []
     return Messages(
-        topic.name, topic.partition_count, wanted, tuple(found),
+        topic.name, topic.partition_count, query, tuple(rows),
         _progress(search, superseded(), masks == Masks()), tuple(names),
         call.may(Allow.PRODUCE), live, call.query.get("part") == "1",
     )  # fmt: skip
@@ -229,13 +229,13 @@ def _bytes(call: Call) -> Download:
 
 def _download(call: Call, kind: str) -> Download:
     topic, masks = _may_read(call)
-    wanted = asked(call.query, DOWNLOAD_COUNT_MAX)
+    query = asked(call.query, DOWNLOAD_COUNT_MAX)
     with closing(LogReader(call.cluster)) as log:
-        start, wants = position(wanted, topic, log), conditions(wanted, topic, masks)
+        start, wants = position(query, topic, log), conditions(query, topic, masks)
     budget = Budget(DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, call.left.is_set)
 
     def begin(log: LogReader) -> Search:
-        return Search(log, topic, start, wants, wanted.count, budget)
+        return Search(log, topic, start, wants, query.count, budget)
 
     media = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}[kind]
     parts = _lines(call.cluster, begin, masks, kind, f"search of {call.user.name}")

@@ -122,15 +122,15 @@ def _failed(runs: Sequence[TaskRun], now_ms: int, *, with_errors: bool) -> tuple
 
 
 def _facts(call: Call) -> Overview:
-    found = overview(call.snapshot())
+    facts = overview(call.snapshot())
     sees_all = call.role.sees_all
     if not sees_all:
-        found = replace(found, open_transactions=None)
+        facts = replace(facts, open_transactions=None)
     try:
-        failed = _failed(call.snapshots.failed_tasks.get(), found.now_ms, with_errors=sees_all)
+        failed = _failed(call.snapshots.failed_tasks.get(), facts.now_ms, with_errors=sees_all)
     except SparkLogError as error:  # a log dir with the history is offline: the page says so, and shows the rest
-        return replace(found, history_error=redact(str(error)) if sees_all else "the history cannot be read")
-    return replace(found, failed_tasks=failed, shows_throughput=sees_all)
+        return replace(facts, history_error=redact(str(error)) if sees_all else "the history cannot be read")
+    return replace(facts, failed_tasks=failed, shows_throughput=sees_all)
 
 
 def _throughput(call: Call) -> Chart:

@@ -126,15 +126,15 @@ def _bytes(call: Call, name: str, usual: str) -> bytes | None:
 
 def _headers(text: str) -> list[dict[str, object]] | None:
     """Lines of `name: value`."""
-    found: list[dict[str, object]] = []
+    headers: list[dict[str, object]] = []
     for line in text.splitlines():
         if not line.strip():
             continue
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise InvalidOptionError(f"headers: {line[:50]!r} is not `name: value`")
-        found.append({"key": name.strip(), "value": value.strip().encode()})
-    return found or None
+        headers.append({"key": name.strip(), "value": value.strip().encode()})
+    return headers or None
 
 
 def _partition(text: str, topic: Topic, key: bytes | None) -> int:

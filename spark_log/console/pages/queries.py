@@ -44,14 +44,14 @@ def _reports(call: Call) -> list[QueryReport]:
 
 
 def _facts(call: Call) -> Queries:
-    found = listing(
+    queries = listing(
         _reports(call),
         call.query,
         columns=_COLUMNS,
         sort="-time_ms",
         name=lambda report: f"{report.query_name or ''} {report.query_id}",
     )
-    return Queries(DAYS, found)
+    return Queries(DAYS, queries)
 
 
 def _report(call: Call) -> QueryReport:

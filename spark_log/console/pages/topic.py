@@ -241,7 +241,7 @@ def _groups(call: Call, topic: str) -> list[GroupRow]:
 
 
 def _schemas(connection: sa.Connection, topic: Topic) -> list[Schema]:
-    found = []
+    schemas = []
     for part, definition in () if topic.columns is None else topic.columns.parts:
         notes = {column: f"field {field}" for field, column in definition.renamed.items()}
         notes |= dict.fromkeys(definition.replaced, "of an earlier schema")
@@ -256,7 +256,7 @@ def _schemas(connection: sa.Connection, topic: Topic) -> list[Schema]:
             subject = None
         own = subject is not None and not topic.config.schema_registry_url
         versions = [number for number, _ in version_ids(connection, subject.subject)] if own and subject else []
-        found.append(
+        schemas.append(
             Schema(
                 part.source,
                 definition.format,
@@ -266,7 +266,7 @@ def _schemas(connection: sa.Connection, topic: Topic) -> list[Schema]:
                 versions,
             )
         )
-    return found
+    return schemas
 
 
 def _throughput(call: Call) -> Chart:

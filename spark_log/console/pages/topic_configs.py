@@ -47,18 +47,18 @@ def _facts(call: Call) -> ConfigPreview:
     if definition is None:
         raise NotFound(f"there is no topic config {name!r}")
     resets = call.form.get("reset") == "1"
-    given = None if resets else call.form.get("value")
+    value = None if resets else call.form.get("value")
     new = refused = None
     asks = False
-    if resets or given is not None:
+    if resets or value is not None:
         _refuse_internal(topic.name)
         try:
-            _refuse_hidden(name, topic.config.as_text()[name], given)
-            after = alter_configs(call.cluster, topic.name, {name: given}, validate_only=True, ask_registry=False)
+            _refuse_hidden(name, topic.config.as_text()[name], value)
+            after = alter_configs(call.cluster, topic.name, {name: value}, validate_only=True, ask_registry=False)
             new = redact(after.config.as_text()[name])
             asks = asks_registry(after.config, parts_changed_by({name}))
         except SparkLogError as error:
-            new, refused = redact(given or ""), redact(str(error))
+            new, refused = redact(value or ""), redact(str(error))
     return ConfigPreview(
         topic.name,
         name,
@@ -71,7 +71,7 @@ def _facts(call: Call) -> ConfigPreview:
         definition.doc,
         definition.kafka_default,
         new,
-        given,
+        value,
         resets,
         refused,
         asks,

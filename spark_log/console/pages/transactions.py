@@ -63,7 +63,7 @@ def _facts(call: Call) -> Transactions:
         for each in list_transactions(store, [state] if state else ())
         if _is_visible(call, row := _row(call, described.get(each.transactional_id, TransactionDescription(each, ()))))
     ]
-    found = listing(
+    transactions = listing(
         rows,
         call.query,
         columns=_COLUMNS,
@@ -72,7 +72,7 @@ def _facts(call: Call) -> Transactions:
         first=lambda row: row.hanging,
     )
     hanging = sum(row.hanging for row in still_open)
-    return Transactions(len(still_open), hanging, state, [str(each.value) for each in TransactionState], found)
+    return Transactions(len(still_open), hanging, state, [str(each.value) for each in TransactionState], transactions)
 
 
 def _is_visible(call: Call, row: TransactionRow) -> bool:

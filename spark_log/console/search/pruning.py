@@ -41,11 +41,11 @@ def pruning(node: exp.Expr, operand: Callable[[exp.Expr], Operand]) -> Iterator[
 def _compared(column: Operand, condition: Condition, value: Operand) -> Iterator[FieldFilter]:
     if column.path[:1] not in (("record",), ("key_record",)) or value.literal is None:
         return
-    known = value.literal
+    literal = value.literal
     if column.kind is Kind.FLOAT and value.kind in (Kind.WHOLE, Kind.DECIMAL, Kind.FLOAT):
-        known = float(known)
+        literal = float(literal)
     elif column.kind is Kind.WHOLE and value.kind is Kind.WHOLE:
-        known = int(known)
+        literal = int(literal)
     elif column.kind is not value.kind or column.kind is Kind.BOOLEAN:
         return
-    yield FieldFilter(column.path, condition, (known,))
+    yield FieldFilter(column.path, condition, (literal,))

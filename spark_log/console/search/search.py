@@ -203,17 +203,17 @@ class Search:
             return
         prunes = self._conditions.filter.prunes if self._conditions.filter else ()
         for batch in fetcher.read([piece], self._narrow, filters=prunes):
-            found = []
+            matching = []
             for step in _steps(batch):
                 self.budget.used_bytes += step.nbytes
                 self.records += step.num_rows
                 offsets = step.column("offset")
-                found.append(offsets.filter(self._conditions.mask(step)))
+                matching.append(offsets.filter(self._conditions.mask(step)))
                 if self.budget.spent:
                     break
             end = int(offsets[-1].as_py()) + 1
             del batch, step, offsets  # not kept while the next row group is decoded
-            yield pa.concat_arrays(found), end
+            yield pa.concat_arrays(matching), end
 
     def _whole_records(
         self, fetcher: Fetcher, pieces: list[Slice], window: OffsetRange, offsets: pa.Array | None

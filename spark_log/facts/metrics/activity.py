@@ -43,11 +43,11 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
     of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
     for partition in now.partitions:
         of_topic[partition.topic_id].append(partition)
-    found = []
+    topics = []
     for topic_id, topic in now.topics.items():
         partitions = of_topic[topic_id]
         appended = sum(max(0, p.log_end_offset - ends.get((topic_id, p.partition), 0)) for p in partitions)
-        found.append(
+        topics.append(
             TopicActivity(
                 topic.name,
                 len(partitions),
@@ -60,7 +60,7 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
                 sum(p.in_sync < p.replicas for p in partitions),
             )
         )
-    return sorted(found, key=lambda topic: (-topic.rate, topic.topic))
+    return sorted(topics, key=lambda topic: (-topic.rate, topic.topic))
 
 
 def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupActivity]:
@@ -69,11 +69,11 @@ def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupA
     of_group: dict[str, list[GroupPartitionFacts]] = defaultdict(list)
     for part in now.groups:
         of_group[part.group].append(part)
-    found = []
+    groups = []
     for group, members in now.members.items():
         parts = of_group[group]
         read = sum(max(0, g.committed - offsets.get((group, g.topic, g.partition), g.committed)) for g in parts)
-        found.append(
+        groups.append(
             GroupActivity(
                 group,
                 members,
@@ -82,7 +82,7 @@ def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupA
                 max((g.lag_s or 0.0 for g in parts), default=0.0),
             )
         )
-    return sorted(found, key=lambda group: (-group.lag_s, -group.lag, group.group))
+    return sorted(groups, key=lambda group: (-group.lag_s, -group.lag, group.group))
 
 
 def _seconds(before: ClusterSnapshot, now: ClusterSnapshot) -> float:

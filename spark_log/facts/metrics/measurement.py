@@ -36,8 +36,8 @@ def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
     change at each interval.
     """
     interval_s = max(0.001, (now.now_ms - before.now_ms) / 1000)
-    found = {Kind.TOPIC: list(_topics(before, now, sizes)), Kind.GROUP: list(_groups(before, now, interval_s))}
-    topics = [record.fields for record in found[Kind.TOPIC] if not is_internal(record.key)]
+    records = {Kind.TOPIC: list(_topics(before, now, sizes)), Kind.GROUP: list(_groups(before, now, interval_s))}
+    topics = [record.fields for record in records[Kind.TOPIC] if not is_internal(record.key)]
 
     def total(field: str) -> int:
         return sum(int(str(fields[field])) for fields in topics)
@@ -55,8 +55,8 @@ def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
         "brokers": sum(broker.alive for broker in now.brokers),
         "open_transactions": now.open_transactions,
     }
-    found[Kind.CLUSTER] = [_recorded(Kind.CLUSTER, "", cluster)]
-    return found
+    records[Kind.CLUSTER] = [_recorded(Kind.CLUSTER, "", cluster)]
+    return records
 
 
 def select(

@@ -31,15 +31,15 @@ class QueryCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called for each scrape."""
-        found = [((query.query_id, query.name or ""), query) for query in self._queries()]
+        queries = [((query.query_id, query.name or ""), query) for query in self._queries()]
         for name, text, value_of in _GAUGES:
             gauge = GaugeMetricFamily(f"spark_log_query_{name}", text, labels=_LABELS)
-            for labels, query in found:
+            for labels, query in queries:
                 value = value_of(query)
                 if value is not None:
                     gauge.add_metric(labels, value)
             yield gauge
         rows = CounterMetricFamily("spark_log_query_input_rows", "Rows read since its start.", labels=_LABELS)
-        for labels, query in found:
+        for labels, query in queries:
             rows.add_metric(labels, query.total_rows)
         yield rows

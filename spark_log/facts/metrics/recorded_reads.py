@@ -40,13 +40,13 @@ def read_newest(
 ) -> list[dict[str, Any]]:
     """The last `limit` records in [from_ms, to_ms), the newest first. Looks further back only if it must."""
     end_ms = cluster.store.now().wall_ms + 1 if to_ms is None else to_ms
-    found = pa.table({})
+    records = pa.table({})
     for window_ms in _WINDOWS_MS:
         since_ms = max(end_ms - window_ms, from_ms or 0)
-        found = read_records(cluster, recorded, partition, names, since_ms, end_ms, filters)
-        if found.num_rows >= limit or since_ms <= (from_ms or 0):
+        records = read_records(cluster, recorded, partition, names, since_ms, end_ms, filters)
+        if records.num_rows >= limit or since_ms <= (from_ms or 0):
             break
-    rows: list[dict[str, Any]] = found.slice(max(0, found.num_rows - limit)).to_pylist()
+    rows: list[dict[str, Any]] = records.slice(max(0, records.num_rows - limit)).to_pylist()
     return rows[::-1]
 
 
@@ -69,8 +69,8 @@ def read_records(
     topic = find_recorded(cluster, recorded)
     if topic is None or topic.columns is None or topic.columns.value is None:
         return empty
-    known = [name for name in dict.fromkeys([*names, *filters]) if name in topic.columns.value.fields.names]
-    if not {*filters} <= {*known}:
+    existing = [name for name in dict.fromkeys([*names, *filters]) if name in topic.columns.value.fields.names]
+    if not {*filters} <= {*existing}:
         return empty
     reader = LogReader(cluster)
     try:
@@ -95,7 +95,7 @@ def read_records(
         slices = cluster.store.read(
             lambda connection: without_excluded(connection, {topic.name: topic}, plan.slices, fields)
         )
-        typed = chosen_fields(topic.columns.fields, [f"record.{name}" for name in known])
+        typed = chosen_fields(topic.columns.fields, [f"record.{name}" for name in existing])
         schema = read_schema(columns=["timestamp", "record"], typed=typed)
         fetcher = Fetcher(plan.log_dirs)
         batches: list[pa.RecordBatch] = []
@@ -110,16 +110,16 @@ def read_records(
     record = table["record"].combine_chunks()
     columns = {"time_ms": pc.floor(pc.divide(table["timestamp"].cast(pa.int64()), 1000)).cast(pa.int64())}
     columns |= {
-        name: pc.struct_field(record, name) if name in known else pa.nulls(table.num_rows, types[name])
+        name: pc.struct_field(record, name) if name in existing else pa.nulls(table.num_rows, types[name])
         for name in dict.fromkeys([*names, *filters])
     }
-    found = pa.table(columns)
-    keep = pc.greater_equal(found["time_ms"], from_ms)
+    records = pa.table(columns)
+    keep = pc.greater_equal(records["time_ms"], from_ms)
     if to_ms is not None:
-        keep = pc.and_(keep, pc.less(found["time_ms"], to_ms))
+        keep = pc.and_(keep, pc.less(records["time_ms"], to_ms))
     for name, value in filters.items():
-        keep = pc.and_(keep, pc.is_null(found[name]) if value is None else pc.equal(found[name], value))
-    return found.filter(keep)
+        keep = pc.and_(keep, pc.is_null(records[name]) if value is None else pc.equal(records[name], value))
+    return records.filter(keep)
 
 
 def _types(recorded: RecordedTopic) -> dict[str, pa.DataType]:

@@ -32,13 +32,13 @@ def _describe_users(services: Services, request: Message) -> Message:
     outcome = outcome_of(lambda: known_credentials(services.cluster, times or None))
     kind = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
     results = []
-    for user, known in (outcome.result or {}).items():
+    for user, credentials in (outcome.result or {}).items():
         error: SparkLogError | None = None
         if times[user] > 1:
             error = DuplicateResourceError(f"user {user!r} is in the request more than once")
-        elif not known:
+        elif not credentials:
             error = ResourceNotFoundError(f"there is no user {user!r}")
-        infos = [kind.CredentialInfo(mechanism=int(each.mechanism), iterations=each.iterations) for each in known]
+        infos = [kind.CredentialInfo(mechanism=int(each.mechanism), iterations=each.iterations) for each in credentials]
         results.append(
             kind(
                 user=user,
@@ -63,7 +63,7 @@ def _alter_users(services: Services, request: Message, client: Client) -> Messag
         alterations.append(_Deletion(each.name, each.mechanism))
     for each in request.upsertions:
         alterations.append(_Upsertion(each))
-    found = alter_scram_credentials(services.cluster, client.principal, "gateway", alterations)
+    outcomes = alter_scram_credentials(services.cluster, client.principal, "gateway", alterations)
     kind = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     return AlterUserScramCredentialsResponse(
         throttle_time_ms=0,
@@ -73,7 +73,7 @@ def _alter_users(services: Services, request: Message, client: Client) -> Messag
                 error_code=NONE if error is None else error_code(error),
                 error_message=None if error is None else client_message(error),
             )
-            for user, error in found.items()
+            for user, error in outcomes.items()
         ],
     )
 

@@ -77,14 +77,14 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     del joining
     request.protocols = []
     _give_frame_back()
-    found, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
+    facts, answered = await _wait_for(services, group_id, member_id, progress, again, session_timeout_ms)
     skipped = answered.skip_assignment and request.version < _SKIPS_ASSIGNMENT_SINCE
     kind = JoinGroupResponse.JoinGroupResponseMember
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
         generation_id=answered.generation,
-        protocol_type=found.protocol_type,
+        protocol_type=facts.protocol_type,
         protocol_name=answered.protocol,
         leader="" if skipped else answered.leader,
         skip_assignment=answered.skip_assignment,
@@ -129,15 +129,15 @@ async def sync_group(services: Services, request: Message, _client: Client) -> M
         request.assignments = []
         _give_frame_back()
         session_ms = store.settings.group_min_session_timeout_ms
-        found, assignment = await _wait_for(services, group_id, member_id, progress, again, session_ms)
+        facts, assignment = await _wait_for(services, group_id, member_id, progress, again, session_ms)
     except GroupAssignmentTooLargeError:
         await services.call(change, store, group_id, begin_again)
         raise
     return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=NONE,
-        protocol_type=found.protocol_type,
-        protocol_name=found.protocol,
+        protocol_type=facts.protocol_type,
+        protocol_name=facts.protocol,
         assignment=assignment,
     )
 

@@ -66,7 +66,7 @@ def commit_outcomes(
 def _commit(services: Services, request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
     """An error code for all partitions, and the partitions that do not exist."""
     store = services.cluster.store
-    given = {
+    requested = {
         TopicPartition(topic.name, each.partition_index): Commit(
             each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
         )
@@ -77,8 +77,8 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
     try:
         check_group_id(request.group_id)
         if generation < 0 and not request.member_id:
-            return NONE, commit_offsets(store, request.group_id, given)
-        commits = check_commits(given, store.settings)
+            return NONE, commit_offsets(store, request.group_id, requested)
+        commits = check_commits(requested, store.settings)
 
         def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
             now = check_committer(store, connection, me, generation, commits)
@@ -103,17 +103,17 @@ async def offset_fetch(services: Services, request: Message, _client: Client) ->
         return response
     group_kind = OffsetFetchResponse.OffsetFetchResponseGroup
     topic_kind = group_kind.OffsetFetchResponseTopics
-    wanted = {each.group_id: each for each in request.groups}
+    groups = {each.group_id: each for each in request.groups}
 
     def group(group_id: str) -> Message:
-        asked = wanted[group_id]
+        asked = groups[group_id]
         code, topics = _fetched(
             services, topic_kind, topic_kind.OffsetFetchResponsePartitions, group_id, asked.topics, stable,
             asked.member_id, asked.member_epoch,
         )  # fmt: skip
         return group_kind(group_id=group_id, topics=topics, error_code=code)
 
-    return OffsetFetchResponse(throttle_time_ms=0, groups=await services.in_portions(group, wanted))
+    return OffsetFetchResponse(throttle_time_ms=0, groups=await services.in_portions(group, groups))
 
 
 def _fetched(
@@ -121,13 +121,13 @@ def _fetched(
     stable: bool, member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, list[Message]]:  # fmt: skip
     """An error code, and the topics of the response in its classes. The other arguments are as of `_committed`."""
-    code, found, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
+    code, offsets, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
     return code, [
         of_topic(
             name=name,
             partitions=[of_partition(**_fields(each, (name, each[0]) in unstable)) for each in commits.items()],
         )
-        for name, commits in found.items()
+        for name, commits in offsets.items()
     ]
 
 
@@ -152,16 +152,16 @@ def _committed(
         commits, unstable = store.read(read)
     except SparkLogError as error:
         return error_code(error), {}, ()
-    found: dict[str, dict[int, Commit | None]] = {}
+    offsets: dict[str, dict[int, Commit | None]] = {}
     if topics is None:
         for (name, number), commit in sorted(commits.items()):
-            found.setdefault(name, {})[number] = commit
-        return NONE, found, unstable
+            offsets.setdefault(name, {})[number] = commit
+        return NONE, offsets, unstable
     for topic in topics:
-        found[topic.name] = {
+        offsets[topic.name] = {
             number: commits.get(TopicPartition(topic.name, number)) for number in topic.partition_indexes
         }
-    return NONE, found, unstable
+    return NONE, offsets, unstable
 
 
 def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, object]:

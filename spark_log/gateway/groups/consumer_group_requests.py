@@ -179,29 +179,29 @@ def _described(services: Services, request: Message, client: Client, group_id: s
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
     def describe() -> GroupDescription:
-        [found] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
-        if found.state == "Dead":
+        [description] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
+        if description.state == "Dead":
             raise GroupIdNotFoundError(f"Group {group_id} not found.")
-        if found.type != GROUP_TYPE:
+        if description.type != GROUP_TYPE:
             raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group.")
-        return found
+        return description
 
     outcome = outcome_of(describe)
     if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
         outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
-    found, operations = outcome.result, _UNKNOWN_OPERATIONS
-    members = [] if found is None else found.members
+    description, operations = outcome.result, _UNKNOWN_OPERATIONS
+    members = [] if description is None else description.members
     topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
-    if found is not None and request.include_authorized_operations:
+    if description is not None and request.include_authorized_operations:
         operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
     return kind(
         error_code=outcome.code,
         error_message=outcome.message,
         group_id=group_id,
-        group_state="" if found is None else found.state,
-        group_epoch=0 if found is None else found.generation,
-        assignment_epoch=0 if found is None else found.target_generation,
-        assignor_name="" if found is None else found.assignor,
+        group_state="" if description is None else description.state,
+        group_epoch=0 if description is None else description.generation,
+        assignment_epoch=0 if description is None else description.target_generation,
+        assignor_name="" if description is None else description.assignor,
         members=[_member(topics_here, member) for member in members],
         authorized_operations=operations,
     )

@@ -91,18 +91,18 @@ class RecordStreams:
         """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
         unless the first has more. Raises the errors of a read.
         """
-        found: list[bytes] = []
+        batches: list[bytes] = []
         size = 0
         while start < end:
             batch = self._next((topic.topic_id, partition, version, start), topic, end)
-            if found and size + len(batch.data) > bytes_max:
+            if batches and size + len(batch.data) > bytes_max:
                 break
-            found.append(batch.data)
+            batches.append(batch.data)
             size += len(batch.data)
             start = batch.end
             if size >= bytes_max:
                 break
-        return found
+        return batches
 
     def _next(self, place: Place, topic: Topic, end: int) -> EncodedBatch:
         with self._lock:

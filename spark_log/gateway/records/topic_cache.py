@@ -21,7 +21,7 @@ class TopicCache:
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """The topics of these names that exist."""
         now_s = clock.monotonic_s()
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         missing: set[str] = set()
         with self._lock:
             for name in set(names):
@@ -29,15 +29,15 @@ class TopicCache:
                 if topic is None or now_s - read_s >= _FRESH_S:
                     missing.add(name)
                 else:
-                    found[name] = topic
+                    topics[name] = topic
         if missing:
             read = self._cluster.store.read(lambda connection: find_topics(connection, missing))
             with self._lock:
                 for name in missing - read.keys():
                     self._found.pop(name, None)
                 self._found.update((name, (now_s, topic)) for name, topic in read.items())
-            found |= read
-        return found
+            topics |= read
+        return topics
 
     def forget(self, name: str) -> None:
         """Read the topic again at its next use."""

@@ -192,19 +192,19 @@ async def list_config_resources(services: Services, request: Message, _client: C
     """The topics and the gateways, or those of the asked types. Version 0 asks for client metrics, which a gateway has
     none of.
     """
-    wanted = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
+    types = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
     names: dict[int, list[str]] = {}
-    if _TOPIC in wanted:
+    if _TOPIC in types:
         names[_TOPIC] = [topic.name for topic in await services.call(list_topics, services.cluster)]
-    if _BROKER in wanted:
+    if _BROKER in types:
         names[_BROKER] = [str(each.gateway_id) for each in await services.call(services.live_gateways)]
     return ListConfigResourcesResponse(
         throttle_time_ms=0,
-        error_code=NONE if wanted <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
+        error_code=NONE if types <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
         config_resources=[
             ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=number)
             for number, found in names.items()
-            for name in (found if wanted <= _RESOURCE_TYPES else ())
+            for name in (found if types <= _RESOURCE_TYPES else ())
         ],
     )
 

@@ -213,20 +213,20 @@ async def list_running_reassignments(services: Services, request: Message, _clie
 
 
 def _list_reassignments(services: Services, request: Message) -> Message:
-    wanted = None
+    requested = None
     if request.topics is not None:
-        wanted = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
+        requested = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
     outcome = outcome_of(lambda: list_reassignments(services.cluster.store))
     kind = ListPartitionReassignmentsResponse.OngoingTopicReassignment
-    found: dict[str, list[Message]] = {}
+    by_topic: dict[str, list[Message]] = {}
     for tp, status in (outcome.result or {}).items():
-        if wanted is None or tp in wanted:
-            found.setdefault(tp.topic, []).append(_ongoing(kind, tp.partition, status))
+        if requested is None or tp in requested:
+            by_topic.setdefault(tp.topic, []).append(_ongoing(kind, tp.partition, status))
     return ListPartitionReassignmentsResponse(
         throttle_time_ms=0,
         error_code=outcome.code,
         error_message=outcome.message,
-        topics=[kind(name=name, partitions=partitions) for name, partitions in found.items()],
+        topics=[kind(name=name, partitions=partitions) for name, partitions in by_topic.items()],
     )
 
 
@@ -249,9 +249,9 @@ def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
     legal = [tp for tp in wanted if is_legal(tp.topic)]
 
     def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
-        found = find_positions(connection, legal)
-        truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in found.items()])
-        return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in found.items()}
+        positions = find_positions(connection, legal)
+        truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in positions.items()])
+        return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in positions.items()}
 
     here = outcome_of(lambda: services.cluster.store.read(read))
     kind = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
@@ -259,10 +259,10 @@ def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
     def end_of(name: str, asked: Message) -> Message:
         code, epoch, offset = here.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
         if here.result is not None and TopicPartition(name, asked.partition) in here.result:
-            found, truncations = here.result[TopicPartition(name, asked.partition)]
+            positions, truncations = here.result[TopicPartition(name, asked.partition)]
             code, epoch, offset = epoch_end(
-                asked.leader_epoch, asked.current_leader_epoch, found.leader_epoch,
-                found.positions.high_watermark, truncations,
+                asked.leader_epoch, asked.current_leader_epoch, positions.leader_epoch,
+                positions.positions.high_watermark, truncations,
             )  # fmt: skip
         return kind.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=offset)
 

@@ -36,7 +36,7 @@ def register_records(
         rows.setdefault(WireProducer(name, sequence.producer_id, sequence.producer_epoch), []).append(row)
     registrations = [Registration(producer, [written.batches[row] for row in here]) for producer, here in rows.items()]
     with log.naming(written, topics) as unnamed:
-        found = wire_transactions.register(
+        registered = wire_transactions.register(
             log.cluster.store,
             registrations,
             written.blobs,
@@ -46,7 +46,7 @@ def register_records(
         )
         outcomes = {
             row: outcome
-            for here, several in zip(rows.values(), found, strict=True)
+            for here, several in zip(rows.values(), registered, strict=True)
             for row, outcome in zip(here, several, strict=True)
         }
         in_order = [outcomes[row] for row in range(len(written.batches))]

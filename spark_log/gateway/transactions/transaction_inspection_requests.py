@@ -102,7 +102,7 @@ async def list_transactions(services: Services, request: Message, _client: Clien
 
 
 def _list_transactions(services: Services, request: Message, held: int) -> Message | Needed:
-    known = {each.value for each in TransactionState}
+    all_states = {each.value for each in TransactionState}
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
@@ -113,7 +113,7 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=outcome.code,
-        unknown_state_filters=sorted(states - known),
+        unknown_state_filters=sorted(states - all_states),
         transaction_states=[
             ListTransactionsResponse.TransactionState(
                 transactional_id=each.transactional_id,

@@ -172,7 +172,7 @@ async def txn_offset_commit(services: Services, request: Message, client: Client
 def _add_offsets(services: Services, request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
     store = services.cluster.store
     check_group_id(request.group_id)
-    given = {
+    requested = {
         TopicPartition(topic.name, each.partition_index): Commit(
             each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
         )
@@ -187,7 +187,7 @@ def _add_offsets(services: Services, request: Message, producer: WireProducer, c
         request.group_instance_id,
         unfenced=not member_id,
     )
-    return add_offsets(store, producer, claim, who, check_commits(given, store.settings), timeout_ms=TIMEOUT_MS)
+    return add_offsets(store, producer, claim, who, check_commits(requested, store.settings), timeout_ms=TIMEOUT_MS)
 
 
 async def end_txn(services: Services, request: Message, client: Client) -> Message:

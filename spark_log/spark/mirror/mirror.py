@@ -151,14 +151,14 @@ class Mirror:
             if name not in everything:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
         there = self.target.store.read(lambda connection: find_topics(connection, map(self._named, names)))
-        found: dict[str, Pair] = {}
+        by_name: dict[str, Pair] = {}
         for name in names:
             pair = Pair(everything[name], self._in_target(everything[name], there.get(self._named(name))))
             known = self._seen.setdefault(name, pair)
             if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
                 raise _recreated(name)
-            found[name] = pair
-        return found
+            by_name[name] = pair
+        return by_name
 
     def _named(self, name: str) -> str:
         return self.settings.prefix + name
@@ -192,7 +192,7 @@ class Mirror:
 
     def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
         source = self.source.store.read(lambda connection: self._source_partitions(connection, pairs))
-        found: dict[TopicPartition, _Lacking] = {}
+        lacking_of: dict[TopicPartition, _Lacking] = {}
         verified: dict[Key, MirrorPosition] = {}
         for name, pair in pairs.items():
             for number, target in self._target_partitions(pair.target).items():
@@ -218,10 +218,10 @@ class Mirror:
                 )
                 if comparison != IDENTICAL:
                     verified[pair.target.topic_id, number] = position
-                found[tp] = _Lacking(lacking, position)
+                lacking_of[tp] = _Lacking(lacking, position)
         if verified:
             self.target.store.transact(lambda connection, _attempt: write_positions(connection, verified))
-        return found
+        return lacking_of
 
     def _source_partitions(
         self, connection: sa.Connection, pairs: Mapping[str, Pair]

@@ -29,21 +29,21 @@ def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: boo
     """Give the target's topic the present definitions of its source, if it has earlier ones; with `missing` also if it
     has no columns. A topic with columns of its own keeps them.
     """
-    wanted, copied = source.columns, (missing and target.columns is None) or _is_copied(target)
+    columns, copied = source.columns, (missing and target.columns is None) or _is_copied(target)
     following = _following(source)
-    if wanted is None or not following or not copied:
+    if columns is None or not following or not copied:
         return target
     if target.columns is not None:
-        if replace(target.columns, version=wanted.version) == wanted:
+        if replace(target.columns, version=columns.version) == columns:
             return target
-        wanted = replace(wanted, version=max(wanted.version, target.columns.version + 1))
+        columns = replace(columns, version=max(columns.version, target.columns.version + 1))
     configs = {name: source.overrides[name] for name in _COLUMN_CONFIGS if name in source.overrides}
-    configs |= {f"{part.source}.schema": each.schema for part, each in wanted.parts if part.source in following}
+    configs |= {f"{part.source}.schema": each.schema for part, each in columns.parts if part.source in following}
 
     def copy(connection: sa.Connection, _attempt: object) -> Topic:
         present = find_topic(connection, target.name, lock=True)
         if present.topic_id == target.topic_id:
-            set_overrides(connection, present.topic_id, {**present.overrides, **configs}, to_text(wanted))
+            set_overrides(connection, present.topic_id, {**present.overrides, **configs}, to_text(columns))
         return find_topic(connection, target.name)
 
     return cluster.store.transact(copy)

@@ -59,7 +59,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
         # without the source's leader epoch: the target has its own
         commit = Commit(offset, metadata.decode(), topic_id=topics[topic].topic_id)
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
-    known, limits = target.store.read(
+    positions, limits = target.store.read(
         lambda connection: (
             {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()},
             planner.positions(connection, topics.values()),
@@ -68,7 +68,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     ends = {partition: found.high_watermark for partition, found in limits.items()}
     copied: dict[str, int] = {}
     for group_id, commits in groups.items():
-        moved = advanced(commits, known[group_id], ends)
+        moved = advanced(commits, positions[group_id], ends)
         if moved:
             try:
                 commit_offsets(target.store, group_id, moved)

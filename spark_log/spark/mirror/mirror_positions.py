@@ -80,18 +80,18 @@ def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comp
     Raises DataLossError if the source's topic was deleted and created again, OffsetOutOfRangeError if something else
     has written to the target.
     """
-    known = target.known
-    if known is None or known.cluster_id != source.cluster_id:
+    position = target.known
+    if position is None or position.cluster_id != source.cluster_id:
         return Comparison(0, None)
-    if known.topic_uuid != source.topic_uuid:
+    if position.topic_uuid != source.topic_uuid:
         raise DataLossError(f"{name}: the source's topic was deleted and created again while it was mirrored")
-    truncated = diverging_offset(known.end_offset, known.target_leader_epoch, target.truncations)
-    if truncated is None and target.log.end != known.end_offset:
+    truncated = diverging_offset(position.end_offset, position.target_leader_epoch, target.truncations)
+    if truncated is None and target.log.end != position.end_offset:
         raise OffsetOutOfRangeError(
-            f"{name}: something else has written the offsets [{known.end_offset}, {target.log.end}) to the target"
+            f"{name}: something else has written the offsets [{position.end_offset}, {target.log.end}) to the target"
         )
-    copied = known.end_offset if truncated is None else min(truncated, target.log.end)
-    diverged = diverging_offset(copied, known.leader_epoch, source.truncations)
+    copied = position.end_offset if truncated is None else min(truncated, target.log.end)
+    diverged = diverging_offset(copied, position.leader_epoch, source.truncations)
     return Comparison(truncated, diverged)
 
 
@@ -134,14 +134,14 @@ def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPar
         MIRROR_POSITION.end_offset,
         MIRROR_POSITION.target_leader_epoch,
     ).where(MIRROR_POSITION.topic_id == topic_id)
-    known = {number: MirrorPosition(*position) for number, *position in connection.execute(query)}
+    positions = {number: MirrorPosition(*position) for number, *position in connection.execute(query)}
     return {
         key[1]: TargetPartition(
             OffsetRange(state.log_start_offset, state.log_end_offset),
             state.high_watermark,
             state.leader_epoch,
             truncations.get(key, ()),
-            known.get(key[1]),
+            positions.get(key[1]),
         )
         for key, state in states.items()
     }

@@ -37,14 +37,14 @@ def ends_of_batch(
     version, _, *sources = entry.splitlines()
     if version not in _VERSIONS:
         raise InvalidOptionError(f"checkpoint: offset log of version {version!r}, expected one of {_VERSIONS}")
-    found = [ours for line in sources if (ours := _ours(line, cluster_id)) is not None]
-    if not found:
+    our_sources = [ours for line in sources if (ours := _ours(line, cluster_id)) is not None]
+    if not our_sources:
         raise InvalidOptionError(
             f"group.id {group_id!r}: no spark_log source of the query reads from this cluster (or its checkpoint was"
             " begun by a version of spark-log that did not note the cluster)"
         )
     ends: dict[TopicPartition, End] = {}
-    for positions in (ours.positions for ours in found):
+    for positions in (ours.positions for ours in our_sources):
         for partition, offset in positions.offsets.items():
             if positions.topic_ids.get(partition.topic) == topic_ids.get(partition.topic, -1):
                 end = End(offset, positions.epochs.get(partition, -1))

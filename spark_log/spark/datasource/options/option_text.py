@@ -34,22 +34,22 @@ class OptionText:
         """A trimmed text that is not empty and has no control characters or lone surrogates; under `name` or `alias`,
         which must agree.
         """
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for key in (name, alias) if alias else (name,):
             text = self.text(key)
             if text is not None:
-                found[key] = text.strip()
-                if not found[key] or _CONTROL.search(found[key]):
+                texts[key] = text.strip()
+                if not texts[key] or _CONTROL.search(texts[key]):
                     raise InvalidOptionError(
                         f"Option '{key}' must be a text that is not empty and has no control characters, "
                         f"got {redact(repr(text))}"
                     )
-        if len(set(found.values())) > 1:
+        if len(set(texts.values())) > 1:
             raise InvalidOptionError(
-                " and ".join(f"option '{key}' is {redact(repr(value))}" for key, value in found.items())
+                " and ".join(f"option '{key}' is {redact(repr(value))}" for key, value in texts.items())
                 + ": they are aliases, set one of them"
             )
-        return next(iter(found.values()), None)
+        return next(iter(texts.values()), None)
 
     def integer(self, name: str, most: int) -> int | None:
         text = self.text(name)

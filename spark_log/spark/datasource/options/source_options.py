@@ -87,26 +87,26 @@ class ReadOptions:
 
         `streaming` None: not known yet; only values that are invalid for both a batch and a stream are refused.
         """
-        given = OptionText(options)
+        texts = OptionText(options)
         if streaming:
-            given.refuse("endingoffsets", "ending offset not valid in streaming queries")
-            given.refuse("endingoffsetsbytimestamp", "ending timestamp not valid in streaming queries")
-            given.refuse("endingtimestamp", "ending timestamp not valid in streaming queries")
-        starting = _position(given, "starting", LatestOffsets() if streaming else EarliestOffsets())
-        ending = _position(given, "ending", LatestOffsets())
+            texts.refuse("endingoffsets", "ending offset not valid in streaming queries")
+            texts.refuse("endingoffsetsbytimestamp", "ending timestamp not valid in streaming queries")
+            texts.refuse("endingtimestamp", "ending timestamp not valid in streaming queries")
+        starting = _position(texts, "starting", LatestOffsets() if streaming else EarliestOffsets())
+        ending = _position(texts, "ending", LatestOffsets())
         if streaming is False:
             _check_start_of_batch(starting)
         if not streaming:
             _check_end_of_batch(ending)
-        _check_committed(given, starting, ending)
-        subscription = parse_subscription(given)
-        min_partitions = given.positive("minPartitions", "minPartitions", INT32_MAX)
-        max_records = given.positive("maxRecordsPerPartition", "maxrecordsperpartition", INT64_MAX)
-        refuse_kafka_options(given, "read")
-        given.one_of("kafka.isolation.level", ("read_committed", "read_uncommitted"), "read_committed")
-        cluster = _cluster(given, environ)
-        max_offsets = given.positive("maxOffsetsPerTrigger", "maxOffsetsPerTrigger", INT64_MAX)
-        min_offsets = given.positive("minOffsetsPerTrigger", "minOffsetsPerTrigger", INT64_MAX)
+        _check_committed(texts, starting, ending)
+        subscription = parse_subscription(texts)
+        min_partitions = texts.positive("minPartitions", "minPartitions", INT32_MAX)
+        max_records = texts.positive("maxRecordsPerPartition", "maxrecordsperpartition", INT64_MAX)
+        refuse_kafka_options(texts, "read")
+        texts.one_of("kafka.isolation.level", ("read_committed", "read_uncommitted"), "read_committed")
+        cluster = _cluster(texts, environ)
+        max_offsets = texts.positive("maxOffsetsPerTrigger", "maxOffsetsPerTrigger", INT64_MAX)
+        min_offsets = texts.positive("minOffsetsPerTrigger", "minOffsetsPerTrigger", INT64_MAX)
         if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
             raise InvalidOptionError(
                 f"The value of minOffsetPerTrigger({min_offsets}) is higher than the "
@@ -114,24 +114,24 @@ class ReadOptions:
             )
         if streaming is False:
             check_unresolved(starting, ending)
-        columns = _columns(given)
+        columns = _columns(texts)
         return cls(
             cluster=cluster,
             subscription=subscription,
             starting=starting,
             ending=ending,
-            starting_timestamp_strategy=_timestamp_strategy(given),
-            fail_on_data_loss=given.boolean("failOnDataLoss", True),
+            starting_timestamp_strategy=_timestamp_strategy(texts),
+            fail_on_data_loss=texts.boolean("failOnDataLoss", True),
             include_headers=HEADERS_COLUMN in columns,
             columns=columns,
             min_partitions=min_partitions,
             max_records_per_partition=max_records,
             max_offsets_per_trigger=max_offsets,
             min_offsets_per_trigger=min_offsets,
-            max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
-            group_id=given.word("group.id", "kafka.group.id"),
-            group_id_prefix=given.word("groupIdPrefix"),
-            client_rack=(given.text("kafka.client.rack") or "").strip() or None,
+            max_trigger_delay_ms=texts.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
+            group_id=texts.word("group.id", "kafka.group.id"),
+            group_id_prefix=texts.word("groupIdPrefix"),
+            client_rack=(texts.text("kafka.client.rack") or "").strip() or None,
         )
 
     def __repr__(self) -> str:
@@ -190,18 +190,18 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
         """As `ReadOptions.parse`. Raises PolicyViolationError for an internal topic."""
-        given = OptionText(options)
-        refuse_kafka_options(given, "write")
-        given.one_of("kafka.acks", _ACKS, "all")
-        topic = given.text("topic")
+        texts = OptionText(options)
+        refuse_kafka_options(texts, "write")
+        texts.one_of("kafka.acks", _ACKS, "all")
+        topic = texts.text("topic")
         if topic is not None:
             topic = validate_user_topic(topic.strip(), "write to", "option 'topic'")
-        txn, pending = _txn(given, streaming), _pending(given, streaming)
+        txn, pending = _txn(texts, streaming), _pending(texts, streaming)
         if txn is not None and pending is not None:
             raise InvalidOptionError(f"Options 'txnAppId' ({txn.app_id!r}) and 'transaction' exclude each other")
-        codec = given.one_of("kafka.compression.type", _CODECS, "none")
-        cluster = _cluster(given, environ)
-        return cls(cluster, topic, txn, pending, _group(given, streaming), None if codec == "none" else codec)
+        codec = texts.one_of("kafka.compression.type", _CODECS, "none")
+        cluster = _cluster(texts, environ)
+        return cls(cluster, topic, txn, pending, _group(texts, streaming), None if codec == "none" else codec)
 
     def __repr__(self) -> str:
         return _redacted_repr(self)
@@ -281,16 +281,18 @@ def _columns(given: OptionText) -> tuple[str, ...]:
     text = given.text("columns")
     if text is None:
         return (*READ_COLUMNS, HEADERS_COLUMN) if with_headers else READ_COLUMNS
-    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED)}
+    columns_by_name = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED)}
     names = [name.strip() for name in text.split(",")]
     for at, name in enumerate(names):
         column, dot, _ = name.partition(".")
-        if column.lower() not in known or (dot and column.lower() not in RECORDS):
-            choice = ", ".join([*known.values(), *(f"{record}.<field>" for record in RECORDS)])
+        if column.lower() not in columns_by_name or (dot and column.lower() not in RECORDS):
+            choice = ", ".join([*columns_by_name.values(), *(f"{record}.<field>" for record in RECORDS)])
             raise InvalidOptionError(f"Option 'columns' has no column {name!r}: choose from {choice}")
         if name.lower() in (other.lower() for other in names[:at]):
             raise InvalidOptionError(f"Option 'columns' names {name!r} twice: {text!r}")
-    columns = tuple(known[column.lower()] + dot + path for column, dot, path in (name.partition(".") for name in names))
+    columns = tuple(
+        columns_by_name[column.lower()] + dot + path for column, dot, path in (name.partition(".") for name in names)
+    )
     if given.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
         raise InvalidOptionError(
             f"Options 'columns' ({text!r}) and 'includeHeaders' ({with_headers}) contradict each other"

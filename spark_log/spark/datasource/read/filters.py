@@ -76,20 +76,20 @@ def prune(filters: Iterable[Filter]) -> Pruning:
     partition, offset, timestamp_ms = Interval(), Interval(), Interval()
     topics: frozenset[str] | None = None
     fields: list[FieldFilter] = []
-    for found in filters:
-        match getattr(found, "attribute", None):
+    for pushed in filters:
+        match getattr(pushed, "attribute", None):
             case ("partition",):
-                partition &= _interval(found, _number)
+                partition &= _interval(pushed, _number)
             case ("offset",):
-                offset &= _interval(found, _number)
+                offset &= _interval(pushed, _number)
             case ("timestamp",):
-                timestamp_ms &= _interval(found, _micros, scale=1000)
-            case ("topic",) if isinstance(found, EqualTo | In):
-                values = found.value if isinstance(found, In) else (found.value,)
+                timestamp_ms &= _interval(pushed, _micros, scale=1000)
+            case ("topic",) if isinstance(pushed, EqualTo | In):
+                values = pushed.value if isinstance(pushed, In) else (pushed.value,)
                 named = frozenset(value for value in values if isinstance(value, str))
                 topics = named if topics is None else topics & named
             case (column, *_) if column in TYPED:
-                fields += _field_filters(found)
+                fields += _field_filters(pushed)
     return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
 
 

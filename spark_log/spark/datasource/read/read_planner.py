@@ -93,13 +93,13 @@ class ReadPlanner:
         numbers = [TopicPartition(name, n) for name, topic in topics.items() for n in range(topic.partition_count)]
         if isinstance(self.options.subscription, AssignPartitions):
             numbers = [tp for tp in self.options.subscription.partitions if tp.topic in topics]
-        found = planner.find_positions(connection, numbers)
-        keys: dict[Key, TopicPartition] = {(topics[tp.topic].topic_id, tp.partition): tp for tp in found}
+        by_partition = planner.find_positions(connection, numbers)
+        keys: dict[Key, TopicPartition] = {(topics[tp.topic].topic_id, tp.partition): tp for tp in by_partition}
         truncations = read_truncations(connection, keys.keys())
         return Available(
             topics,
-            {tp: OffsetRange(*found[tp].positions) for tp in numbers if tp in found},
-            {tp: here.leader_epoch for tp, here in found.items()},
+            {tp: OffsetRange(*by_partition[tp].positions) for tp in numbers if tp in by_partition},
+            {tp: here.leader_epoch for tp, here in by_partition.items()},
             {keys[key]: those for key, those in truncations.items()},
             self._commits(connection, topics),
         )
@@ -126,7 +126,7 @@ class ReadPlanner:
         been deleted or recreated since `available` was read.
         """
         wanted = timestamps_to_look_up(position, available.ranges)
-        found: dict[TopicPartition, int | None] = {}
+        found_by_time: dict[TopicPartition, int | None] = {}
         by_topic: dict[str, dict[int, int]] = {}
         for (name, partition), timestamp_ms in wanted.items():
             if TopicPartition(name, partition) in available.ranges:
@@ -134,14 +134,14 @@ class ReadPlanner:
         for name, timestamps_ms in by_topic.items():
             offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms, self.options.client_rack)
             # records that were appended after `available` was read do not count
-            found.update(
+            found_by_time.update(
                 (tp, offset)
                 for number, offset in offsets.items()
                 if offset is not None and offset < available.ranges[tp := TopicPartition(name, number)].end
             )
         strategy = self.options.starting_timestamp_strategy
         return resolve(
-            position, available.ranges, starting=starting, strategy=strategy, found=found, committed=committed
+            position, available.ranges, starting=starting, strategy=strategy, found=found_by_time, committed=committed
         )
 
     def _commits(self, connection: sa.Connection, topics: Mapping[str, Topic]) -> "dict[TopicPartition, Commit]":
@@ -222,9 +222,9 @@ class ReadPlanner:
     def _tasks(
         self, available: Available, ranges: Mapping[TopicPartition, OffsetRange], pruning: Pruning
     ) -> list[ReadTask]:
-        wanted = apply(pruning, ranges)
+        pruned = apply(pruning, ranges)
         pieces = split_ranges(
-            wanted,
+            pruned,
             min_partitions=self.options.min_partitions,
             max_records_per_partition=self.options.max_records_per_partition,
         )
@@ -235,7 +235,7 @@ class ReadPlanner:
             tasks_max=max(self.cluster.store.settings.plan_tasks_max, self.options.min_partitions or 0),
             max_records_per_task=self.options.max_records_per_partition,
         )
-        plan = self.log.plan(wanted, pruning.times, available.topics, self.options.client_rack)
+        plan = self.log.plan(pruned, pruning.times, available.topics, self.options.client_rack)
         if pruning.fields:
             slices = self.cluster.store.read(
                 lambda connection: without_excluded(connection, available.topics, plan.slices, pruning.fields)

@@ -56,13 +56,13 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
 def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
     """The plan of the topic of option `topic`, or of all topics that users write to."""
     name = options.topic
-    found = find_topics(connection, None if name is None else [name])
-    if name is not None and name not in found:
+    topics = find_topics(connection, None if name is None else [name])
+    if name is not None and name not in topics:
         raise UnknownTopicOrPartitionError(
             f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
         )
     codec = options.compression_type
-    return {name: _topic_plan(connection, topic, codec) for name, topic in found.items() if not is_internal(name)}
+    return {name: _topic_plan(connection, topic, codec) for name, topic in topics.items() if not is_internal(name)}
 
 
 def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
