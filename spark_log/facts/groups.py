@@ -134,17 +134,19 @@ def state_of(group: Group, members: Sequence[Member]) -> State:
     return "Stable" if settled else "Reconciling"
 
 
-def list_groups(store: Store) -> list[GroupListing]:
-    """Every group with members or offsets, by id."""
-    return store.read(lambda connection: read_groups(connection, store.clock(connection)))
+def list_groups(store: Store, *, with_topics: bool = False) -> list[GroupListing]:
+    """Every group with members or offsets, by id. Their topics are read only for `with_topics`: subscriptions and the
+    metadata of classic members may be large.
+    """
+    return store.read(lambda connection: read_groups(connection, store.clock(connection), with_topics=with_topics))
 
 
-def read_groups(connection: sa.Connection, now: StoreClock) -> list[GroupListing]:
+def read_groups(connection: sa.Connection, now: StoreClock, *, with_topics: bool = False) -> list[GroupListing]:
     """As `list_groups`."""
-    members = rows.read_all_members(connection)
+    members = rows.read_all_members(connection, with_subscriptions=with_topics)
     classic = read_all_classic(connection, now)
     return [
-        _list_classic(advance(classic[group_id], now.lease_ms))
+        _list_classic(connection, classic[group_id], now, with_topics=with_topics)
         if group_id in classic
         else _listing(group_id, group, kind, [row for row in members.get(group_id, ()) if row.live(now)])
         for group_id, (group, kind) in rows.read_all_groups(connection).items()
@@ -156,7 +158,12 @@ def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberR
     return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics, kind)
 
 
-def _list_classic(group: ClassicGroup) -> GroupListing:
+def _list_classic(
+    connection: sa.Connection, group: ClassicGroup, now: StoreClock, *, with_topics: bool
+) -> GroupListing:  # fmt: skip
+    """`group`: without metadata."""
+    whole = read_classic(connection, group.group_id, now) if with_topics else None
+    group = advance(group if whole is None else whole, now.lease_ms)
     topics = frozenset(topic for member in group.joined for topic in _topics_of(group, member))
     state, kind = _STATES[group.state], group.protocol_type
     return GroupListing(group.group_id, state, len(group.joined), topics, CLASSIC_TYPE, kind)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
+from spark_log.groups.consumer.rows import NAMES_MAX
+from spark_log.groups.consumer.rows import topic_facts as all_topic_facts
 from spark_log.groups.consumer.rules import TopicFacts
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared
@@ -112,6 +114,8 @@ def ask_classic_members(connection: sa.Connection, keys: Sequence[Key]) -> Answe
 
 def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
     """The topics of these names that exist."""
+    if len(names) > NAMES_MAX:
+        return all_topic_facts(connection, names)
     wanted, found = sorted(filter(is_legal, names)), {}
     for first in range(0, len(wanted), _TOPICS_MAX):
         some = wanted[first : first + _TOPICS_MAX]

@@ -14,10 +14,19 @@ from spark_log.cluster.names import is_legal
 from spark_log.errors import InconsistentGroupProtocolError
 from spark_log.groups.assignment import CLIENT_ASSIGNORS, SERVER_PREFERENCE
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Phase, State
+from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
 from spark_log.groups.classic.rules import advance, begin_rebalance, select_protocol
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import NO_PARTITIONS, EpochState, Group, Member, Partitions, depart
+from spark_log.groups.consumer.rules import (
+    NO_PARTITIONS,
+    TOPICS_MAX,
+    EpochState,
+    Group,
+    Member,
+    Partitions,
+    depart,
+)
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.consumer_messages import (
     PROTOCOL_TYPE,
@@ -59,6 +68,22 @@ def upgrade(
     return rows.GroupRow(group, classic.protocol, facts, before.empty_since_ms, rows.CONSUMER)
 
 
+def check_upgrade(store: Store, group_id: str) -> None:
+    """The errors of `upgrade`, found in a read: requests that are refused again and again hold no lock."""
+
+    def read(connection: sa.Connection) -> None:
+        row = rows.read_group(connection, group_id)
+        if row is None or row.type != rows.CLASSIC:
+            return
+        now = store.clock(connection)
+        stored = read_classic(connection, group_id, now)
+        classic = None if stored is None else advance(stored, now.lease_ms)
+        if classic is not None and classic.joined:
+            _translated(store, connection, classic, now)
+
+    store.read(read)
+
+
 def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, now: StoreClock) -> list[rows.MemberRow]:
     """The members of a classic group as members with epochs."""
     refusal = f"group {group.group_id!r} has {len(group.joined)} member(s) of type {group.protocol_type!r}"
@@ -69,6 +94,8 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
         raise InconsistentGroupProtocolError(f"{refusal}, whose assignor {protocol!r} is a custom one")
     if store.settings.group_consumer_migration_policy not in (UPGRADE, BIDIRECTIONAL):
         raise InconsistentGroupProtocolError(f"{refusal}, and group.consumer.migration.policy allows no upgrade")
+    if not may_be_decoded(group):
+        raise InconsistentGroupProtocolError(f"{refusal}, which have too much metadata for an upgrade")
     messages = {}
     for member in group.joined:
         message = subscription_of(group, member)
@@ -76,6 +103,8 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
             raise InconsistentGroupProtocolError(
                 f"{refusal}, of which {member.member_id} has unknown metadata, or a custom assignor"
             )
+        if len(message.topics) > TOPICS_MAX:
+            raise InconsistentGroupProtocolError(f"{refusal}, of which one subscribes to more than {TOPICS_MAX} topics")
         messages[member.member_id] = message
     facts = rows.topic_facts(connection, {topic for message in messages.values() for topic in message.topics})
     owners: dict[TopicPartition, str] = {}
@@ -87,9 +116,12 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
                 exists = p.topic in facts and 0 <= p.partition < facts[p.topic].partition_count
                 if exists and p.topic in messages[member_id].topics:
                     owners.setdefault(p, member_id)
+    owned: dict[str, set[TopicPartition]] = {}
+    for p, member_id in owners.items():
+        owned.setdefault(member_id, set()).add(p)
     translated = []
     for member in group.joined:
-        mine = frozenset(p for p, member_id in owners.items() if member_id == member.member_id)
+        mine = frozenset(owned.get(member.member_id, ()))
         topics = frozenset(filter(is_legal, messages[member.member_id].topics))
         epochs = EpochState(
             member.member_id, member.rebalance_timeout_ms, told=mine,

@@ -23,6 +23,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups.assignment import known_assignors
+from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
 from spark_log.groups.classic.service import remove_classic_members
@@ -246,8 +247,11 @@ def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreC
     """The topics of the members of a classic group. NonEmptyGroupError if one is no consumer."""
     group = read_classic(connection, group_id, now)
     topics: frozenset[str] = frozenset()
-    for member in [] if group is None else advance(group, now.lease_ms).joined:
-        message = None if group is None else subscription_of(group, member)
+    if group is None:
+        return topics
+    is_small = may_be_decoded(group)
+    for member in advance(group, now.lease_ms).joined:
+        message = subscription_of(group, member) if is_small else None
         if message is None:
             raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
         topics |= message.topics

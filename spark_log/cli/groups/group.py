@@ -39,7 +39,8 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.facts.groups import group_lag, list_groups
 
     with Cluster.open(cluster) as opened:
-        groups = [(group, group_lag(opened.store, group.group_id)) for group in list_groups(opened.store)]
+        listed = list_groups(opened.store, with_topics=as_json)
+        groups = [(group, group_lag(opened.store, group.group_id)) for group in listed]
     if as_json:
         print_json([{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups])
         return

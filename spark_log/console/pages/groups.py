@@ -107,7 +107,7 @@ def _groups(call: Call) -> Groups:
 
 def visible_groups(call: Call) -> list[GroupListing]:
     """The groups with an offset or a member of a topic that the user sees."""
-    groups = list_groups(call.cluster.store)
+    groups = list_groups(call.cluster.store, with_topics=not call.role.sees_all)
     if call.role.sees_all:
         return groups
     committed = {part.group for part in call.snapshot().groups}

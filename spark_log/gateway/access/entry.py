@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _PLACES_OF_A_HOST = 4
 """One address takes a quarter of the places of unauthenticated connections at most."""
+_REQUESTS_MAX = 20
+"""Of a connection before it has authenticated: clients send about six. Each costs time on the event loop."""
 _HEADER_BYTES_MIN = 10
 _API_VERSIONS = 18
 
@@ -88,7 +90,7 @@ class Entry:
 
     async def _logged_in(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted:
         login, software = Login(self._settings, self._verifier), ""
-        while login.user is None:
+        for _ in range(_REQUESTS_MAX):
             frame = await _read_frame(reader, self._settings.login_bytes_max)
             if login.takes_token:
                 answer = await login.answer_token(bytes(frame))
@@ -99,7 +101,10 @@ class Entry:
             await writer.drain()
             if login.failed:
                 raise MalformedRequestError("authentication failed")
-        return Admitted(reader, writer, f"User:{login.user}", software, login)
+            if login.user is not None:
+                return Admitted(reader, writer, f"User:{login.user}", software, login)
+            await asyncio.sleep(0)  # the frames that follow may be here already: other connections have their turn
+        raise MalformedRequestError(f"more than {_REQUESTS_MAX} requests before authentication")
 
     async def _answer(self, login: Login, frame: memoryview) -> tuple[bytes, str]:
         """The response, and the client's software if the request names it."""

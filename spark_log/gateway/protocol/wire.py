@@ -22,6 +22,8 @@ Message = Any
 """A kafka-python ApiMessage."""
 
 _HEADER = struct.Struct(">hhi")
+_HEADER_TAGS_MAX = 100
+"""Tagged fields of a header, which is read on the event loop: Kafka has none so far."""
 _DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, struct.error, UnicodeError)
 
 
@@ -145,6 +147,8 @@ def _null_check(kind: type[Message], version: int) -> NullCheck:
 
 def _after_tags(frame: memoryview, at: int) -> int:
     count, at = _unsigned(frame, at)
+    if count > _HEADER_TAGS_MAX:
+        raise ValueError(f"{count} tagged fields")
     for _ in range(count):
         _, at = _unsigned(frame, at)
         size, at = _unsigned(frame, at)

@@ -8,6 +8,8 @@ from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Joining
 BYTES_MAX = 4 * 1024 * 1024
 """Names, metadata and assignments of the members of a group together. A request of a member may read and write all of
 it, and the answer to the leader has all metadata. A broker keeps the same as one record: 1 MiB by default."""
+DECODED_BYTES_MAX = 256 * 1024
+"""The same of a group of consumers whose metadata is decoded in a transaction, which others may wait for."""
 MEMBERS_MAX = 1_000
 """Members of a group, with those that have only got an id. A rebalance costs the square of it."""
 
@@ -37,6 +39,11 @@ def check_metadata(group_id: str, size: int) -> None:
     """GroupMaxSizeReachedError if the translated members of a group would have more metadata."""
     if size > BYTES_MAX:
         raise GroupMaxSizeReachedError(f"group {group_id!r}: the metadata of its classic members has {size} bytes")
+
+
+def may_be_decoded(group: ClassicGroup) -> bool:
+    """Whether decoding what all members of a group of consumers exchange takes a moment only."""
+    return _size(group.members.values()) <= DECODED_BYTES_MAX
 
 
 def check_assignment(group: ClassicGroup, after: ClassicGroup) -> None:

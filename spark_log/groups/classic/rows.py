@@ -29,6 +29,8 @@ _ALL_MEMBERS = sa.select(
     CLASSIC_MEMBER.protocols, CLASSIC_MEMBER.session_timeout_ms, CLASSIC_MEMBER.rebalance_timeout_ms,
     CLASSIC_MEMBER.until_ms, CLASSIC_MEMBER.clock_epoch, CLASSIC_MEMBER.phase, CLASSIC_MEMBER.assignment,
 )  # fmt: skip
+_LEFT_OUT: dict[str, Any] = {"protocols": sa.literal("[]"), "assignment": sa.literal(b"")}
+_ALL_MEMBERS_ALONE = sa.select(*(_LEFT_OUT.get(each.name, each) for each in _ALL_MEMBERS.selected_columns))
 _MEMBERS = Prepared(_ALL_MEMBERS.where(CLASSIC_MEMBER.group_id == sa.bindparam("g")))
 _MEMBER = Prepared(
     _ALL_MEMBERS.where(CLASSIC_MEMBER.group_id == sa.bindparam("g"), CLASSIC_MEMBER.member_id == sa.bindparam("m"))
@@ -73,9 +75,9 @@ def read_part(connection: sa.Connection, group_id: str, member_id: str, now: Sto
 
 
 def read_all_classic(connection: sa.Connection, now: StoreClock) -> dict[str, ClassicGroup]:
-    """All groups of this kind, by id."""
+    """All groups of this kind, by id, without the metadata and the assignments of their members, which may be large."""
     members: dict[str, list[Any]] = {}
-    for row in connection.execute(_ALL_MEMBERS):
+    for row in connection.execute(_ALL_MEMBERS_ALONE):
         members.setdefault(row[0], []).append(row)
     groups = [_group(row, now) for row in connection.execute(_ALL_GROUPS)]
     return {each.group_id: replace(each, members=_by_id(members.get(each.group_id, ()), now)) for each in groups}

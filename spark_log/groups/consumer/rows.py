@@ -33,6 +33,8 @@ from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_P
 from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000
+NAMES_MAX = 1_000
+"""Names of topics that a statement asks for. For more, all topics are read: clients choose how many names they have."""
 
 CLASSIC, CONSUMER = "classic", "consumer"
 """The protocols in which members speak to their group."""
@@ -158,10 +160,16 @@ def read_all_groups(connection: sa.Connection) -> dict[str, tuple[Group, str]]:
     return {row[0]: (Group(row[1], row[2]), row[3]) for row in found}
 
 
-def read_all_members(connection: sa.Connection) -> dict[str, list[MemberRow]]:
-    """The members of all groups that have some, with their assigned partitions, in two statements."""
+def read_all_members(connection: sa.Connection, *, with_subscriptions: bool) -> dict[str, list[MemberRow]]:
+    """The members of all groups that have some, with their assigned partitions, in two statements. Subscriptions, which
+    may be large, are empty unless they are asked for; the metadata of classic members is left out.
+    """
     found: dict[tuple[str, str], MemberRow] = {}
-    query = _ALL_MEMBERS.add_columns(GROUP_MEMBER.group_id).order_by(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id)
+    left_out: dict[str, sa.ColumnElement[Any]] = {"classic_protocols": sa.null()}
+    if not with_subscriptions:
+        left_out["subscription"] = sa.literal(subscription_json(Subscription(frozenset(), ())))
+    columns = [left_out.get(each.name, each) for each in _ALL_MEMBERS.selected_columns]
+    query = sa.select(*columns, GROUP_MEMBER.group_id).order_by(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id)
     for *columns, group_id in connection.execute(query):
         member_row = _member_row(columns)
         found[group_id, member_row.member_id] = member_row
@@ -326,14 +334,14 @@ def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
     """The topics of these names that exist."""
-    legal = sorted(name for name in names if is_legal(name))
-    found: dict[str, TopicFacts] = {}
-    for first in range(0, len(legal), _PARAMETERS_MAX):
-        query = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(
-            TOPIC.name.in_(legal[first : first + _PARAMETERS_MAX])
-        )
-        found.update({name: TopicFacts(topic_id, count) for name, topic_id, count in connection.execute(query)})
-    return found
+    wanted = frozenset(names)
+    if not wanted:
+        return {}
+    query = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count)
+    if len(wanted) <= NAMES_MAX:
+        query = query.where(TOPIC.name.in_(sorted(filter(is_legal, wanted))))
+    rows = connection.execute(query)
+    return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows if name in wanted}
 
 
 def _chunks(partitions: Iterable[TopicPartition]) -> Iterator[tuple[str, list[int]]]:

@@ -29,6 +29,7 @@ from spark_log.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupMaxSizeReachedError,
+    IllegalArgumentError,
     IllegalGenerationError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
@@ -37,6 +38,10 @@ from spark_log.ids import TopicPartition
 
 Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
+
+TOPICS_MAX = 5_000
+"""Names of topics to which one member subscribes: they are looked up for its heartbeats, together with those of others.
+"""
 
 JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
 """Member epochs in requests; the last one is of static members that come back."""
@@ -277,6 +282,12 @@ def check_released(member_id: str, instance_id: str, holder: str, holder_epoch: 
             f"Static member {member_id} with instance id {instance_id} cannot join the group because the instance id is"
             f" owned by {holder} member."
         )
+
+
+def check_names(names: Collection[str]) -> None:
+    """IllegalArgumentError if a member subscribes to more than TOPICS_MAX names."""
+    if len(names) > TOPICS_MAX:
+        raise IllegalArgumentError(f"a member subscribes to {len(names)} names of topics, more than {TOPICS_MAX}")
 
 
 def check_size(members: int, size_max: int) -> None:

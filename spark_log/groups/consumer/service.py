@@ -33,6 +33,7 @@ from spark_log.groups.consumer.rules import (
     Partitions,
     check_epoch,
     check_instance,
+    check_names,
     check_released,
     check_size,
     decide_epoch_heartbeat,
@@ -43,7 +44,7 @@ from spark_log.groups.consumer.rules import (
 from spark_log.groups.consumer.stored_values import Pattern, Subscription
 from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
 from spark_log.groups.consumer.topic_patterns import check_pattern, matching
-from spark_log.groups.conversion import downgrade, upgrade
+from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
@@ -146,8 +147,12 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     """Answer one heartbeat of a member that does not leave.
 
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
-    UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, AssignorFailedError.
+    UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, AssignorFailedError,
+    IllegalArgumentError.
     """
+    check_names(beat.names or ())
+    if beat.epoch == JOINING:
+        check_upgrade(store, beat.me.group_id)
     trusted = True
     for attempt in range(_TRIES):
         last = attempt == _TRIES - 1

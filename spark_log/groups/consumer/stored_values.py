@@ -2,13 +2,42 @@
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from spark_log.groups.consumer.rules import EpochState, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
+
+T = TypeVar("T")
+
+_CHARACTERS_MAX = 2 * 1024 * 1024
+"""Of the texts whose values are remembered, of each kind. Values may have 40 bytes for each character."""
+
+
+class _Remembered(Generic[T]):
+    """A function of a text that remembers the values of the last texts. Clients choose how long these are."""
+
+    def __init__(self, function: Callable[[str], T]) -> None:
+        self._function, self._lock = function, threading.Lock()
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._characters = 0
+
+    def __call__(self, text: str) -> T:
+        with self._lock:
+            if text in self._values:
+                self._values.move_to_end(text)
+                return self._values[text]
+        value = self._function(text)
+        with self._lock:
+            if text not in self._values:
+                self._values[text] = value
+                self._characters += len(text)
+                while self._characters > _CHARACTERS_MAX:
+                    self._characters -= len(self._values.popitem(last=False)[0])
+        return value
 
 
 class TopicSet(NamedTuple):
@@ -37,7 +66,7 @@ class Subscription:
     pattern: Pattern | None = None
 
 
-@lru_cache(maxsize=8192)
+@_Remembered
 def partitions_of(text: str) -> Partitions:
     return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
 
@@ -49,7 +78,7 @@ def partitions_json(partitions: Iterable[TopicPartition]) -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-@lru_cache(maxsize=1024)
+@_Remembered
 def facts_of(text: str) -> Mapping[str, TopicFacts]:
     return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
 
@@ -59,7 +88,7 @@ def facts_json(facts: Mapping[str, TopicFacts]) -> str:
     return json.dumps(shown, separators=(",", ":"))
 
 
-@lru_cache(maxsize=8192)
+@_Remembered
 def subscription_of(text: str) -> Subscription:
     facts = json.loads(text)
     assignors = tuple(facts["assignors"])
@@ -86,7 +115,7 @@ def protocols_json(protocols: Iterable[tuple[str, bytes]]) -> str:
     return json.dumps(encoded, separators=(",", ":"))
 
 
-@lru_cache(maxsize=8192)
+@_Remembered
 def epochs_of(text: str) -> EpochState:
     facts = json.loads(text)
     return EpochState(

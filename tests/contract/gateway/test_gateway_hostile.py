@@ -127,3 +127,16 @@ def test_idle_clients_and_one_that_does_not_read_leave_others_served(gateway_on_
             connection.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert gateway.end() == 0
+
+
+def test_the_header_of_a_request_has_few_tagged_fields(gateway_on_sqlite):
+    """It is read on the event loop, from a frame that may have 100 MiB."""
+    [versions] = (api for api in APIS if api.name == "ApiVersions")
+    body = frame(versions, 3)[HEADER_BYTES + 7 :]  # after the client id, and no tagged fields
+    for tags in (1, 1_000):
+        count = bytes([0x80 | tags & 0x7F, tags >> 7])
+        header = struct.pack(">hhih", versions.key, 3, 1, 0) + count + b"\x05\0" * tags
+        with socket.create_connection(("127.0.0.1", gateway_on_sqlite.port), timeout=30) as connection:
+            connection.sendall(struct.pack(">i", len(header + body)) + header + body)
+            assert (connection.recv(1) != b"") == (tags == 1)
+    assert "1000 tagged fields" in gateway_on_sqlite.output

@@ -212,7 +212,7 @@ def test_damaged_files_are_not_used_until_they_are_whole(tmp_path, authority):
         for path, damaged in damages:
             whole, refusals = Path(path).read_bytes(), gateway.output.count("are not used")
             Path(path).unlink() if damaged is None else Path(path).write_bytes(damaged)
-            wait_until(lambda: gateway.output.count("are not used") > refusals, f"{path}: not looked at")  # noqa: B023
+            wait_until(lambda: gateway.output.count("are not used") > refusals, f"{path}: not looked at")
             assert name() == "first"
             Path(path).write_bytes(whole)
         with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
@@ -244,6 +244,24 @@ def test_before_authentication_only_versions_and_sasl_are_answered(plain_gateway
     with socket.create_connection(("127.0.0.1", plain_gateway.port), timeout=30) as greedy:
         greedy.sendall(struct.pack(">i", 1 << 20))
         assert greedy.recv(1) == b""
+
+
+def test_a_connection_that_does_not_authenticate_has_few_requests(plain_gateway):
+    """Each is answered on the event loop, and what the client has sent together is there without waiting."""
+    for request, version in ((ApiVersionsRequest(), 0), (SaslHandshakeRequest("PLAIN"), 1)):
+        with socket.create_connection(("127.0.0.1", plain_gateway.port), timeout=30) as greedy:
+            greedy.sendall(frame(request, version) * 500)
+            size = int.from_bytes(greedy.recv(4, socket.MSG_WAITALL), "big")
+            received_bytes = 4 + sum(len(part) for part in iter(lambda: received(greedy), b""))
+            assert received_bytes <= 20 * (4 + size)
+
+
+def received(connection):
+    """The next bytes; none at the end of the connection."""
+    try:
+        return connection.recv(65536)
+    except ConnectionError:
+        return b""
 
 
 def authenticated(connection, mechanism="PLAIN", token=TOKEN):

@@ -1,19 +1,36 @@
 """A group of consumers changes its type while it has members (`group.consumer.migration.policy`)."""
 
 import contextlib
+import gc
+import json
+import tracemalloc
+import weakref
 
 import pytest
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from spark_log import Consumer
 from spark_log.cluster.settings import alter_settings
-from spark_log.errors import GroupMaxSizeReachedError
-from spark_log.facts.groups import describe_groups
+from spark_log.errors import (
+    GroupMaxSizeReachedError,
+    IllegalArgumentError,
+    InconsistentGroupProtocolError,
+    NonEmptyGroupError,
+)
+from spark_log.facts.groups import describe_groups, list_groups
 from spark_log.gateway.groups import translated_members
 from spark_log.gateway.groups.translated_members import Joining
 from spark_log.groups.assignment import known_assignors
+from spark_log.groups.classic import rules
 from spark_log.groups.classic.limits import BYTES_MAX
+from spark_log.groups.classic.service import join_classic
+from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX
+from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat
+from spark_log.groups.consumer.stored_values import subscription_of
 from spark_log.groups.consumer.target_assignment import reconcile_group
+from spark_log.groups.group_operations import delete_offsets
 from spark_log.groups.identity import Identity
+from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from tests.support.classic_member import ClassicMember, rebalance, settle
 from tests.support.consumer_group_steps import topic_ids
@@ -223,3 +240,55 @@ def test_unknown_member_of_an_emptied_group_takes_a_new_id(cluster, connect):
     old = ClassicMember(connect(), "g", ["t"])
     old.member_id = "of-an-earlier-life"
     assert old.join() == UNKNOWN_MEMBER_ID
+
+
+def large_groups(cluster, count):
+    """Classic groups of consumers with 1 MB of metadata each."""
+    metadata = ConsumerProtocolSubscription(version=0, topics=["t"], user_data=b"x" * 1_000_000).encode()
+    for number in range(count):
+        joining = rules.Joining("", "a", None, "c", "h", "consumer", (("range", metadata),), 60_000, 60_000)
+        join_classic(cluster.store, f"g{number}", joining)
+
+
+def joining_with(names):
+    me = Identity("g0", "b", None, "c", "h")
+    return ConsumerBeat(me, "claim", 0, rebalance_timeout_ms=1_000, names=frozenset(names), owned=NO_PARTITIONS)
+
+
+def test_large_metadata_is_not_decoded_in_a_transaction(cluster, monkeypatch):
+    """Others may wait for the transaction, and the request that costs it is small."""
+    large_groups(cluster, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.store, "transact", None)
+        with pytest.raises(InconsistentGroupProtocolError, match="too much metadata"):
+            consumer_heartbeat(cluster.store, joining_with(["t"]), known_assignors())
+    with pytest.raises(NonEmptyGroupError):
+        delete_offsets(cluster.store, "g0", [TopicPartition("t", 0)])
+
+
+def test_a_member_subscribes_to_a_limited_number_of_names(cluster):
+    names = [f"t{number}" for number in range(TOPICS_MAX + 1)]
+    with pytest.raises(IllegalArgumentError, match="5001 names"):
+        consumer_heartbeat(cluster.store, joining_with(names), known_assignors())
+    assert consumer_heartbeat(cluster.store, joining_with(names[1:]), known_assignors()).epoch == 1
+
+
+def test_a_list_of_groups_has_no_metadata_in_memory(cluster):
+    large_groups(cluster, 8)
+    tracemalloc.start()
+    try:
+        assert len(list_groups(cluster.store)) == 8
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        assert {group.topics for group in list_groups(cluster.store, with_topics=True)} == {frozenset(["t"])}
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_subscriptions_are_not_remembered_without_end():
+    first, *others = (json.dumps({"topics": [f"{n}" * 1_000_000], "assignors": []}) for n in range(4))
+    found = weakref.ref(subscription_of(first))
+    assert subscription_of(first) is found()
+    for text in others:
+        subscription_of(text)
+    gc.collect()
+    assert found() is None
