@@ -15,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignment import Assignor, assign_as_leader, by_topic
+from spark_log.groups.assignors import Assignor, assign_as_leader, by_topic
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.service import change, change_own, join_classic

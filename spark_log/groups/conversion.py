@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
 from spark_log.errors import InconsistentGroupProtocolError
-from spark_log.groups.assignment import CLIENT_ASSIGNORS, SERVER_PREFERENCE
+from spark_log.groups.assignors import CLIENT_ASSIGNORS, SERVER_PREFERENCE
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember, Phase, State
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic

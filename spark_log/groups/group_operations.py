@@ -22,7 +22,7 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
@@ -37,7 +37,7 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
+from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.groups.conversion import downgrade, read_type
 from spark_log.groups.group_names import check_group_id

@@ -21,7 +21,7 @@ from spark_log.errors import (
     StaleMemberEpochError,
     UnknownMemberIdError,
 )
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.committers import check_committer
 from spark_log.groups.consumer.rules import JOINING, LEAVING, LEAVING_FOR_A_WHILE, NO_PARTITIONS, Assignment

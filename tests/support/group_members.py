@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.assignment import AssignorSpec, is_custom, resolve_assignors
+from spark_log.groups.assignors import AssignorSpec, is_custom, resolve_assignors
 from spark_log.groups.classic_membership import ClassicMembership
 from spark_log.groups.consumer.rules import Assignment
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership

@@ -58,7 +58,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
                     "member_protocol": member.protocol,
                     "member_metadata": {"topics": sorted(member.topics)},
                     "member_assignment": {"assigned_partitions": _by_topic(member.assignment)},
-                    "target_assignment": {"assigned_partitions": _by_topic(member.target)},
+                    "reconciliation": {"assigned_partitions": _by_topic(member.target)},
                 }
                 for member in group.members
             ],

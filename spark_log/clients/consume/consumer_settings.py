@@ -14,7 +14,7 @@ from kafka.protocol.consumer import IsolationLevel
 
 from spark_log.clients.client_settings import check_number, check_text
 from spark_log.config.values import can_be_stored
-from spark_log.groups.assignment import ASSIGNORS
+from spark_log.groups.assignors import ASSIGNORS
 
 logger = logging.getLogger(__name__)
 

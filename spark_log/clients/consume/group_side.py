@@ -33,7 +33,7 @@ from spark_log.errors import (
     IllegalGenerationError,
     UnknownMemberIdError,
 )
-from spark_log.groups.assignment import is_custom, resolve_assignors
+from spark_log.groups.assignors import is_custom, resolve_assignors
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.groups.transacted_offsets import GroupMetadata
 

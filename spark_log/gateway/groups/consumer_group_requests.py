@@ -29,7 +29,7 @@ from spark_log.gateway.protocol.schemas import (
 )
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
 from spark_log.groups.consumer.service import (

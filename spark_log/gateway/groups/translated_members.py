@@ -39,7 +39,7 @@ from spark_log.gateway.groups.member_requests import (
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committers import check_live
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions

@@ -8,8 +8,8 @@ from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.log_dir_failures import suspected_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError
-from spark_log.groups.assignment import known_assignors
-from spark_log.groups.consumer.target_assignment import groups_with_members, reconcile_group, stale_groups
+from spark_log.groups.assignors import known_assignors
+from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.context import MaintenanceContext

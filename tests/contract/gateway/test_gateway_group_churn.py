@@ -12,8 +12,8 @@ from kafka.protocol.consumer import OffsetCommitRequest
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.facts.groups import describe_groups
-from spark_log.groups.assignment import known_assignors
-from spark_log.groups.consumer.target_assignment import reconcile_group
+from spark_log.groups.assignors import known_assignors
+from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.metadata import tables as t
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids

@@ -212,7 +212,7 @@ def test_damaged_files_are_not_used_until_they_are_whole(tmp_path, authority):
         for path, damaged in damages:
             whole, refusals = Path(path).read_bytes(), gateway.output.count("are not used")
             Path(path).unlink() if damaged is None else Path(path).write_bytes(damaged)
-            wait_until(lambda: gateway.output.count("are not used") > refusals, f"{path}: not looked at")
+            wait_until(lambda least=refusals: gateway.output.count("are not used") > least, f"{path}: not looked at")
             assert name() == "first"
             Path(path).write_bytes(whole)
         with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):

@@ -20,7 +20,7 @@ from spark_log import Consumer
 from spark_log.errors import InconsistentGroupProtocolError, NonEmptyGroupError, UnknownMemberIdError
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
-from spark_log.groups.consumer.target_assignment import reconcile_group, stale_groups
+from spark_log.groups.consumer.reconciliation import reconcile_group, stale_groups
 from spark_log.groups.group_operations import delete_group, remove_from_group
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

@@ -20,14 +20,14 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups, list_groups
 from spark_log.gateway.groups import translated_members
 from spark_log.gateway.groups.translated_members import Joining
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.limits import BYTES_MAX
 from spark_log.groups.classic.service import join_classic
+from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX
 from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat
 from spark_log.groups.consumer.stored_values import subscription_of
-from spark_log.groups.consumer.target_assignment import reconcile_group
 from spark_log.groups.group_operations import delete_offsets
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition

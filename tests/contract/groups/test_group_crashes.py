@@ -14,7 +14,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
 from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.consumer.target_assignment import reconcile_group
+from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask

@@ -27,7 +27,7 @@ from spark_log.errors import (
 )
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups import membership
-from spark_log.groups.assignment import known_assignors
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
 from spark_log.groups.consumer import rows, service
 from spark_log.groups.group_operations import (

@@ -9,7 +9,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
-from spark_log.groups.assignment import (
+from spark_log.groups.assignors import (
     Candidate,
     assign,
     assign_as_leader,

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
+from spark_log.groups.assignors import Assignor, Candidate, assign, choose_assignor
 from spark_log.groups.classic.rows import expired_groups
 from spark_log.groups.classic.service import advance_classic
 from spark_log.groups.consumer import rows

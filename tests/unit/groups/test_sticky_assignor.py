@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.groups.assignment import Candidate, assign, known_assignors
-from spark_log.groups.sticky_assignment import assign_sticky
+from spark_log.groups.assignors import Candidate, assign, known_assignors
+from spark_log.groups.sticky_assignor import assign_sticky
 from spark_log.ids import TopicPartition
 
 COUNTS = st.dictionaries(st.sampled_from("tuv"), st.integers(1, 9), min_size=1)

@@ -1,6 +1,6 @@
 """kafka-python's assignors, and custom ones of that interface, as functions: members and partitions -> assignment.
 
-`sticky` and `cooperative-sticky` are names of `groups.sticky_assignment`.
+`sticky` and `cooperative-sticky` are names of `groups.sticky_assignor`.
 
 `assign` computes the target of a group of the consumer protocol: `groups.consumer.rules` ensures that the old owner
 revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members.
@@ -21,7 +21,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
 from spark_log.groups.consumer.rules import NO_PARTITIONS, Partitions
-from spark_log.groups.sticky_assignment import assign_sticky
+from spark_log.groups.sticky_assignor import assign_sticky
 from spark_log.ids import TopicPartition
 
 Assignor: TypeAlias = AbstractPartitionAssignor
@@ -45,7 +45,7 @@ CLIENT_ASSIGNORS = frozenset({*ASSIGNORS, "RoundRobinAssigner"})
 """Names of assignors of Kafka clients, one of KafkaJS, that the server's may replace: a custom one it may not."""
 
 _STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
-"""Of these, only name and class are kafka-python's: `sticky_assignment` assigns."""
+"""Of these, only name and class are kafka-python's: `sticky_assignor` assigns."""
 
 UNIFORM = "uniform"
 """Kafka's name of its default assignor on the server; here it is cooperative-sticky."""
