@@ -179,6 +179,11 @@ def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescr
     return store.read(read)
 
 
+def records_behind(committed: int, end: int) -> int:
+    """The lag of a group in a partition whose high watermark is `end`; 0 after a reset beyond it."""
+    return max(0, end - committed)
+
+
 def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
     """Every partition that the group has committed, or that is assigned to a member or in a target, in order."""
 
@@ -195,7 +200,7 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
             lags.append(
                 PartitionLag(
                     partition.topic, partition.partition, commit.offset if commit else None, start, end,
-                    max(0, end - commit.offset) if commit else None, commit.metadata if commit else "",
+                    records_behind(commit.offset, end) if commit else None, commit.metadata if commit else "",
                     owner.get(partition),
                 )
             )  # fmt: skip

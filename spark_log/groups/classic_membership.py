@@ -118,7 +118,7 @@ class ClassicMembership(Membership):
         answer = rules.join_answer(group, me.member_id, me.instance_id)
         if answer is None:
             return joined
-        if group.state is State.PREPARING:
+        if group.state.must_rejoin:
             return None
         self.generation = answer.generation
         assignments: dict[str, bytes] = {}
@@ -155,7 +155,7 @@ class ClassicMembership(Membership):
         """Whether a rebalance has begun, or this leader begins one: a topic was created, deleted or enlarged."""
         if joined.assigned is None:
             return False
-        if group.state is State.PREPARING or group.generation != self.generation:
+        if group.state.must_rejoin or group.generation != self.generation:
             return True
         return joined.facts is not None and joined.facts != self._facts(joined.watched)
 

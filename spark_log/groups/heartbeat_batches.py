@@ -121,7 +121,7 @@ def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[
             continue
         due_ms = row.until_ms - row.session_timeout_ms * 2 // 3
         answers[beat] = BeatAnswer(
-            rejoin=row.state == State.PREPARING,
+            rejoin=State(row.state).must_rejoin,
             renewal_due=due_ms <= now.lease_ms,
             valid_until_ms=min(due_ms, change_ms),
         )

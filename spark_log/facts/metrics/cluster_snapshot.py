@@ -11,7 +11,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
-from spark_log.facts.groups import read_groups
+from spark_log.facts.groups import read_groups, records_behind
 from spark_log.ids import LogDirId, TopicId, TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
@@ -218,7 +218,7 @@ def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupP
         if committed < end and base is not None:
             part = min(1.0, (committed - base) / (segment_end - base))
             lag_s = max(0.0, (now_ms - low_ms - part * (high_ms - low_ms)) / 1000)
-        yield GroupPartitionFacts(group, topic, partition, committed, max(0, end - committed), lag_s)
+        yield GroupPartitionFacts(group, topic, partition, committed, records_behind(committed, end), lag_s)
 
 
 def read_sizes(cluster: Cluster) -> SizeSnapshot:

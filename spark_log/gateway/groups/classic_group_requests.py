@@ -167,7 +167,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
         return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
 
     found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, beat)
-    return found.group.state is State.PREPARING
+    return found.group.state.must_rejoin
 
 
 def leave_group(store: Store, me: Identity) -> None:

@@ -11,6 +11,11 @@ class State(enum.StrEnum):
     COMPLETING = "CompletingRebalance"
     STABLE = "Stable"
 
+    @property
+    def must_rejoin(self) -> bool:
+        """Whether the members join again: their heartbeats are answered with REBALANCE_IN_PROGRESS."""
+        return self is State.PREPARING
+
 
 class Phase(enum.StrEnum):
     """The state of a member. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
