@@ -78,11 +78,11 @@ _logged: set[str] = set()
 def parse_settings(
     kind: type[T], given: Mapping[str, Any], theirs: Mapping[str, Any], unknown: type[Exception]
 ) -> tuple[str, T]:
-    """(address of the cluster, settings).
+    """Return (address of the cluster, settings).
 
     `kind` is a dataclass whose fields are the settings that apply and whose `__post_init__` checks them. `theirs` is
-    kafka-python's DEFAULT_CONFIG. All refused settings are in one error: `unknown` if neither spark-log nor
-    kafka-python has one of them, else KafkaConfigurationError.
+    kafka-python's DEFAULT_CONFIG. All refused settings are in one error. Its class is `unknown` if one of them is
+    neither spark-log's nor kafka-python's, and otherwise KafkaConfigurationError.
     """
     own_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     others = {name: given[name] for name in given if name not in (*own_names, "cluster", "bootstrap_servers")}
@@ -119,7 +119,7 @@ def _unknown_text(given: Mapping[str, Any], unrecognized: list[str], names: set[
 
 
 def _refused_texts(changed: Mapping[str, Any]) -> list[str]:
-    """One line for each reason."""
+    """Return one line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, value in changed.items():
         if name not in NO_EFFECT:
@@ -132,8 +132,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _address(given: Mapping[str, Any]) -> str:
-    """`cluster`, else its alias `bootstrap_servers` (a list of one is what kafka-python takes too), else the
-    environment."""
+    """Return `cluster`, or its alias `bootstrap_servers` (text, or a list of one), or the environment's address."""
     cluster, alias = given.get("cluster"), given.get("bootstrap_servers")
     if cluster is not None and alias is not None and cluster != alias:
         raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting; give only one")
@@ -154,7 +153,7 @@ def _address(given: Mapping[str, Any]) -> str:
 
 
 def takes_headers(method: Any) -> bool:
-    """Whether `serialize` or `deserialize` of an object takes (topic, headers, data); kafka-python 2 had no headers."""
+    """Whether the method accepts (topic, headers, data); methods for kafka-python 2 have no headers."""
     try:
         inspect.signature(method).bind("topic", [], b"")
     except TypeError:
@@ -163,13 +162,13 @@ def takes_headers(method: Any) -> bool:
 
 
 def check_text(name: str, value: object) -> None:
-    """KafkaConfigurationError unless `value` is text that the metadata store can keep."""
+    """Raise KafkaConfigurationError unless `value` is text that the metadata store can keep."""
     if not isinstance(value, str) or not can_be_stored(value):
         raise KafkaConfigurationError(f"{name}: expected text without NUL and lone surrogates, got {value!r}")
 
 
 def check_number(name: str, value: object, least: float, *, whole: bool = True) -> None:
-    """KafkaConfigurationError unless `value` is a number of at least `least`; bool is none."""
+    """Raise KafkaConfigurationError unless `value` is a number, and no bool, of at least `least`."""
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
         raise KafkaConfigurationError(

@@ -1,8 +1,8 @@
-"""Raises our errors as kafka-python's, for programs that catch those.
+"""Raises spark-log's errors as kafka-python's, for programs that catch those.
 
 kafka is imported when the first error is raised, because importing it takes 0.2 s.
 
-An error that a client raises belongs to both trees: `except kafka.errors.NotEnoughReplicasError` and
+An error that a client raises belongs to both class trees: `except kafka.errors.NotEnoughReplicasError` and
 `except spark_log.errors.NotEnoughReplicasError` both catch it. Errors with equal names correspond; an error that Kafka
 does not have is raised as the nearest one of kafka-python.
 """
@@ -26,13 +26,13 @@ _NEAREST = {
 
 
 def kafka_error(error: SparkLogError) -> Exception:
-    """The same error as an instance of both classes, spark-log's and kafka-python's."""
+    """Return the same error as an instance of both spark-log's and kafka-python's class."""
     return kafka_error_class(type(error))(*error.args)  # type: ignore[arg-type]  # classes are hashable
 
 
 @contextmanager
 def kafka_errors() -> Iterator[None]:
-    """Inside it, errors of our tree are raised as kafka-python's. Also a decorator.
+    """Raise spark-log's errors inside it as kafka-python's. It is a context manager and a decorator.
 
     As a decorator of a generator function it does not cover the generator's body, which runs after the call.
     """
@@ -46,7 +46,7 @@ def kafka_errors() -> Iterator[None]:
 
 @functools.cache
 def kafka_error_class(ours: type[SparkLogError]) -> type[SparkLogError]:
-    """A class that is also kafka-python's of the same name, or the nearest one."""
+    """Return a subclass of `ours` and of kafka-python's error with the same name, or of the nearest one."""
     from kafka import errors as theirs
 
     if issubclass(ours, theirs.KafkaError):

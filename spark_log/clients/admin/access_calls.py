@@ -21,18 +21,18 @@ class AccessCalls:
 
     @kafka_errors()
     def alter_user_scram_credentials(self, alterations: Sequence[Any]) -> dict[str, str | None]:
-        """kafka-python's UserScramCredentialUpsertion and -Deletion; {user: error message, None for success}."""
+        """Apply UserScramCredentialUpsertions and -Deletions; return {user: error message, or None for success}."""
         found = on_users.alter_scram_credentials(self._cluster, local_user(), _SOURCE, alterations)
         return {user: None if error is None else str(error) for user, error in found.items()}
 
     @kafka_errors()
     def describe_user_scram_credentials(self, users: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """{user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}; all users for None."""
+        """Return {user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}, by default for all users."""
         return on_users.describe_scram_credentials(self._cluster, users)
 
     @kafka_errors()
     def create_acls(self, acls: Sequence[Any]) -> dict[str, list[Any]]:
-        """kafka-python's ACLs: {'succeeded': the ACLs, 'failed': errors}. Gateways apply them in a second."""
+        """Add ACLs; return {'succeeded': the ACLs, 'failed': errors}. Gateways apply them within a second."""
         outcomes = on_acls.create_acls(self._cluster, local_user(), _SOURCE, [on_acls.acl_of(each) for each in acls])
         pairs = list(zip(acls, outcomes, strict=True))
         return {
@@ -42,13 +42,13 @@ class AccessCalls:
 
     @kafka_errors()
     def describe_acls(self, acl_filter: Any) -> tuple[list[Any], type[Exception]]:
-        """(the ACLs that kafka-python's ACLFilter matches, NoError)."""
+        """Return the ACLs that kafka-python's ACLFilter matches, and NoError."""
         found = on_acls.find_acls(self._cluster, on_acls.filter_of(acl_filter))
         return [on_acls.kafka_acl(acl) for acl in found], NoError
 
     @kafka_errors()
     def delete_acls(self, acl_filters: Sequence[Any]) -> list[tuple[Any, list[Any], type[Exception]]]:
-        """For each of kafka-python's ACLFilters: (the filter, the ACLs that were deleted, NoError)."""
+        """Delete the ACLs that the ACLFilters match. Return (filter, its deleted ACLs, NoError) for each filter."""
         filters = [on_acls.filter_of(each) for each in acl_filters]
         found = on_acls.delete_acls(self._cluster, local_user(), _SOURCE, filters)
         return [

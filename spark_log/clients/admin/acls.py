@@ -21,7 +21,7 @@ from spark_log.errors import IllegalArgumentError, SparkLogError
 
 
 def create_acls(cluster: Cluster, who: str, source: str, acls: Sequence[Acl]) -> list[SparkLogError | None]:
-    """The error of each ACL, None for success. `who` and `source` are for the audit."""
+    """Add ACLs; return the error of each, or None for success. `who` and `source` are for the audit."""
     outcomes: list[SparkLogError | None] = []
     for acl in acls:
         try:
@@ -38,7 +38,7 @@ def find_acls(cluster: Cluster, filter_: AclFilter) -> list[Acl]:
 
 
 def delete_acls(cluster: Cluster, who: str, source: str, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-    """The deleted ACLs, by filter."""
+    """Delete the ACLs that the filters match; return them by filter. `who` and `source` are for the audit."""
     found = stored.remove_acls(cluster.store, filters)
     for acl in dict.fromkeys(acl for acls in found for acl in acls):
         with recorded(cluster, who, "DeleteAcls", target_of(acl), facts_of(acl), source):
@@ -47,7 +47,7 @@ def delete_acls(cluster: Cluster, who: str, source: str, filters: Sequence[AclFi
 
 
 def target_of(acl: Acl) -> str:
-    """The resource as the audit and the command line name it."""
+    """Return the resource in the form that the audit and the command line use."""
     prefixed = "prefix " if acl.pattern_type is PatternType.PREFIXED else ""
     return f"{acl.resource_type.name.lower()} {prefixed}{acl.resource_name}"
 
@@ -62,14 +62,14 @@ def facts_of(acl: Acl) -> dict[str, str]:
 
 
 def acl_of(given: Any) -> Acl:
-    """Of kafka-python's ACL. IllegalArgumentError."""
+    """Convert kafka-python's ACL. Raises IllegalArgumentError for another type, or an unknown number."""
     if not isinstance(given, ACL):
         raise IllegalArgumentError(f"acls: expected ACL objects, got {type(given).__name__}")
     return acl_of_numbers(*_fields(given))
 
 
 def filter_of(given: Any) -> AclFilter:
-    """Of kafka-python's ACLFilter. IllegalArgumentError."""
+    """Convert kafka-python's ACLFilter. Raises IllegalArgumentError for another type, or an unknown number."""
     if not isinstance(given, ACLFilter):
         raise IllegalArgumentError(f"ACL filter: expected an ACLFilter object, got {type(given).__name__}")
     return filter_of_numbers(*_fields(given))
@@ -86,7 +86,7 @@ def _fields(given: ACLFilter) -> tuple[int, str, int, str, str, int, int]:
 def acl_of_numbers(
     resource_type: int, name: str, pattern: int, principal: str, host: str, operation: int, permission: int
 ) -> Acl:
-    """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
+    """Return the ACL with Kafka's numbers. Raises IllegalArgumentError for an unknown number."""
     kinds = _kinds("ACL", resource_type, pattern, operation, permission)
     return Acl(kinds[0], name, kinds[1], principal, host, *kinds[2:])
 
@@ -95,7 +95,7 @@ def filter_of_numbers(
     resource_type: int, name: str | None, pattern: int, principal: str | None, host: str | None, operation: int,
     permission: int,
 ) -> AclFilter:  # fmt: skip
-    """With Kafka's numbers. IllegalArgumentError for one that is unknown here."""
+    """Return the filter with Kafka's numbers. Raises IllegalArgumentError for an unknown number."""
     kinds = _kinds("ACL filter", resource_type, pattern, operation, permission)
     return AclFilter(kinds[0], name, kinds[1], principal, host, *kinds[2:])
 
@@ -110,7 +110,7 @@ def _kinds(
 
 
 def kafka_acl(acl: Acl) -> ACL:
-    """As kafka-python's class."""
+    """Convert an ACL to kafka-python's class."""
     return ACL(
         acl.principal,
         acl.host,

@@ -38,7 +38,7 @@ _HIDDEN = "***"
 _TEXT_MAX = 1_000
 _PARAMETERS_MAX = 100
 _TIMEOUT_MS = 2_000
-"""How long the caller waits for a store that does not answer."""
+"""Maximum time that the caller waits for a store that does not answer."""
 
 _last_failure: str | None = None
 _lock = threading.Lock()
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class RecordedChange:
-    """A change as it was recorded. `time_ms`: since 1970 by the store's clock. `parameters`: text or JSON values."""
+    """A recorded change. `time_ms` is since 1970, by the store's clock; `parameters` are texts or JSON values."""
 
     time_ms: int
     who: str
@@ -68,10 +68,10 @@ def record_change(
     source: str,
     error: str | None = None,
 ) -> bool:
-    """Record that user `who` did, or tried to do, `action` on `target`; returns whether it was recorded.
+    """Record that user `who` did, or tried to do, `action` on `target`; return whether it was recorded.
 
-    `outcome`: succeeded, failed or refused; `error`: why. `source`: the program, such as console. Never raises: a
-    failure is logged, once as long as it is the same, because the change itself has been made.
+    `outcome` is succeeded, failed or refused; `error` is its reason; `source` is the program, such as console. Never
+    raises, because the change itself has been made: a failure is logged, once until it changes.
     """
     fields = {
         "who": _text(who),
@@ -95,7 +95,7 @@ def record_change(
 def recorded(
     cluster: Cluster, who: str, action: str, target: str, parameters: Mapping[str, Any], source: str
 ) -> Iterator[None]:
-    """Record the change that its body makes, with its outcome. Errors are raised again."""
+    """Record the change that the `with` body makes, with its outcome. Errors are raised again."""
     try:
         yield
     except Exception as error:
@@ -106,7 +106,7 @@ def recorded(
 
 
 def local_user() -> str:
-    """The operating system's user, as the audit names one who holds the store's address."""
+    """Return `user@host` of this process: the audit's name for a user who opens the store directly."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
@@ -124,7 +124,7 @@ def read_changes(
     to_ms: int | None = None,
     limit: int = 100,
 ) -> list[RecordedChange]:
-    """The newest changes in [from_ms, to_ms), newest first; with these values, where they are given."""
+    """Return the newest changes in [from_ms, to_ms), newest first, that have all the given values."""
     given: dict[str, str | None] = {"who": who, "action": action, "target": target, "outcome": outcome}
     filters = {name: value for name, value in given.items() if value is not None}
     names = ["who", "action", "target", "parameters", "outcome", "error", "source"]
@@ -135,7 +135,7 @@ def read_changes(
 
 
 def hide_secrets(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as they may be recorded: without secrets, and with long texts and long lists cut. Pure."""
+    """Return the parameters without secrets, with long texts and long lists cut, as they may be recorded. Pure."""
     return {_text(str(name)): _shown(str(name), value) for name, value in list(parameters.items())[:_PARAMETERS_MAX]}
 
 
@@ -152,7 +152,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Valid UTF-8 without passwords of addresses, cut to a bounded length."""
+    """Return valid UTF-8 without passwords of addresses, cut to a bounded length."""
     valid = redact(text).encode("utf-8", "replace").decode()
     if len(valid) <= _TEXT_MAX:
         return valid

@@ -60,8 +60,8 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
-        """A dict per topic, its partitions with leader, replicas and ISR; `error_code` 3 for a topic that does not
-        exist.
+        """Return a dict for each topic: its partitions with leader, replicas and ISR. A topic that does not exist has
+        `error_code` 3.
         """
         return on_topics.describe_topics(self._cluster, topics)
 
@@ -74,7 +74,8 @@ class Admin(AccessCalls):
         raise_errors: bool = True,
         wait_for_metadata: bool = False,
     ) -> dict[str, Any]:
-        """Names, or {name: {num_partitions, replication_factor, configs}}; -1 means one partition or one replica.
+        """Create topics: names, or {name: {num_partitions, replication_factor, configs}}; -1 means one partition or
+        replica.
 
         When the call returns, the topic exists and every partition has a leader: there is no need to wait.
         """
@@ -86,7 +87,7 @@ class Admin(AccessCalls):
         )
 
     def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
-        """Wait until all of them exist. KafkaTimeoutError names those that do not."""
+        """Wait until all these topics exist. Raises KafkaTimeoutError with the names of those that do not."""
         wanted = set(topic_names)
         deadline = clock.monotonic_s() + timeout_ms / 1000
         while True:
@@ -103,7 +104,7 @@ class Admin(AccessCalls):
     def delete_topics(
         self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
     ) -> dict[str, Any]:
-        """Names, or topic ids as uuid.UUID. UnknownTopicOrPartitionError with `raise_errors`, else an error code."""
+        """Delete topics (names or UUIDs). `raise_errors` raises UnknownTopicOrPartitionError; otherwise returns codes."""
         _check_timeout(timeout_ms)
         return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
 
@@ -115,8 +116,9 @@ class Admin(AccessCalls):
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, Any]:
-        """{topic: total number of partitions}. UnknownTopicOrPartitionError, InvalidPartitionsError,
-        InvalidReplicationFactorError with `raise_errors`, else an error code.
+        """Add partitions, given {topic: total number of partitions}. With `raise_errors`, raises
+        UnknownTopicOrPartitionError, InvalidPartitionsError or InvalidReplicationFactorError; otherwise returns error
+        codes.
         """
         _check_timeout(timeout_ms)
         return on_topics.create_partitions(
@@ -130,9 +132,10 @@ class Admin(AccessCalls):
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """{TopicPartition: offset}: delete the records before it; -1 is the high watermark. All or nothing.
+        """Delete the records before {TopicPartition: offset}, in all partitions or in none; -1 is the high watermark.
 
-        OffsetOutOfRangeError, PolicyViolationError (cleanup.policy has no delete), UnknownTopicOrPartitionError.
+        Raises OffsetOutOfRangeError, UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no
+        delete.
         """
         _check_timeout(timeout_ms)
         return on_topics.delete_records(self._cluster, records_to_delete)
@@ -141,7 +144,7 @@ class Admin(AccessCalls):
     def list_partition_offsets(
         self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, OffsetAndTimestamp]:
-        """{TopicPartition: OffsetSpec or a timestamp in ms}; all results are of the same moment.
+        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition; all are of the same moment.
 
         The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
         exist.
@@ -158,9 +161,9 @@ class Admin(AccessCalls):
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError.
+        """Return {'topic': {name: {config: {'value', 'config_source', …}}}}. Raises UnknownTopicOrPartitionError.
 
-        A resource of type BROKER, with any name, means the whole cluster: {'broker': {name: …}}.
+        A resource of type BROKER, with any name, means the whole cluster: its key is {'broker': {name: …}}.
         """
         return configs.describe_configs(self._cluster, config_resources, config_filter)
 
@@ -172,7 +175,7 @@ class Admin(AccessCalls):
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """{'topic' or 'broker': {name: 'OK' or the error}}. BROKER, with any name, means the whole cluster."""
+        """Set configs; return {"topic" or "broker": {name: "OK" or the error}}. BROKER with any name is the cluster."""
         return configs.alter_configs(
             self._cluster,
             config_resources,
@@ -196,14 +199,14 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
-        """{'topic': [names]}."""
+        """Return {'topic': [names of all topics]}."""
         return {"topic": self.list_topics()}
 
     # the cluster -------------------------------------------------------------------------------------------------
 
     @kafka_errors()
     def describe_cluster(self) -> dict[str, Any]:
-        """Cluster id, controller and brokers; embedded brokers have no host and port.
+        """Return cluster id, controller and brokers; embedded brokers have no host and port.
 
         The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
         whose clients and coordinators do the controller's work; -1 if there is neither.
@@ -214,8 +217,8 @@ class Admin(AccessCalls):
     def describe_log_dirs(
         self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
     ) -> list[dict[str, Any]]:
-        """The log dirs of each broker, with the size and lag of each replica there. UnknownTopicOrPartitionError for a
-        named topic that does not exist.
+        """Return the log dirs of each broker, with the size and lag of each replica there. Raises
+        UnknownTopicOrPartitionError for a named topic that does not exist.
         """
         return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
 
@@ -235,10 +238,10 @@ class Admin(AccessCalls):
     def alter_partition_reassignments(
         self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
     ) -> dict[Any, Any]:
-        """{TopicPartition: broker ids, or None to cancel}; the error class of each, None if it was accepted.
+        """Start reassignments, given {TopicPartition: broker ids, or None to cancel}. Return {TopicPartition: None if
+        it was accepted, or the class of the error}.
 
-        Only starts the reassignments; a controller and served brokers, or `spark-log partition reassign`, complete
-        them.
+        A controller and served brokers, or `spark-log partition reassign`, complete them.
         """
         _check_timeout(timeout_ms)
         return partitions.alter_partition_reassignments(self._cluster, reassignments)
@@ -247,7 +250,7 @@ class Admin(AccessCalls):
     def list_partition_reassignments(
         self, topic_partitions: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, dict[str, list[int]]]:
-        """The reassignments in progress, of {topic: partitions}, a list of TopicPartition, or all."""
+        """Return the reassignments in progress of {topic: partitions}, of a list of TopicPartition, or of all."""
         _check_timeout(timeout_ms)
         return partitions.list_partition_reassignments(self._cluster, topic_partitions)
 
@@ -260,11 +263,12 @@ class Admin(AccessCalls):
         now: bool = False,
         dry_run: bool = False,
     ) -> list["Report"]:
-        """Run maintenance tasks, such as "compact" or "retention", as `spark-log maintenance` does; all for None.
+        """Run maintenance tasks, such as "compact" or "retention", as `spark-log maintenance` does; by default all
+        tasks.
 
         `topics` limits the work to these topics. With `now` every inline tail is sealed, whatever its age. With
-        `dry_run` nothing is changed, and the reports say what a run would do. The first failure of a task is raised
-        when all tasks have run. InvalidConfigurationError, UnknownTopicOrPartitionError.
+        `dry_run` nothing is changed, and the reports describe what a run would do. The first failure of a task is
+        raised when all tasks have run. Raises InvalidConfigurationError and UnknownTopicOrPartitionError.
         """
         from spark_log.maintenance import run_tasks  # slow to import
 
@@ -279,36 +283,36 @@ class Admin(AccessCalls):
         states_filter: Iterable[Any] | None = None,
         types_filter: Iterable[Any] | None = None,
     ) -> list[dict[str, str]]:
-        """group_id, protocol_type, group_state and group_type of each group."""
+        """Return group_id, protocol_type, group_state and group_type of each group."""
         return groups.list_groups(self._cluster, states_filter, types_filter)
 
     @kafka_errors()
     def describe_groups(
         self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
     ) -> dict[str, dict[str, Any]]:
-        """State, assignor and members of each group, with the partitions of each member."""
+        """Return the state, assignor and members of each group, with the partitions of each member."""
         return groups.describe_groups(self._cluster, group_ids)
 
     @kafka_errors()
     def list_group_offsets(self, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-        """Committed offsets: a group, a list of groups, or {group: partitions or None for all}."""
+        """Return committed offsets of a group, of a list of groups, or of {group: partitions, or None for all}."""
         return groups.list_group_offsets(self._cluster, group_specs)
 
     @kafka_errors()
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[Any, OffsetAndMetadata], group_coordinator_id: Any = None
     ) -> dict[Any, type[Exception]]:
-        """Commit for a group without live members; the error class of each partition, NoError for success."""
+        """Commit for a group without live members; return the error class of each partition, NoError for success."""
         return groups.alter_group_offsets(self._cluster, group_id, offsets)
 
     @kafka_errors()
     def reset_group_offsets(
         self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
     ) -> dict[Any, dict[str, Any]]:
-        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped to the readable offsets.
+        """Commit an OffsetSpec, OffsetTimestamp or offset for each TopicPartition, clamped to the readable offsets.
 
-        NonEmptyGroupError; UnknownTopicOrPartitionError if a topic is deleted meanwhile. After an error nothing is
-        written.
+        In a group with live members, nothing is written and each partition has UnknownMemberIdError. Raises
+        UnknownTopicOrPartitionError, and writes nothing, if a topic is deleted meanwhile.
         """
         return groups.reset_group_offsets(self._cluster, group_id, offset_specs)
 
@@ -320,14 +324,14 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def delete_groups(self, group_ids: Iterable[str], group_coordinator_id: Any = None) -> dict[str, str]:
-        """'OK' or the name of the error for each."""
+        """Delete groups; return 'OK' or the name of the error for each."""
         return groups.delete_groups(self._cluster, group_ids)
 
     @kafka_errors()
     def remove_group_members(
         self, group_id: str, members: Iterable[Any], group_coordinator_id: Any = None
     ) -> dict[str, type[Exception]]:
-        """kafka-python's MemberToRemove, by member id or instance id."""
+        """Remove kafka-python's MemberToRemove, named by member id or instance id."""
         return groups.remove_group_members(self._cluster, group_id, members)
 
     # transactions and producers ----------------------------------------------------------------------------------
@@ -341,22 +345,22 @@ class Admin(AccessCalls):
         duration_filter_ms: int | None = None,
         transactional_id_pattern: str | None = None,
     ) -> dict[int, list[Any]]:
-        """{-1: kafka-python's TransactionListing of each transactional id}: no broker coordinates transactions."""
+        """Return {-1: the TransactionListing of each transactional id}, because no broker coordinates transactions."""
         return transactions.list_transactions(
             self._cluster, producer_id_filters, state_filters, duration_filter_ms, transactional_id_pattern
         )
 
     @kafka_errors()
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, Any]:
-        """{transactional id: TransactionDescription}; TransactionalIdNotFoundError for an unknown id."""
+        """Return {transactional id: TransactionDescription}. Raises TransactionalIdNotFoundError for an unknown id."""
         return transactions.describe_transactions(self._cluster, transactional_ids)
 
     @kafka_errors()
     def find_hanging_transactions(
         self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
     ) -> list[dict[str, Any]]:
-        """Transactions that are still open after their own time-out, or that are open for this time and five minutes
-        more.
+        """Return the transactions that are open for longer than their own time-out, or than the given time and five
+        minutes more.
 
         They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts those after their
         time-out.
@@ -365,7 +369,7 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def abort_transaction(self, spec: Any) -> None:
-        """kafka-python's AbortTransactionSpec. Here it aborts the whole transaction, in all its partitions.
+        """Abort the transaction of kafka-python's AbortTransactionSpec: the whole transaction, in all its partitions.
 
         The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
         """
@@ -373,7 +377,8 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def describe_producers(self, partitions: Iterable[Any], broker_id: int | None = None) -> dict[Any, Any]:
-        """{TopicPartition: PartitionProducerState}: idempotent producers, and producers with an open transaction there.
+        """Return {TopicPartition: PartitionProducerState} of idempotent producers and of those with an open
+        transaction.
 
         The start offset of an open transaction is the log end offset: it would begin there if it was committed now.
         UnknownTopicOrPartitionError names a partition that does not exist.

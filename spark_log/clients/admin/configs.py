@@ -21,7 +21,7 @@ from spark_log.replication.controller import topic_operations
 def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """{'topic' or 'broker': {name: {config: facts}}}; by default the configs that differ from their defaults."""
+    """Return {'topic' or 'broker': {name: {config: facts}}}, by default of configs that differ from their defaults."""
     chosen = ConfigFilterType.build_from(config_filter)
     described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
@@ -36,14 +36,14 @@ def describe_configs(
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
-    """Facts of all configs of a topic or of the cluster."""
+    """Return the facts of all configs of a topic or of the cluster."""
     if _is_cluster(resource):
         return _cluster_entries(read_settings(cluster))
     return entries_of(_topic_of(cluster, resource).overrides, everything=True)
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
-    """As kafka-python, but settings of the whole cluster count as modified: they can be set only there."""
+    """Whether the filter skips `source`. Settings of the cluster count as modified: they can be set only there."""
     if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
         return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
     return bool(wanted.should_skip(source))
@@ -65,7 +65,7 @@ def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dict[str, dict[str, Any]]:
-    """Facts of the configs that are set, or of all with `everything`, as a broker describes them."""
+    """Return the facts of the configs that are set, or of all with `everything`, as a broker describes them."""
     values = TopicConfig.from_overrides(overrides).as_text()
     return {
         definition.name: {
@@ -93,9 +93,9 @@ def alter_configs(
     raise_on_unknown: bool,
     incremental: bool | None,
 ) -> dict[str, dict[str, str]]:
-    """'OK' or the error for each resource. A config's value, or (AlterConfigOp, value); APPEND and SUBTRACT for lists.
-
-    With `incremental=False` configs that are not named are reset to their defaults.
+    """Set configs; return 'OK' or the error for each resource. Values are texts, or (AlterConfigOp, text); the
+    operations APPEND and SUBTRACT are for lists. With `incremental=False` the other configs are reset to their
+    defaults.
     """
     if raise_on_unknown:
         _raise_unknown(resources)
@@ -108,7 +108,7 @@ def alter_configs(
 
 
 def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
-    """Set configs of a topic or of the cluster; `resource.configs` as for `alter_configs`."""
+    """Set configs of a topic or of the cluster. `resource.configs` has the values that `alter_configs` accepts."""
     changes = dict(resource.configs or {})
     if _is_cluster(resource):
         given = {name: _new_setting(name, value) for name, value in changes.items()}
@@ -125,7 +125,7 @@ def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only:
 def reset_configs(
     cluster: Cluster, resources: Sequence[ConfigResource], *, validate_only: bool, raise_on_unknown: bool
 ) -> dict[str, dict[str, str]]:
-    """Reset the named configs, or all for none, to their defaults."""
+    """Reset the configs that the resources name to their defaults, or all configs of a resource that names none."""
     if raise_on_unknown:
         _raise_unknown(resources)
 
@@ -184,7 +184,7 @@ def _new_setting(name: str, given: Any) -> str | None:
 
 
 def _new_value(topic: Topic, name: str, given: Any) -> str | None:
-    """The text to store; None resets the config to its default."""
+    """Return the text to store, or None to reset the config to its default."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)
     if op is AlterConfigOp.DELETE:

@@ -38,7 +38,7 @@ def list_groups(
 
 
 def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A group that does not exist has state Dead and the text of a GroupIdNotFoundError, as a broker answers."""
+    """Describe the groups. An unknown one has state Dead and the text of a GroupIdNotFoundError, as in Kafka."""
     return {
         group.group_id: {
             "group_id": group.group_id,
@@ -76,7 +76,7 @@ def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
 
 
 def list_group_offsets(cluster: Cluster, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-    """As in Kafka, a partition that is requested by name and has no commit has the offset -1."""
+    """Return the committed offsets by group. As in Kafka, a requested partition without a commit has offset -1."""
     if isinstance(group_specs, str):
         group_specs = [group_specs]
     if not isinstance(group_specs, Mapping):
@@ -103,7 +103,7 @@ def alter_group_offsets(
 
 
 def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
-    """If the group has live members, every partition gets UnknownMemberIdError: only members commit its offsets."""
+    """Reset offsets. If the group has live members, write nothing and return UnknownMemberIdError for each."""
     named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
     targets = {tp: _reset_to(cluster, tp, spec) for tp, spec in named.items()}
     error = NoError
@@ -133,7 +133,7 @@ def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_o
 
 
 def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Any]) -> dict[Any, type[Exception]]:
-    """kafka-python's class of the outcome of each partition."""
+    """Delete offsets; return kafka-python's class of the outcome of each partition."""
     wanted = list(partitions)
     found = group_operations.delete_offsets_of_each(
         cluster.store, group_id, [TopicPartition(*partition) for partition in wanted]

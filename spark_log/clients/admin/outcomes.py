@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """(result, None), or (None, the error converted to kafka-python's)."""
+    """Return (result of `action`, None), or (None, its error converted to kafka-python's)."""
     try:
         return action(), None
     except SparkLogError as error:
@@ -22,7 +22,7 @@ def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def error_fields(error: Exception | None) -> dict[str, Any]:
-    """`error_code` and `error_message` as in a broker's answer."""
+    """Return `error_code` and `error_message` as in a broker's answer."""
     if error is None:
         return {"error_code": 0, "error_message": None}
     code = getattr(error, "errno", None)

@@ -26,7 +26,7 @@ from spark_log.replication.controller.requested_elections import elect
 
 
 def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *, raise_errors: bool) -> Any:
-    """kafka-python's ElectLeadersResponse. An unnecessary election gets an error code, and never raises."""
+    """Elect leaders; return an ElectLeadersResponse. An unnecessary election has an error code and never raises."""
     unclean = ElectionType(election_type) is ElectionType.UNCLEAN
     chosen = cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
     outcomes = elect(cluster, chosen, unclean=unclean)
@@ -47,7 +47,7 @@ def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *
 
 
 def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, Any]) -> dict[Any, Any]:
-    """{TopicPartition: broker ids, or None to cancel} -> {TopicPartition: None, or the class of the error}."""
+    """Start or cancel reassignments; return None or the class of the error for each partition."""
     results: dict[Any, Any] = {}
     for partition, replicas in reassignments.items():
         target = None if replicas is None else list(replicas)
@@ -62,7 +62,7 @@ def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, 
 
 
 def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dict[Any, dict[str, list[int]]]:
-    """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
+    """Return {partition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
     if isinstance(topic_partitions, Mapping):
         topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
     chosen = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
@@ -80,7 +80,7 @@ def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dic
 def describe_log_dirs(
     cluster: Cluster, topic_partitions: Any, broker_ids: Iterable[int] | None
 ) -> list[dict[str, Any]]:
-    """[{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}].
+    """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}].
 
     The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
@@ -111,7 +111,7 @@ def describe_log_dirs(
 
 
 def describe_cluster(cluster: Cluster) -> dict[str, Any]:
-    """Cluster id, controller and brokers with their racks; `is_fenced`: not alive. Brokers have no host and port."""
+    """Return cluster id, controller and brokers. `is_fenced` means not alive; brokers have no host and port."""
     brokers = list_brokers(cluster)
     facts = {
         "cluster_id": cluster.cluster_id,
@@ -125,8 +125,8 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
-    """The served broker whose process holds the controller's lease. Without one it is the first live embedded broker:
-    its clients, or a coordinator, do the controller's work. -1 if there is neither.
+    """Return the served broker whose process holds the controller's lease. Without one it is the first live embedded
+    broker: its clients, or a coordinator, do the controller's work. It is -1 if there is neither.
     """
     lease = lease_status(cluster.store, LEASE)
     process = (lease.holder or "").rpartition("-")[0]  # the holder is host-process-random
@@ -150,7 +150,7 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
 
 
 def log_dir_space(uri: str) -> dict[str, int]:
-    """Space of the volume of a local folder; -1 if unknown."""
+    """Return the total and free bytes of the volume of a local folder; -1 if unknown."""
     try:
         log_dir = LogDir(uri)
         if log_dir.local:
@@ -162,7 +162,7 @@ def log_dir_space(uri: str) -> dict[str, int]:
 
 
 def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:
-    """The partitions of {topic: partitions}, of a list of topics, or all for None."""
+    """Return the partitions of {topic: partitions}, of a list of topics, or of all topics for None."""
     if isinstance(topic_partitions, Mapping):
         return [TopicPartition(name, number) for name, numbers in topic_partitions.items() for number in numbers]
     topics = find_topics(connection)

@@ -25,11 +25,11 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller import topic_operations as engine
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
-"""Kafka's error code."""
+"""Kafka's error code of a topic or partition that does not exist."""
 NUM_PARTITIONS = 1
-"""Kafka's num.partitions: used for -1."""
+"""Replaces -1, as Kafka's num.partitions does."""
 REPLICATION_FACTOR = 1
-"""Kafka's default.replication.factor: used for -1."""
+"""Replaces -1, as Kafka's default.replication.factor does."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Wanted:
 
 
 def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, raise_errors: bool) -> dict[str, Any]:
-    """{'topics': [...]} with error code, id, partitions, factor and configs of each."""
+    """Create topics; return {'topics': [...]} with error code, id, partitions, factor and configs of each."""
     entries, errors = [], []
     for wanted in _wanted(new_topics):
         topic, error = outcome_of(lambda wanted=wanted: _create(cluster, wanted, validate_only))  # type: ignore[misc]
@@ -80,7 +80,7 @@ def _default(number: Any, default: int) -> Any:
 
 
 def _wanted(new_topics: Any) -> list[_Wanted]:
-    """Names, {name: options}, or objects of kafka-python's NewTopic."""
+    """Parse names, {name: options}, or objects of kafka-python's NewTopic."""
     if isinstance(new_topics, Mapping):
         for name, options in new_topics.items():
             unknown = sorted(set(options) - {"num_partitions", "replication_factor", "assignments", "configs"})
@@ -108,7 +108,7 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
 
 
 def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
-    """{'topics': [...]} with the error code of each. A UUID is a topic id."""
+    """Delete topics; return {'topics': [...]} with the error code of each. A UUID is a topic id."""
     by_id = {topic.uuid: topic.name for topic in list_topics(cluster)}
     entries, errors = [], []
     for given in topics:
@@ -122,7 +122,7 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
 
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
-    """A dict for each topic as in Kafka's metadata; a topic that does not exist has an error code and no partitions."""
+    """Return a dict for each topic as in Kafka's metadata. An unknown topic has an error code and no partitions."""
     asked = None if topics is None else list(topics)
 
     def read(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
@@ -162,7 +162,7 @@ def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
 def create_partitions(
     cluster: Cluster, topic_partitions: Mapping[str, Any], *, validate_only: bool, raise_errors: bool
 ) -> dict[str, Any]:
-    """{'results': [...]} with the error code of each topic."""
+    """Add partitions; return {'results': [...]} with the error code of each topic."""
     results, errors = [], []
     for name, given in topic_partitions.items():
         count = given if isinstance(given, int) else getattr(given, "total_count", None)
@@ -177,7 +177,7 @@ def create_partitions(
 
 
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
-    """New low watermark of each partition."""
+    """Delete records; return the new low watermark of each partition."""
     offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
     low = retention.delete_records(cluster, offsets)
     return {
@@ -187,7 +187,7 @@ def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dic
 
 
 def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
-    """Offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
+    """Return the offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
     All are of the same moment. If all records are older than the timestamp, offset and timestamp are -1, as in a
     broker's answer.
@@ -235,7 +235,7 @@ _SPECS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetSpec.MAX_TIMESTAMP)
 
 
 def _newest_timestamp_ms(connection: sa.Connection, topic: Topic, partition: int) -> int:
-    """-1 if there is no record."""
+    """Return the highest timestamp of the partition's segments, or -1 if there is none."""
     query = sa.select(sa.func.max(SEGMENT.max_timestamp_ms)).where(
         SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
     )

@@ -35,7 +35,7 @@ def list_transactions(
     duration_ms: int | None,
     pattern: str | None,
 ) -> dict[int, list[TransactionListing]]:
-    """{-1: the current or last transaction of every transactional id}. Only open ones have a duration."""
+    """Return {-1: the current or last transaction of every transactional id}. Only open ones have a duration."""
     wanted_ids = set(producer_ids or ())
     wanted_states = {TransactionState.build_from(state).value for state in states or ()}
     try:
@@ -55,7 +55,7 @@ def list_transactions(
 
 
 def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
-    """The start is -1 if there has been no transaction; partitions are those to which an open one has sent."""
+    """Describe transactions. The start is -1 if there has been none; partitions are those of an open transaction."""
     described = inspection.describe_transactions(cluster.store, list(transactional_ids))
     return {
         each.transaction.transactional_id: TransactionDescription(
@@ -87,8 +87,8 @@ def find_hanging_transactions(cluster: Cluster, max_transaction_timeout_ms: int)
 
 
 def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
-    """Abort the whole transaction, in all its partitions. ProducerFencedError for another epoch than the current one,
-    InvalidTxnStateError if the producer has no open transaction in the partition.
+    """Abort the whole transaction, in all its partitions. Raises ProducerFencedError if the epoch is not the current
+    one, or InvalidTxnStateError if the producer has no open transaction in the partition.
     """
     partition = TopicPartition(*spec.topic_partition)
     inspection.describe_producers(cluster.store, [partition])  # raises if the partition does not exist
@@ -104,7 +104,7 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
 
 
 def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any, PartitionProducerState]:
-    """Missing values are -1, as in Kafka: no sequence, no coordinator, no open transaction."""
+    """Return the producers of each partition. As in Kafka, a missing sequence, coordinator or start offset is -1."""
     requested = [TopicPartition(*partition) for partition in partitions]
     return {
         KafkaTopicPartition(*tp): PartitionProducerState(

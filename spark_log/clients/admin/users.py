@@ -28,7 +28,7 @@ def put_user(cluster: Cluster, who: str, source: str, upsertions: Sequence[Upser
 
 
 def delete_credential(cluster: Cluster, who: str, source: str, user: str, mechanism: Mechanism | None = None) -> None:
-    """Of this mechanism, or all of the user. ResourceNotFoundError."""
+    """Delete the user's credential of this mechanism, or all of them. Raises ResourceNotFoundError if there is none."""
     facts = {"delete": "all" if mechanism is None else mechanism.sasl_name}
     with recorded(cluster, who, "AlterUserScramCredentials", f"user {user}", facts, source):
         if mechanism is None:
@@ -38,7 +38,7 @@ def delete_credential(cluster: Cluster, who: str, source: str, user: str, mechan
 
 
 def mechanism_of(number: int) -> Mechanism:
-    """UnsupportedSaslMechanismError."""
+    """Return the mechanism with Kafka's number. Raises UnsupportedSaslMechanismError if there is none."""
     try:
         return Mechanism(number)
     except ValueError:
@@ -48,8 +48,8 @@ def mechanism_of(number: int) -> Mechanism:
 def alter_scram_credentials(
     cluster: Cluster, who: str, source: str, alterations: Sequence[Any]
 ) -> dict[str, SparkLogError | None]:
-    """Apply kafka-python's alterations; the error of each user, None for success. As in Kafka, a user whose credential
-    is named twice is not changed.
+    """Apply kafka-python's alterations; return the error of each user, or None for success. As in Kafka, a user with
+    two alterations of the same mechanism is not changed.
     """
     for each in alterations:
         if not isinstance(each, UserScramCredentialUpsertion | UserScramCredentialDeletion):
@@ -82,7 +82,7 @@ def _alter(cluster: Cluster, who: str, source: str, user: str, alterations: Sequ
 
 
 def known_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str, list[KnownCredential]]:
-    """The credentials of each user; of all users for None. A user without any has an empty list."""
+    """Return the credentials of each user, by default of all users. A user without credentials has an empty list."""
     wanted = None if users is None else list(users)
     found: dict[str, list[KnownCredential]] = {user: [] for user in wanted or ()}
     for each in stored.list_credentials(cluster.store, wanted):
@@ -91,7 +91,7 @@ def known_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str
 
 
 def describe_scram_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """{user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}."""
+    """Return {user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}, for None of all users."""
     return {
         user: {
             "error": None if known else str(ResourceNotFoundError(f"there is no user {user!r}")),

@@ -1,5 +1,5 @@
-"""kafka-python's modules with spark-log's clients: `from spark_log.clients.kafka import KafkaProducer` is all that a
-program changes.
+"""The modules of kafka-python, with spark-log's clients. A program changes only its import:
+`from spark_log.clients.kafka import KafkaProducer`.
 
 The layout is that of kafka-python 3, with the module paths of kafka-python 2 that programs import. Classes without a
 connection (TopicPartition, NewTopic, serializers, errors, ...) are kafka-python's own, so lines that import them from
@@ -67,7 +67,7 @@ _SAME = {
     "producer.future": "kafka.producer.future",
     "producer.kafka": "spark_log.clients.kafka.producer",
 }
-"""Module name in this package -> the module that implements it."""
+"""The module that implements each module name of this package."""
 
 for _name, _target in _SAME.items():
     # `import` uses sys.modules first: one module has two names, so its classes are the same under both
