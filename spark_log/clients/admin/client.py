@@ -104,7 +104,7 @@ class Admin(AccessCalls):
     def delete_topics(
         self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
     ) -> dict[str, Any]:
-        """Delete topics (names or UUIDs). `raise_errors` raises UnknownTopicOrPartitionError; otherwise returns codes."""
+        """Delete topics (names or UUIDs). `raise_errors` raises UnknownTopicOrPartitionError instead of a code."""
         _check_timeout(timeout_ms)
         return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
 
@@ -175,7 +175,7 @@ class Admin(AccessCalls):
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Set configs; return {"topic" or "broker": {name: "OK" or the error}}. BROKER with any name is the cluster."""
+        """Set configs; return {'topic' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the cluster."""
         return configs.alter_configs(
             self._cluster,
             config_resources,

@@ -35,13 +35,13 @@ class Background:
         self._process = os.getpid()
 
     def submit(self, task: Callable[[], Any]) -> Future:
-        """Run `task` in the thread; the future has its result or its exception."""
+        """Run `task` in the thread; return a future of its result or exception."""
         future = Future()
         self._start((task, future))
         return future
 
     def run(self, task: Callable[[], Any], timeout_s: float) -> Any:
-        """Run `task` in the thread, after the tasks that are queued, and wait. KafkaTimeoutError after `timeout_s`."""
+        """Run `task` in the thread after the queued tasks, and wait. Raises KafkaTimeoutError after `timeout_s`."""
         if threading.current_thread() is self._thread:  # a callback of a future
             return task()
         done = threading.Event()
@@ -60,7 +60,7 @@ class Background:
             self._start(None)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread after the queued tasks; further tasks are refused. Waits up to `timeout_s` for the end."""
+        """End the thread after the queued tasks; refuse further tasks. Waits up to `timeout_s` for the end."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -69,7 +69,7 @@ class Background:
             thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """As `close`, without waiting: for a consumer that has been garbage-collected."""
+        """End the thread without waiting, for a consumer that has been garbage-collected."""
         self._closed = True
         self._beat = None
         self._tasks.put(None)

@@ -1,8 +1,8 @@
 """Buffers of records between the segments and the user, bounded in bytes.
 
 A segment is opened once and each of its row groups is read once, even if several polls return its records: a stream
-keeps its place. The buffered bytes are bounded in total and per partition. One batch is always allowed if nothing could
-be returned otherwise.
+keeps its place. The buffered bytes are bounded in total and per partition, but one batch is always allowed if nothing
+could be returned otherwise.
 """
 
 from collections import OrderedDict, deque
@@ -14,11 +14,11 @@ import pyarrow as pa
 from kafka.structs import TopicPartition
 
 STREAMS_MAX = 256
-"""Maximum number of partitions whose segments are open at a time; each may hold a file open."""
+"""Maximum number of partitions whose segments are open at a time. Each may hold a file open."""
 
 
 class Fetched(NamedTuple):
-    """Records of one partition, all of one leader epoch."""
+    """Records of one partition that all have one leader epoch."""
 
     partition: TopicPartition
     batch: pa.RecordBatch
@@ -28,7 +28,7 @@ class Fetched(NamedTuple):
 class Stream:
     """The records of one partition with next_offset <= offset < end, read batch by batch with their leader epochs.
 
-    `leader_epoch` and `rewrites` are the partition's as of the plan.
+    `leader_epoch` and `rewrites` are those of the partition when the read was planned.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Stream:
         rewrites: int = 0,
     ) -> None:
         self.next_offset = next_offset
-        """Offset of the last record taken, plus 1: equal to the consumer's position, unless that was moved."""
+        """Offset of the last record taken, plus 1. It equals the consumer's position, unless that was moved."""
         self.end = end
-        """End of the plan. The last offsets before it may have no records: compaction leaves gaps."""
+        """End offset of the plan. The last offsets before it may have no records: compaction leaves gaps."""
         self.leader_epoch, self.rewrites = leader_epoch, rewrites
         self.held_bytes = 0
         self._source: Iterator[tuple[pa.RecordBatch, int]] | None = source
@@ -59,7 +59,7 @@ class Stream:
         return self._source is None and not self._batches
 
     def advance(self) -> bool:
-        """Read one more batch; False if there is none. Raises the errors of reading."""
+        """Read one more batch; return False if there is none. Raises the errors of reading."""
         if self._source is None:
             return False
         read = next(self._source, None)
@@ -74,7 +74,7 @@ class Stream:
         return True
 
     def take(self, rows_max: int | None) -> tuple[pa.RecordBatch, int, int] | None:
-        """The next records of one batch, their leader epoch and their size in bytes; None if no batch is buffered."""
+        """Return the next records of one batch, their leader epoch and size in bytes; None if no batch is buffered."""
         if not self._batches:
             return None
         batch, leader_epoch, size = self._batches[0]
@@ -93,14 +93,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum bytes of records to buffer, and to return from one call."""
+    """Maximum bytes of records to buffer in total and per partition, and to return from one call."""
 
     total_bytes: int
     partition_bytes: int
 
 
 class Buffers:
-    """The streams of a consumer. Partitions take turns: after it has returned records, a partition becomes the last."""
+    """The streams of a consumer. Partitions take turns: after returning records, a partition moves to the end."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -115,7 +115,7 @@ class Buffers:
         return sum(stream.held_bytes for stream in self._streams.values())
 
     def room(self) -> int:
-        """The number of partitions that may be planned now."""
+        """Return the number of partitions that may be planned now."""
         if self.held_bytes >= self._limits.total_bytes:
             return 0 if self._any_rows() else 1
         return STREAMS_MAX - sum(stream.has_rows for stream in self._streams.values())
@@ -142,7 +142,7 @@ class Buffers:
     def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Stream]:
         """Drop the streams that ended, and those whose partition's position was moved.
 
-        Returns the ended streams without records at the last offsets of their plan: their positions move to `end`.
+        Return the ended streams without records at the last offsets of their plan: their positions move to `end`.
         """
         moved: dict[TopicPartition, Stream] = {}
         for partition, stream in list(self._streams.items()):
@@ -158,7 +158,7 @@ class Buffers:
         return moved
 
     def take(self, partitions: Collection[TopicPartition], rows_max: int | None) -> list[Fetched]:
-        """Records of these partitions, in round-robin order; each partition's records in offset order.
+        """Return records of these partitions in round-robin order, and in offset order within a partition.
 
         An error of reading is raised at once if there are no records to return, otherwise by the next call. Its stream
         is dropped, so that the partition is planned again.

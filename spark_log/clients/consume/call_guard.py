@@ -1,4 +1,4 @@
-"""Decorators and argument checks of a consumer's methods: translation of errors, and the ban on concurrent calls."""
+"""Decorators and argument checks of a consumer's methods: they translate errors and forbid concurrent calls."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
@@ -19,7 +19,7 @@ class Guarded:
     lock: "RLock"
 
     def check_open(self) -> None:
-        """IllegalStateError if it is closed."""
+        """Raise IllegalStateError if it is closed."""
         raise NotImplementedError
 
 
@@ -27,12 +27,12 @@ S = TypeVar("S", bound=Guarded)
 
 
 def translated(method: Callable[P, R]) -> Callable[P, R]:
-    """The method's spark-log errors are raised as kafka-python's errors too."""
+    """Decorate a method so that its spark-log errors are also kafka-python's."""
     return kafka_errors()(method)
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """As `translated`. Also raises IllegalStateError while another thread runs such a method, and after `close`."""
+    """Translate errors; raise IllegalStateError while another thread runs such a method, or after `close`."""
 
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         with kafka_errors():
@@ -50,7 +50,7 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
 
 
 def timeout_s(timeout_ms: object) -> float:
-    """Milliseconds to seconds. TypeError for a value that is not a number, ValueError for a negative one."""
+    """Convert milliseconds to seconds. Raises TypeError if it is not a number, ValueError if it is negative."""
     if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
         raise TypeError(f"timeout_ms must be a number, got {timeout_ms!r}")
     if not timeout_ms >= 0:
@@ -59,7 +59,7 @@ def timeout_s(timeout_ms: object) -> float:
 
 
 def record_count(max_records: object) -> int:
-    """The checked number of records. TypeError for a value that is not an integer, ValueError below 1."""
+    """Return the checked number of records. Raises TypeError if it is not an integer, ValueError if it is below 1."""
     if isinstance(max_records, bool) or not isinstance(max_records, int):
         raise TypeError(f"max_records must be an integer, got {max_records!r}")
     if max_records <= 0:

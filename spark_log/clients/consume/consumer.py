@@ -82,7 +82,7 @@ class Consumer(ConsumerQueries):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close; after an error without the automatic commit, because the last record may not have been processed."""
+        """Close. After an error, skip the automatic commit, because the last record may not have been processed."""
         self.close(autocommit=kind is None)
 
     # --- subscription -------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Consumer(ConsumerQueries):
 
         With a group_id, the group's members share the partitions, and `poll` calls `listener` (a
         ConsumerRebalanceListener) with the assigned and revoked partitions. Without a group_id, all partitions are
-        read. A later call replaces the topics. Raises ValueError, TypeError, IllegalStateError after `assign`.
+        read. A later call replaces the topics. Raises ValueError, TypeError, or IllegalStateError after `assign`.
         """
         self._subscription.subscribe(topics, pattern, listener)
         self._polling.topics.forget()
@@ -102,7 +102,7 @@ class Consumer(ConsumerQueries):
     @exclusive
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read exactly these partitions, without group management. Replaces the earlier assignment; partitions in both
-        keep their positions. An empty list unsubscribes. IllegalStateError after `subscribe`.
+        keep their positions. An empty list unsubscribes. Raises IllegalStateError after `subscribe`.
         """
         if not partitions:
             self.unsubscribe()
@@ -124,11 +124,11 @@ class Consumer(ConsumerQueries):
         self._iterator = None
 
     def assignment(self) -> set[TopicPartition]:
-        """The partitions that are assigned now."""
+        """Return the partitions that are assigned now."""
         return set(self._subscription.partitions)
 
     def subscription(self) -> set[str] | None:
-        """The subscribed topics (for a pattern, the matching ones); None without a subscription."""
+        """Return the subscribed topics (for a pattern, the matching ones); None without a subscription."""
         topics = self._subscription.topics
         return None if topics is None else set(topics)
 
@@ -150,7 +150,7 @@ class Consumer(ConsumerQueries):
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """The next records, at most `max_records` (default: max_poll_records). Waits up to `timeout_ms` for the first.
+        """Return up to `max_records` (default: max_poll_records) records. Waits up to `timeout_ms` for the first.
 
         Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
         With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
@@ -182,16 +182,14 @@ class Consumer(ConsumerQueries):
     def poll_arrow(
         self, timeout_ms: float = 0, max_records: int | None = None, columns: Sequence[str] | None = None
     ) -> dict[TopicPartition, pa.Table]:
-        """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
-        offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
+        """Poll and return Arrow tables with the columns of the Spark source: key, value, topic, partition, offset,
+        timestamp, timestampType, headers. It makes no copy of the values, and no Python object per record.
 
-        With `columns` only these columns are read and returned. Topics with typed columns also have those,
-        and the fields of record and key_record by their paths: ["offset", "record.price"]. The structs then have those
-        fields only. InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so do
-        the types of the structs, also when the topic gets more fields.
-
-        Without `max_records`, returns the available records within fetch_max_bytes and max_partition_fetch_bytes, at
-        least one batch.
+        With `columns` only these columns are read and returned. Topics with typed columns also have those, and the
+        fields of record and key_record by their paths: ["offset", "record.price"]. The structs then have those fields
+        only. Raises InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so do
+        the types of the structs, also when the topic gets more fields. Without `max_records`, returns the available
+        records within fetch_max_bytes and max_partition_fetch_bytes, at least one batch.
         """
         rows_max = None if max_records is None else record_count(max_records)
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
@@ -210,7 +208,7 @@ class Consumer(ConsumerQueries):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
         if self._closed:
             raise StopIteration("the consumer is closed")
         timeout_ms = self.settings.consumer_timeout_ms
@@ -232,7 +230,7 @@ class Consumer(ConsumerQueries):
                 raise StopIteration
 
     def _iterate(self) -> Iterator[ConsumerRecord]:
-        """The records of one poll. A position moves when its record is returned: commits cover no other record."""
+        """Yield the records of one poll. Each yield moves the position by one record: commits cover no later record."""
         left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
@@ -247,7 +245,7 @@ class Consumer(ConsumerQueries):
 
     @exclusive
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
-        """Continue reading at `offset`. ValueError for a partition that is not assigned, or an offset below 0.
+        """Continue reading at `offset`. Raises ValueError if the partition is not assigned or the offset is below 0.
 
         The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client.
         """
@@ -273,9 +271,9 @@ class Consumer(ConsumerQueries):
 
     @exclusive
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
-        """Offset of the next record to be returned. IllegalStateError if the partition is not assigned.
+        """Return the offset of the next record. Raises IllegalStateError if the partition is not assigned.
 
-        Waits while an open transaction may change the committed offset; None after `timeout_ms` (default:
+        Waits while an open transaction may change the committed offset. Returns None after `timeout_ms` (default:
         request_timeout_ms).
         """
         state = self._subscription.state(partition)
@@ -285,14 +283,14 @@ class Consumer(ConsumerQueries):
         return state.offset
 
     def offsets_to_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
-        """The positions of those `partitions` that are assigned, for a transaction. It refuses them once their topic
-        has been deleted.
+        """Return the positions of those `partitions` that are assigned, for a transaction. The transaction refuses them
+        once their topic has been deleted.
         """
         return {name: offset for name, offset in self._polling.to_commit().items() if name in partitions}
 
     @translated
     def highwater(self, partition: TopicPartition) -> int | None:
-        """The high watermark at the last read of the store; None before the first one."""
+        """Return the high watermark at the last read of the store, or None before the first one."""
         return self._subscription.state(partition).high_watermark
 
     # --- commits and the group ----------------------------------------------------------------------------------
@@ -303,8 +301,8 @@ class Consumer(ConsumerQueries):
     ) -> None:
         """Commit, by default the positions of all assigned partitions, and wait.
 
-        CommitFailedError: the group has assigned the partitions to other members. KafkaTimeoutError after
-        `timeout_ms` (default: request_timeout_ms). IllegalStateError without a group_id.
+        Raises CommitFailedError if the group has assigned the partitions to other members, KafkaTimeoutError after
+        `timeout_ms` (default: request_timeout_ms), and IllegalStateError without a group_id.
         """
         self._polling.commits.now(self._to_commit(offsets), timeout_ms)
 
@@ -320,7 +318,7 @@ class Consumer(ConsumerQueries):
         return self._polling.commits.later(self._to_commit(offsets), callback)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """This member's identity for a transactional producer; group_id None without a group.
+        """Return this member's identity for a transactional producer. Its group_id is None without a group.
 
         A member that has lost its session keeps its member id, so that its positions cannot be committed any more: an
         empty member id may commit if the group has no members.
@@ -336,8 +334,8 @@ class Consumer(ConsumerQueries):
         return self.settings.client_id
 
     def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
-        """By group of metrics and name; None with metrics_enabled=False. Totals and averages are since the start,
-        latencies in milliseconds, lags as of the last fetch. May be called from any thread.
+        """Return metrics by group and name, or None with metrics_enabled=False. Totals and averages are since the
+        start, latencies in milliseconds, lags as of the last fetch. May be called from any thread.
         """
         if not self.settings.metrics_enabled:
             return None
@@ -348,13 +346,13 @@ class Consumer(ConsumerQueries):
         return not self._closed
 
     def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
-        """Does nothing: the constructor has opened the cluster."""
+        """Do nothing: the constructor has opened the cluster."""
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
         background thread.
 
-        May be called from any thread: a running `poll` returns first. A second call has no effect.
+        It may be called from any thread: a running `poll` returns first. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
@@ -414,4 +412,4 @@ class Consumer(ConsumerQueries):
 
 
 _ITERATION_POLL_MS = 60_000.0
-"""Maximum time of one poll of an iteration: polls keep the membership."""
+"""Maximum time of one poll of an iteration. Polls keep the membership."""

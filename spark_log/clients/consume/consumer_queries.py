@@ -32,7 +32,7 @@ class ConsumerQueries(Guarded):
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Log start offsets. UnknownTopicOrPartitionError names a partition that does not exist."""
+        """Return log start offsets. UnknownTopicOrPartitionError names a partition that does not exist."""
         found = self._ends([checked_partition(partition) for partition in partitions])
         return {partition: ends.log_start_offset for partition, ends in found.items()}
 
@@ -40,7 +40,7 @@ class ConsumerQueries(Guarded):
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        """High watermarks: the offsets of the next records. UnknownTopicOrPartitionError as above."""
+        """Return high watermarks, the offsets of the next records. Raises UnknownTopicOrPartitionError."""
         found = self._ends([checked_partition(partition) for partition in partitions])
         return {partition: ends.high_watermark for partition, ends in found.items()}
 
@@ -48,10 +48,10 @@ class ConsumerQueries(Guarded):
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each partition with timestamp >= the given one (ms); None if there is none.
+        """Return the first record of each partition with timestamp >= the given one (ms), or None if there is none.
 
-        All from one snapshot. ValueError for a timestamp below 0. UnknownTopicOrPartitionError names a partition that
-        does not exist.
+        All are from one snapshot. Raises ValueError for a timestamp below 0. UnknownTopicOrPartitionError names a
+        partition that does not exist.
         """
         wanted = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
         for partition, timestamp in wanted.items():
@@ -63,7 +63,7 @@ class ConsumerQueries(Guarded):
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
-        """The group's committed offset of any partition, None if there is none. With `metadata`: an
+        """Return the group's committed offset of any partition, or None if there is none. With `metadata` it is an
         OffsetAndMetadata.
         """
         group_id = self.required_group()
@@ -75,12 +75,12 @@ class ConsumerQueries(Guarded):
 
     @translated
     def topics(self) -> set[str]:
-        """Names of all topics, internal ones included."""
+        """Return the names of all topics, including internal ones."""
         return set(partition_counts(self.cluster))
 
     @translated
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """Numbers of a topic's partitions, empty if there is no such topic."""
+        """Return the numbers of a topic's partitions; empty if there is no such topic."""
         return set(range(_partition_count(self.cluster, topic)))
 
     def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
@@ -93,12 +93,12 @@ class ConsumerQueries(Guarded):
 
 
 def _partition_count(cluster: Cluster, topic: str) -> int:
-    """The partition count; 0 if the topic does not exist."""
+    """Return the partition count, or 0 if the topic does not exist."""
     return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
 
 
 def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-    """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that does not exist."""
+    """Return log start offsets and high watermarks. UnknownTopicOrPartitionError names an unknown partition."""
     wanted = [partition for partition in partitions if is_legal(partition.topic)]
     positions = find_positions(connection, wanted)
     for partition in partitions:
@@ -112,7 +112,7 @@ def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> 
 def _offsets_for_times(
     cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first readable record of each partition with timestamp >= the given one. Errors as `_ends`."""
+    """Return the first readable record of each partition with timestamp >= the given one, or None."""
 
     def plan(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
         _ends(connection, timestamps_ms)

@@ -25,7 +25,7 @@ _OLD_RESETS = {"smallest": "earliest", "largest": "latest"}
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """Validated settings. KafkaConfigurationError names the invalid setting and its value."""
+    """Validated settings of a consumer. KafkaConfigurationError names an invalid setting and its value."""
 
     client_id: str = "spark-log"
     """Name of this program, shown in descriptions of the group."""
@@ -34,22 +34,22 @@ class ConsumerSettings:
     """Rack of this program. Segments are read from a replica in this rack, if there is one."""
 
     group_id: str | None = None
-    """Group to join and to commit offsets for. None: no group; `subscribe` then assigns all partitions."""
+    """Group to join and to commit offsets for. Without a group, `subscribe` assigns all partitions."""
 
     group_instance_id: str | None = None
     """Makes this a static member: it keeps its partitions over a restart of up to session_timeout_ms."""
 
     key_deserializer: Any = None
-    """A kafka-python Deserializer, or a function of the bytes (also called with None). None: the bytes."""
+    """A kafka-python Deserializer, or a function of the bytes (also called with None). None returns the bytes."""
 
     value_deserializer: Any = None
-    """As key_deserializer, for values."""
+    """Like key_deserializer, for values."""
 
     fetch_max_wait_ms: int = 500
-    """Maximum wait for fetch_min_bytes. Must be below request_timeout_ms."""
+    """Maximum wait for fetch_min_bytes. It must be below request_timeout_ms."""
 
     fetch_min_bytes: int = 1
-    """Minimum stored bytes of a fetch: with fewer, it waits up to fetch_max_wait_ms for more."""
+    """Minimum stored bytes of a fetch. With fewer, it waits up to fetch_max_wait_ms for more."""
 
     fetch_max_bytes: int = 52_428_800
     """Maximum bytes of buffered decoded records over all partitions. A single larger batch is still read."""
@@ -94,22 +94,22 @@ class ConsumerSettings:
     """Maximum number of records that one poll returns."""
 
     max_poll_interval_ms: int = 300_000
-    """The member leaves its group after this time without a poll. It has as long to give up partitions."""
+    """The member leaves its group after this time without a poll. It has the same time to give up partitions."""
 
     session_timeout_ms: int = 45_000
-    """The membership ends after this time without a heartbeat. Must be above heartbeat_interval_ms."""
+    """The membership ends after this time without a heartbeat. It must be above heartbeat_interval_ms."""
 
     heartbeat_interval_ms: int = 3_000
     """Time between the heartbeats of the background thread."""
 
     consumer_timeout_ms: float = float("inf")
-    """Iteration ends after this time without a record. Infinite or negative: never."""
+    """Iteration ends after this time without a record. If infinite or negative, it never ends."""
 
     metrics_enabled: bool = True
-    """False: `metrics()` returns None."""
+    """If False, `metrics()` returns None."""
 
     exclude_internal_topics: bool = True
-    """A pattern matches no internal topics (`__consumer_offsets`)."""
+    """If True, a pattern matches no internal topics (`__consumer_offsets`)."""
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE_NUMBERS.items():
@@ -176,7 +176,7 @@ _WHOLE_NUMBERS = {
     "session_timeout_ms": 1,
     "heartbeat_interval_ms": 1,
 }
-"""Smallest value of each whole number."""
+"""Smallest valid value of each whole number."""
 
 
 def _check(name: str, value: object, valid: bool, expected: str) -> None:
@@ -194,7 +194,7 @@ def _reset_policy(given: object) -> str:
 
 
 def _assignors(given: Any) -> tuple[Any, ...]:
-    """The listed assignors: names are replaced by classes, class paths stay."""
+    """Return the listed assignors: names are replaced by classes, and class paths stay."""
     name = "partition_assignment_strategy"
     listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
     _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")

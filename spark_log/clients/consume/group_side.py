@@ -1,14 +1,14 @@
 """The membership of a consumer in its group: heartbeats, and the application of new assignments.
 
-Rebalances are always cooperative: only the partitions that move are revoked, the others are read without a pause. The
-steps, all inside `poll`:
+Rebalances are always cooperative: only the partitions that move are revoked; the others are read without a pause. The
+steps are all inside `poll`:
 
     heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is dropped
     the next heartbeat reports this           ->  another member may get P
     heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
 
 Commits of P are accepted until the heartbeat that reports its revocation. The loss of the session
-revokes all partitions: on_partitions_lost.
+drops all partitions and calls on_partitions_lost.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _AGAIN_S = 0.05
 
 
 def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
-    """A member of the consumer protocol; of the classic one with a custom assignor, which only its group can run."""
+    """Return a member of the consumer protocol, or of the classic one if an assignor is custom: members run it."""
     assert settings.group_id is not None
     member_settings = MemberSettings(
         client_id=settings.client_id,
@@ -98,7 +98,7 @@ class GroupSide:
         return self.joined and self._complete and not self._due
 
     def metadata(self) -> GroupMetadata:
-        """The identity of this member for a transactional producer."""
+        """Return the identity of this member for a transactional producer."""
         state = MemberState.UNJOINED
         if self.joined:
             state = MemberState.STABLE if self.settled else MemberState.REBALANCING
@@ -172,7 +172,7 @@ class GroupSide:
         return not self._complete or self.member.keep_alive()
 
     def time_to_ask_s(self) -> float:
-        """Maximum time until the next call of `poll`."""
+        """Return the maximum time until the next call of `poll`."""
         if self._due or not self.joined:
             return self._settings.retry_backoff_ms / 1000
         if not self._complete or self._cluster.store.changes.current() != self._changes_read:
@@ -180,7 +180,7 @@ class GroupSide:
         return self._settings.heartbeat_interval_ms / 1000
 
     def keep_alive(self) -> None:
-        """Send a heartbeat (background thread). Leaves the group after max_poll_interval_ms without a poll."""
+        """Send a heartbeat (background thread). After max_poll_interval_ms without a poll, leave the group instead."""
         if not self.joined or self._overdue:
             return
         silent_s = clock.monotonic_s() - self._polled_s

@@ -27,7 +27,7 @@ Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
-    """Runs a consumer's commits one at a time. `write` does one; it raises the store's and the group's errors."""
+    """Runs a consumer's commits one at a time. `write` does one, and raises errors of the store and the group."""
 
     def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
         self._settings = settings
@@ -39,7 +39,7 @@ class Commits:
         self.count = 0
 
     def now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit and wait. CommitFailedError if the consumer is not a member of the group any more."""
+        """Commit and wait. Raises CommitFailedError if the consumer is not a member of the group any more."""
         self.call_back()
         if offsets:
             timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
@@ -69,7 +69,7 @@ class Commits:
             callback({partition: OffsetAndMetadata(*commit[:3]) for partition, commit in offsets.items()}, outcome)
 
     def auto_due_s(self) -> float:
-        """The time of the next automatic commit, by the monotonic clock."""
+        """Return the monotonic time of the next automatic commit, or infinity if commits are not automatic."""
         return self._auto_due_s if self._settings.auto_commit else float("inf")
 
     def auto_if_due(self, offsets: Callable[[], Offsets]) -> None:
@@ -84,8 +84,8 @@ class Commits:
             self.later(offsets, self._auto_outcome)
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit automatically and wait, before partitions are revoked. A failure is logged: records after the last
-        commit are read again (at-least-once).
+        """Commit automatically and wait, before partitions are revoked. A failure is only logged: the records after the
+        last commit are read again (at-least-once).
         """
         if not self._settings.auto_commit or not offsets:
             return

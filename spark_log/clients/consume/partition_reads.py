@@ -1,4 +1,4 @@
-"""Fetching: reads positions and plans from the store, and opens streams. I/O for `subscription` and `buffers`."""
+"""Fetching: reads positions and plans from the store, and opens streams, for `subscription` and `buffers`."""
 
 import logging
 from collections import deque
@@ -45,16 +45,16 @@ class Fetching:
         self.fetch_count = 0
         self.fetch_s = self.fetch_s_max = 0.0
         self.short_bytes = 0
-        """Stored bytes that the last `fetch` found and did not open: fewer than fetch_min_bytes."""
+        """Stored bytes that the last `fetch` found but did not open, because they are fewer than fetch_min_bytes."""
         self._cluster = cluster
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
         self._columns: tuple[str, ...] | None = None
         self._typed: dict[str, pa.StructType] = {}
-        """The chosen typed columns, by topic, as the topic had them when they were chosen."""
+        """The chosen typed columns of each topic, with the fields that it had when they were chosen."""
 
     def choose(self, columns: Sequence[str] | None) -> None:
-        """Read these columns from now on, None for all but the typed ones. Fields of typed columns are dotted paths."""
+        """Read these columns from now on, by default all but the typed ones. Fields of typed ones are dotted paths."""
         chosen = None if columns is None else tuple(columns)
         if chosen == self._columns:
             return
@@ -66,7 +66,7 @@ class Fetching:
             self.buffers.drop(partition)
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
-        """Buffered records, without reading the store. If a plan has ended, the position moves to its end."""
+        """Return buffered records, without reading the store. If a plan has ended, the position moves to its end."""
         self.buffers.keep_only(subscription.partitions)
         self._release(subscription.partitions)
         return self.buffers.take(subscription.fetchable(), rows_max)
@@ -86,7 +86,7 @@ class Fetching:
     def fetch(self, subscription: Subscription, bytes_min: int) -> bool:
         """Settle positions and open streams for partitions with records to read, all as of one snapshot.
 
-        Returns whether streams were opened: none are if there are less than `bytes_min` stored bytes to fetch over all
+        Return whether streams were opened. None are if less than `bytes_min` stored bytes can be fetched over all
         partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
         """
         began_s = clock.monotonic_s()
@@ -133,7 +133,7 @@ class Fetching:
                 self._settle(connection, states, found)
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
-        """Drop the streams that ended, and those that are not at the position."""
+        """Drop the streams that ended or are not at the position. A position moves to the end of an ended plan."""
         positions = {name: state.offset for name, state in states.items() if state.offset is not None}
         for partition, stream in self.buffers.settle(positions).items():
             states[partition].seek(stream.end, stream.leader_epoch)
@@ -144,8 +144,8 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
-        """Update the positions to the snapshot. Drops the streams of deleted topics, and of logs that were truncated or
-        whose segments were replaced: records may have been erased.
+        """Update the positions to the snapshot. Drop the streams of deleted topics, and of logs that were truncated or
+        whose segments were replaced, because records may have been erased.
         """
         self._release(states)
         truncations = self._truncations(connection, states, found)
@@ -168,7 +168,7 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[TopicPartition, list[Truncation]]:
-        """Truncations of the partitions that had an election since their positions were found. Usually empty."""
+        """Return truncations of the partitions that had an election since their positions were found. Usually empty."""
         keys: dict[Key, TopicPartition] = {
             (here.topic_id, partition.partition): partition
             for partition, here in found.items()
@@ -179,7 +179,7 @@ class Fetching:
     def _ranges(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
-        """The ranges to plan: partitions below their high watermark without a stream, within the buffers' room."""
+        """Return the ranges to plan: partitions with records to read and no stream, as many as there is room for."""
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
@@ -198,7 +198,7 @@ class Fetching:
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> list[Slice]:
-        """The next slices of the ranges. The bytes of inline slices stay within the limits of a fetch."""
+        """Return the next slices of the ranges. The bytes of inline slices stay within the limits of a fetch."""
         topics = self._topics_of(connection, ranges, found)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
         slices = planner.plan(
@@ -212,8 +212,8 @@ class Fetching:
         partitions: Collection[ids.TopicPartition],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[str, Topic]:
-        """The topics by name, each read once: a plan needs only properties that never change for a topic id, but for
-        typed columns.
+        """Return the topics by name. Each is read once, because a plan needs properties that never change for a topic
+        id; only for typed columns topics are read again.
         """
         wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
@@ -241,7 +241,7 @@ class Fetching:
             self.buffers.add(TopicPartition(*partition), stream)
 
     def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The batches of the slices with their leader epochs. A slice's inline bytes are freed after its read."""
+        """Yield the batches of the slices with their leader epochs. A slice's inline bytes are freed after its read."""
         while pieces:
             leader_epoch = pieces[0].leader_epoch
             schema = self._schema_of(pieces[0])
@@ -249,7 +249,7 @@ class Fetching:
                 yield batch, leader_epoch
 
     def _schema_of(self, piece: Slice) -> pa.Schema:
-        """The columns to read: the chosen ones, and offset for the position."""
+        """Return the columns to read: the chosen ones, and offset for the position."""
         if self._columns is None:
             return _SCHEMA
         names = {"offset", *top_columns(self._columns)}
@@ -270,8 +270,8 @@ class Fetching:
 
 
 def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
-    """The first slices of each partition whose inline bytes stay within the limits. The first slice is always included,
-    so that a plan makes progress. Files do not count: they are read when their turn comes.
+    """Return the first slices of each partition whose inline bytes stay within the limits. The first slice is always
+    included, so that a plan makes progress. Files do not count: they are read when their turn comes.
     """
     kept: list[Slice] = []
     by_partition: dict[ids.TopicPartition, int] = {}

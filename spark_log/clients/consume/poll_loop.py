@@ -35,7 +35,7 @@ _READ_STORE_S_MAX = 5.0
 _FRUITLESS_S_MIN, _FRUITLESS_S_MAX = 0.0005, 0.01
 """Pause between reads that find no records while the store keeps changing; it doubles from the minimum."""
 _WAIT_S_MAX = 0.2
-"""Longest single wait: the delay until a close from another thread is noticed."""
+"""Longest single wait. A close from another thread is noticed after at most this time."""
 
 
 class Polling:
@@ -59,7 +59,7 @@ class Polling:
         self._short_since_s: float | None = None
 
     def metrics(self, record_count: int) -> dict[str, dict[str, float]]:
-        """By kafka-python's group of metrics and name; `record_count` are consumed. May be called from any thread."""
+        """Return metrics by kafka-python's group and name, with `record_count` as consumed. Any thread may call it."""
         fetches = max(1, self.fetching.fetch_count)
         lags = {
             partition: float(max(0, state.high_watermark - state.offset))
@@ -89,7 +89,7 @@ class Polling:
         }
 
     def poll(self, timeout_s: float, rows_max: int | None) -> list[Fetched]:
-        """Records at the positions; waits for them up to `timeout_s`. The caller moves the positions.
+        """Return records at the positions; wait for them up to `timeout_s`. The caller moves the positions.
 
         While the store is unavailable it waits and tries again, as Kafka's clients do.
         """
@@ -112,7 +112,7 @@ class Polling:
         return []
 
     def positions_changed(self) -> None:
-        """The next poll reads the store, with or without a notification."""
+        """Make the next poll read the store, with or without a notification."""
         self._changed = True
         self._short_since_s = None
 
@@ -157,12 +157,12 @@ class Polling:
                 self.positions_changed()
 
     def to_commit(self) -> dict[TopicPartition, Commit]:
-        """The positions, except those of deleted partitions, which cannot be committed."""
+        """Return the positions, except those of deleted partitions, which cannot be committed."""
         unknown = self.fetching.unknown
         return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
 
     def leave_and_drop_partitions(self) -> None:
-        """Leave the group and drop all partitions: for `unsubscribe` and `close`."""
+        """Leave the group and drop all partitions, for `unsubscribe` and `close`."""
         if self.group is not None and self.subscription.automatic:
             self.group.leave()
         self.subscription.apply(Move(frozenset(self.subscription.partitions), frozenset()))
@@ -199,7 +199,7 @@ class Polling:
         return self.cluster.store.changes.current() != self._seen
 
     def _read_store(self, now_s: float) -> bool:
-        """Read the store; returns whether there are records to read. Reads that find none become rarer."""
+        """Read the store; return whether there are records to read. Reads that find none become rarer."""
         if self._fruitless and not self._changed:
             pause_s = min(_FRUITLESS_S_MIN * 2**self._fruitless, _FRUITLESS_S_MAX)
             self._pause(self._read_s + pause_s - now_s)
@@ -236,16 +236,16 @@ class Polling:
             self._changed = True  # the wait cannot tell whether the store has changed: read it
 
     def _pause(self, seconds: float) -> bool:
-        """Sleep; returns False, without sleeping, if `seconds` is not positive."""
+        """Sleep and return True; if `seconds` is not positive, return False at once."""
         if seconds <= 0:
             return False
         clock.sleep_s(seconds)
         return True
 
     def _find_missing(self) -> Collection[TopicPartition]:
-        """Initialize missing positions: from the group's committed offset, otherwise by auto_offset_reset.
+        """Initialize missing positions from the group's committed offset, otherwise by auto_offset_reset.
 
-        Returns the partitions whose committed offset an open transaction may change: found at a later poll.
+        Return the partitions whose committed offset an open transaction may change: a later poll finds their positions.
         """
         states = self.subscription.partitions
         missing = [name for name, state in states.items() if state.offset is None and state.reset is None]

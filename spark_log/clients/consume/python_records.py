@@ -1,4 +1,4 @@
-"""Conversion of Arrow batches to kafka-python's ConsumerRecords: by columns, with one C loop for the tuples."""
+"""Conversion of Arrow batches to kafka-python's ConsumerRecords, by columns, with one C loop for the tuples."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from spark_log.clients.client_settings import takes_headers
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 _record: Callable[[tuple[Any, ...]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
-"""Makes a ConsumerRecord of a tuple without Python code (`_make` is a Python function)."""
+"""Makes a ConsumerRecord of a tuple without Python code; `_make` is a Python function."""
 
 
 class Deserializers(NamedTuple):
@@ -34,7 +34,7 @@ class Converted(NamedTuple):
 def python_records(
     batch: pa.RecordBatch, topic: str, partition: int, deserializers: Deserializers, leader_epoch: int = -1
 ) -> Converted:
-    """Every row of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order."""
+    """Convert every row of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order."""
     keys, key_sizes = _bytes_and_sizes(batch.column("key"))
     values, value_sizes = _bytes_and_sizes(batch.column("value"))
     headers, header_sizes = _headers(batch.column("headers"))
@@ -72,7 +72,7 @@ def python_records(
 def _deserialized(
     deserializer: Any, topic: str, headers: Sequence[Any], column: Sequence[bytes | None]
 ) -> tuple[list[Any], Exception | None]:
-    """The values before the first one that cannot be deserialized, and the error of that one."""
+    """Return the values before the first one that cannot be deserialized, and the error of that one."""
     of_object = getattr(deserializer, "deserialize", None)
     made: list[Any] = []
     try:
@@ -88,7 +88,7 @@ def _deserialized(
 
 
 def _bytes_and_sizes(column: pa.Array) -> tuple[list[Any], Any]:
-    """Values as bytes or None, and the serialized size of each, -1 for None."""
+    """Return the values as bytes or None, and the serialized size of each, -1 for None."""
     if column.null_count == len(column):
         return [None] * len(column), repeat(-1)
     lengths = np.diff(_offsets(column))
@@ -99,7 +99,7 @@ def _bytes_and_sizes(column: pa.Array) -> tuple[list[Any], Any]:
 
 
 def _headers(column: pa.Array) -> tuple[list[list[tuple[str, bytes | None]]], Any]:
-    """A list of (name, value) for each record, empty without headers; and its size in bytes, -1 if it is empty."""
+    """Return a list of (name, value) for each record, and its size in bytes, which is -1 for an empty list."""
     if column.null_count == len(column):
         return [[] for _ in range(len(column))], repeat(-1)
     bounds = _offsets(column).tolist()
@@ -133,5 +133,5 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
-    """The start of each value (or list) in the child data, and the end of the last one."""
+    """Return the start of each value (or list) in the child data, and the end of the last one."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]

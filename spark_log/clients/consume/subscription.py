@@ -1,4 +1,4 @@
-"""The state of a consumer: its subscription, its partitions and its position in each. No clock, no store.
+"""The state of a consumer: its subscription, its partitions and its position in each. Has no clock and no store.
 
 A partition's position is in one of three states:
 
@@ -46,18 +46,18 @@ class PartitionState:
     """A consumer's position in one partition: an offset with a leader epoch, in the topic with `topic_id`."""
 
     offset: int | None = None
-    """Next offset to read; None: unknown."""
+    """Next offset to read, or None if it is unknown."""
     leader_epoch: int = UNKNOWN_EPOCH
     """Epoch of the last record read, or of the partition when the position was found."""
     reset: Reset | None = None
-    """Requested position, resolved at the next read of the partition's offsets."""
+    """Requested reset, which the next read of the partition's offsets resolves."""
     paused: bool = False
     leaving: bool = False
-    """It is being revoked: the listener is called."""
+    """Whether it is being revoked, while the listener is called."""
     high_watermark: int | None = None
-    """At the last read of the store."""
+    """High watermark at the last read of the store."""
     topic_id: int | None = None
-    """Topic that the position belongs to: a recreated topic has other records. None: the current topic of this name."""
+    """Topic that the position belongs to: a recreated topic has other records. None means the current topic."""
 
     @property
     def fetchable(self) -> bool:
@@ -67,7 +67,7 @@ class PartitionState:
         self.offset, self.leader_epoch, self.reset = offset, leader_epoch, None
 
     def ask_reset(self, to: Reset | None) -> None:
-        """Replace the position by a request for a reset. None: to the committed offset, if there is one."""
+        """Replace the position by a requested reset. None resets to the committed offset, if there is one."""
         self.offset, self.leader_epoch, self.reset = None, UNKNOWN_EPOCH, to
 
 
@@ -80,14 +80,14 @@ class Move:
 
 
 def move_of(owned: Collection[TopicPartition], assigned: Collection[ids.TopicPartition]) -> Move:
-    """The move from the owned to the assigned partitions, in kafka-python's type."""
+    """Return the move from the owned to the assigned partitions, in kafka-python's type."""
     theirs = {TopicPartition(*partition) for partition in assigned}
     return Move(frozenset(set(owned) - theirs), frozenset(theirs - set(owned)))
 
 
 @dataclass
 class Subscription:
-    """The state of one consumer. The methods are calls of its user; a call that raises changes nothing."""
+    """The state of one consumer. Its methods are the user's calls; a call that raises changes nothing."""
 
     kind: Literal["", "topics", "pattern", "assigned"] = ""
     topics: set[str] | None = None
@@ -148,21 +148,21 @@ class Subscription:
             self.partitions[partition] = PartitionState()
 
     def matching(self, names: Iterable[str], exclude_internal: bool) -> set[str]:
-        """The topics out of `names` that are subscribed to."""
+        """Return the topics in `names` that are subscribed to."""
         if self.pattern is not None:
             named = {name for name in names if self.pattern.match(name)}
             return {name for name in named if not is_internal(name)} if exclude_internal else named
         return set(names) & (self.topics or set())
 
     def state(self, partition: object) -> PartitionState:
-        """The state of an assigned partition. IllegalStateError if it is not assigned."""
+        """Return the state of an assigned partition. Raises IllegalStateError if it is not assigned."""
         found = self.partitions.get(checked_partition(partition))
         if found is None:
             raise IllegalStateError(f"partition {partition} is not assigned")
         return found
 
     def assigned(self, partitions: Sequence[object]) -> list[TopicPartition]:
-        """The given partitions, or all. ValueError if one is not assigned, or if none are."""
+        """Return the given partitions, by default all. Raises ValueError if one is not assigned, or if none are."""
         checked = [checked_partition(partition) for partition in partitions]
         for partition in checked:
             if partition not in self.partitions:
@@ -175,7 +175,7 @@ class Subscription:
         return {partition: state for partition, state in self.partitions.items() if state.fetchable}
 
     def consumed(self) -> dict[TopicPartition, Commit]:
-        """The positions to commit."""
+        """Return the positions to commit."""
         return {
             partition: Commit(state.offset, "", state.leader_epoch, state.topic_id)
             for partition, state in list(self.partitions.items())
@@ -183,12 +183,12 @@ class Subscription:
         }
 
     def topic_ids(self) -> dict[TopicPartition, int]:
-        """The ids of the topics that are read, as far as they are known."""
+        """Return the known ids of the topics that are read, by partition."""
         states = list(self.partitions.items())
         return {partition: state.topic_id for partition, state in states if state.topic_id is not None}
 
     def of_their_topics(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, Commit]:
-        """Offsets given by the user, with the topic ids of the assigned partitions."""
+        """Return the user's offsets with the topic ids of the assigned partitions."""
         ids = self.topic_ids()
         return {
             partition: Commit(given.offset, given.metadata, given.leader_epoch, ids.get(partition))
@@ -202,10 +202,10 @@ def settle(
     """Update a position to the current partition: apply a requested reset, a truncation, or the policy if the position
     is out of range. `truncations` are those of the partition with a leader epoch above the position's.
 
-    Afterwards log start offset <= offset <= high watermark, and the records below the offset are the log's. A truncated
-    position goes back to the first diverging offset, as in Kafka's clients (KIP-320). With the policy "none" raises
-    LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if there
-    is no position; the state is then unchanged.
+    Afterwards log start offset <= offset <= high watermark, and the log still has the records below the offset. A
+    truncated position goes back to the first diverging offset, as in Kafka's clients (KIP-320). The policy "none"
+    raises LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if
+    there is no position; the state is then unchanged.
     """
     topic_id, (start, end), leader_epoch = found.topic_id, found.positions, found.leader_epoch
     offset, epoch, reset = state.offset, state.leader_epoch, state.reset
@@ -230,7 +230,7 @@ def settle(
 
 
 def checked_partition(given: object) -> TopicPartition:
-    """The partition in kafka-python's type. TypeError unless it is kafka-python's or spark-log's TopicPartition."""
+    """Return kafka-python's TopicPartition. Raises TypeError unless it is kafka-python's or spark-log's."""
     if isinstance(given, TopicPartition):
         return given
     if isinstance(given, ids.TopicPartition):
@@ -239,7 +239,7 @@ def checked_partition(given: object) -> TopicPartition:
 
 
 def checked_position(given: object) -> tuple[int, int]:
-    """Offset and leader epoch (UNKNOWN_EPOCH without one) of a position to seek. ValueError for an invalid offset."""
+    """Return offset and leader epoch (or UNKNOWN_EPOCH) of a position. Raises ValueError for an invalid offset."""
     offset, _, epoch = given[:3] if isinstance(given, OffsetAndMetadata | Commit) else (given, "", UNKNOWN_EPOCH)
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise ValueError(f"Offset must be int >= 0, got {offset!r}")
@@ -247,7 +247,7 @@ def checked_position(given: object) -> tuple[int, int]:
 
 
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The valid offsets to commit. TypeError and IllegalArgumentError name an invalid one."""
+    """Return the valid offsets to commit. TypeError or IllegalArgumentError names an invalid one."""
     if not isinstance(offsets, Mapping):
         raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
     checked = {}

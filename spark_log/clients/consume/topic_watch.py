@@ -1,4 +1,4 @@
-"""The existing topics and their partition counts, for subscriptions; creates missing topics."""
+"""Watches the existing topics and their partition counts for subscriptions, and creates missing topics."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -35,7 +35,7 @@ class TopicWatch:
         self._seen = None
 
     def refresh_if_due(self, names: Collection[str] | None) -> bool:
-        """Read the topics of these names, or all topics, if that is due; returns whether it was.
+        """Read the topics of these names, or all topics, if that is due; return whether it was.
 
         It is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. Missing topics of
         these names are created (allow_auto_create_topics), except those that existed before and have been deleted.
@@ -57,7 +57,7 @@ class TopicWatch:
         return True
 
     def time_to_read_s(self) -> float:
-        """Maximum time that a caller may wait until the next read."""
+        """Return the maximum time that a caller may wait until the next read."""
         now_s = clock.monotonic_s()
         if self._seen is None or self._cluster.store.changes.current() != self._seen:
             return max(0.001, self._read_s + _PROMPTLY_S - now_s)
@@ -73,7 +73,7 @@ class TopicWatch:
 
 
 def partition_counts(cluster: Cluster, names: Collection[str] | None = None) -> dict[str, int]:
-    """Partition counts by topic, of these names or of all topics. Names must be legal."""
+    """Return partition counts by topic, of these names or of all topics. Names must be legal."""
     query = sa.select(TOPIC.name, TOPIC.partition_count)
     if names is not None:
         query = query.where(TOPIC.name.in_(list(names)))
