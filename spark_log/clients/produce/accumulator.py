@@ -33,7 +33,7 @@ class Queue:
 
 
 class Accumulator:
-    """Safe to share between threads. The thread `sender` never waits for room: it would wait for itself."""
+    """Buffers records of all threads. The thread `sender` never waits for room, because it would wait for itself."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._linger_s = settings.linger_ms / 1000
@@ -57,7 +57,7 @@ class Accumulator:
         return max(0, self._limit - self._used)
 
     def queue(self, topic: str, full_bytes: int) -> Queue:
-        """The queue of a topic. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX), or after linger_ms."""
+        """Return a topic's queue. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX) or after linger_ms."""
         with self._lock:
             queue = self._queues.setdefault(topic, Queue(topic, full_bytes))
             queue.full_bytes = min(full_bytes, CHUNK_BYTES_MAX)
@@ -73,7 +73,7 @@ class Accumulator:
         timestamp_ms: int,
         size: int,
     ) -> tuple[TopicBatch, int]:
-        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError: no room in max_block_ms."""
+        """Add a record; return its topic batch and row. Raises KafkaTimeoutError if max_block_ms brings no room."""
         with self._lock:
             if self._used + size > self._limit:
                 self._wait_for_room(size)
@@ -101,7 +101,8 @@ class Accumulator:
             return topic_batch, row
 
     def add_topic_batch(self, queue: Queue, topic_batch: TopicBatch) -> None:
-        """Add a complete topic batch after all earlier records. KafkaTimeoutError as in `add`.
+        """Add a complete topic batch after all earlier records. Raises KafkaTimeoutError if max_block_ms brings no
+        room.
 
         A topic batch that is larger than the buffer is accepted when the buffer is empty.
         """
@@ -117,7 +118,7 @@ class Accumulator:
             self._due.notify()
 
     def take(self, until_s: float | None) -> list[TopicBatch] | None:
-        """Take the topic batches that are due. Waits for one, or until `until_s` (None: without limit).
+        """Take the topic batches that are due. Wait for one until `until_s`; None waits without limit.
 
         Returns None if the accumulator is closed and empty.
         """
@@ -135,7 +136,7 @@ class Accumulator:
                 self._sleeping = False
 
     def flush(self) -> list[TopicBatch]:
-        """Make every topic batch due; returns the unfinished topic batches."""
+        """Make every topic batch due; return the unfinished topic batches."""
         with self._lock:
             for queue in self._queues.values():
                 self._close(queue)
@@ -162,20 +163,20 @@ class Accumulator:
             self._room.notify_all()
 
     def finished(self, topic_batch: TopicBatch) -> None:
-        """Called when every record of a topic batch is stored or has failed."""
+        """Note that every record of a topic batch is stored or has failed."""
         with self._lock:
             self._outstanding.pop(topic_batch, None)
             self._settled.notify_all()
 
     def wait_for(self, topic_batches: Sequence[TopicBatch], timeout_s: float | None) -> bool:
-        """Wait for all the topic batches. Returns whether they finished within the time."""
+        """Wait for all the topic batches. Return whether they finished within the time."""
         with self._lock:
             return self._settled.wait_for(
                 lambda: not any(topic_batch in self._outstanding for topic_batch in topic_batches), timeout_s
             )
 
     def outstanding(self) -> list[TopicBatch]:
-        """The unfinished topic batches, without the lock: for a forked child."""
+        """Return the unfinished topic batches, without the lock, for a forked child."""
         return list(self._outstanding)
 
     def _close(self, queue: Queue) -> None:
@@ -185,7 +186,7 @@ class Accumulator:
             self._due.notify()
 
     def _take_due(self, now_s: float) -> tuple[list[TopicBatch], float | None]:
-        """The topic batches that are due, and the time at which the next one will be."""
+        """Return the topic batches that are due, and the time at which the next one will be due."""
         topic_batches: list[TopicBatch] = []
         next_s: float | None = None
         for queue in self._queues.values():

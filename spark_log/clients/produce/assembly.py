@@ -1,4 +1,4 @@
-"""Conversion of the columns of a topic batch to tables by partition. Pure."""
+"""Converts the columns of a topic batch to tables by partition. Pure."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from spark_log.log.records.arrow_numpy import Longs, binary_array, from_numpy, v
 from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
 _FEW = 16
-"""Up to this number, records are processed one by one: NumPy and Arrow calls would take longer."""
+"""Up to this number, records are processed one by one, because NumPy and Arrow calls would take longer."""
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """The records of a topic batch by partition: `parts` in ascending order, as they will be stored.
+    """The records of a topic batch by partition. `parts` are in ascending order, as they will be stored.
 
     Row r of the topic batch is row `row_of[r]` of part `batch_of[r]`, or has an error in `faults` (batch -1). Sizes are
     bytes, -1 for null; times are milliseconds.
@@ -96,7 +96,7 @@ def _runs(partitions: int, records: int, per_run: int) -> int:
 def _assemble_few(
     topic_batch: TopicBatch, topic: Topic, encoding: Encoding, now_ms: int, first_run: int, per_run: int
 ) -> Assembled | None:
-    """As `assemble`, record by record; None if some record may be a fault."""
+    """Assemble record by record, as `assemble` does; return None if some record may be a fault."""
     keys, values = topic_batch.keys, topic_batch.values
     count, partitions, null_keys = len(values), topic.partition_count, keys.count(None)
     times = topic_batch.timestamps.tolist()
@@ -127,7 +127,7 @@ def _assemble_few(
 
 
 def _table(topic_batch: TopicBatch, rows: Sequence[int], times_ms: Sequence[int]) -> pa.Table:
-    """A few of the records."""
+    """Return a table of these rows of the topic batch."""
     headers = {place: topic_batch.headers[row] for place, row in enumerate(rows) if row in topic_batch.headers}
     stamps = array("q", [times_ms[row] * MICROSECONDS_PER_MILLISECOND for row in rows])
     columns = [
@@ -140,7 +140,7 @@ def _table(topic_batch: TopicBatch, rows: Sequence[int], times_ms: Sequence[int]
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
-    """(partition, its records in order), ascending; and for each record the index of its part and its row there."""
+    """Return each partition with its records in order; and for each record the index of its part and its row there."""
     count = len(numbers)
     if count == 0:
         return [], np.empty(0, np.int64), np.empty(0, np.int64)
@@ -168,14 +168,14 @@ def _header_array(headers: Mapping[int, Headers], count: int) -> pa.Array:
 
 
 def _explicit(partitions: Mapping[int, int], count: int) -> Longs:
-    """The explicit partition of each record, -1 if it has none."""
+    """Return the explicit partition of each record, or -1 if it has none."""
     explicit = np.full(count, -1, np.int64)
     explicit[np.fromiter(partitions, np.int64)] = np.fromiter(partitions.values(), np.int64)
     return explicit
 
 
 def _missing(explicit: Longs, topic: Topic) -> dict[int, SparkLogError]:
-    """Errors of records whose partition existed at `send`, before the topic was deleted and created again."""
+    """Return errors of records whose partition existed at `send`, before the topic was deleted and created again."""
     return {
         row: UnknownTopicOrPartitionError(
             f"partition {topic.name}-{explicit[row]}: the topic has {topic.partition_count} partitions"

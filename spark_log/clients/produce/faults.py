@@ -1,4 +1,4 @@
-"""Detection of records that a topic refuses, each with its error; the other records of the batch are sent. Pure."""
+"""Detects the records that a topic refuses, each with its error; the other records of the batch are sent. Pure."""
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ def has_no_faults(
 
 
 def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, SparkLogError]:
-    """Row -> error for the rows of a RECORD_SCHEMA table that `record_limits` would refuse for the topic's configs.
+    """Return row -> error for the rows of a RECORD_SCHEMA table that `record_limits` would refuse with these limits.
 
     Timestamps are not null. Headers are not checked here, but in `send` and `send_table`.
     """
@@ -50,7 +50,7 @@ def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, Sp
 
 
 def _times(limits: RecordLimits, now_ms: int) -> tuple[int, int]:
-    """The lowest and the highest timestamp that the topic accepts."""
+    """Return the lowest and the highest timestamp that the topic accepts."""
     low, high = 0, TIMESTAMP_MS_MAX
     if limits.timestamp_before_max_ms is not None:
         low = max(low, now_ms - limits.timestamp_before_max_ms)

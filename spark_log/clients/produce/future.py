@@ -15,7 +15,7 @@ from spark_log.clients.produce.producer_batch import TopicBatch
 
 
 class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types
-    """Future of one `send`; its value is a RecordMetadata.
+    """A future of one `send`; its value is a RecordMetadata.
 
     It holds only its place in a topic batch (no lock, no lists), so that a million of them are cheap. Callbacks run in
     the sender's thread, or in the caller's if the future is done already.
@@ -39,7 +39,7 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
         return self._topic_batch.exception_of(self._row)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the RecordMetadata, or raise the record's error. KafkaTimeoutError after `timeout` seconds."""
+        """Wait for the RecordMetadata or raise the record's error. Raises KafkaTimeoutError after `timeout` seconds."""
         wait_for(self._topic_batch, self._row, timeout)
         error = self.exception
         if error is not None:
@@ -69,7 +69,7 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
 
 
 class Written(NamedTuple):
-    """Records of one partition that `send_table` has stored, at the contiguous offsets [base_offset, end_offset)."""
+    """Records of one partition that `send_table` has stored at the contiguous offsets [base_offset, end_offset)."""
 
     topic_partition: TopicPartition
     base_offset: int
@@ -77,8 +77,8 @@ class Written(NamedTuple):
 
 
 class TableFuture(Future):  # type: ignore[misc]
-    """Future of one `send_table`; its value is a list of Written, by partition and offset. It is done when the outcome
-    of every record is known.
+    """A future of one `send_table`; its value is a list of Written, by partition and offset. It is done when the
+    outcome of every record is known.
 
     It fails with the first error; other partitions may have been written nevertheless, see `written`.
     """
@@ -99,7 +99,7 @@ class TableFuture(Future):  # type: ignore[misc]
         topic_batch.listener = self.part_done
 
     def part_done(self) -> None:
-        """Called when a topic batch is done, and once when all have been added."""
+        """Count a topic batch that is done, or the end of `add`. The last call sets the outcome."""
         with self._lock_parts:
             self._open -= 1
             if self._open:
@@ -117,7 +117,7 @@ class TableFuture(Future):  # type: ignore[misc]
             self.success(self.written())
 
     def written(self) -> list[Written]:
-        """The records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
+        """Return the records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
         ranges = []
         for topic_batch in self._topic_batches:
             for batch in topic_batch.batches or ():
@@ -128,7 +128,7 @@ class TableFuture(Future):  # type: ignore[misc]
         return sorted(ranges)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the list, or raise the first error. KafkaTimeoutError after `timeout` seconds."""
+        """Wait for the list, or raise the first error. Raises KafkaTimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else clock.monotonic_s() + timeout
         for topic_batch in self._topic_batches:
             wait_for(topic_batch, None, None if deadline is None else max(0.0, deadline - clock.monotonic_s()))
@@ -140,6 +140,6 @@ class TableFuture(Future):  # type: ignore[misc]
 
 
 def wait_for(topic_batch: TopicBatch, row: int | None, timeout_s: float | None) -> None:
-    """Wait for the outcome of the record (of every record for None). KafkaTimeoutError after `timeout_s`."""
+    """Wait for the outcome of the record, or of every record for None. Raises KafkaTimeoutError after `timeout_s`."""
     if not topic_batch.wait(row, timeout_s):
         raise KafkaTimeoutError(f"Timeout after waiting for {timeout_s} secs.")

@@ -1,4 +1,4 @@
-"""A producer's cache of topics: read at first use and when outdated, created when missing."""
+"""A producer's cache of topics: they are read at first use and when outdated, and created when missing."""
 
 import contextlib
 import random
@@ -24,15 +24,16 @@ from spark_log.log.append.encoding import Encoding
 from spark_log.replication.controller.topic_operations import create_topic
 
 REFRESH_S = 1.0
-"""Time between the lookups of a topic while records are sent: its configs and partition count may have changed."""
+"""Time between two reads of a topic while records are sent: its configs and partition count may have changed."""
 _RETRY_S = 0.05
 _TRANSACTION_BYTES = 1024 * 1024
-"""Minimum batch size in a transaction: no reader sees its records before the commit, so more of them are stored
-together, at best all with the commit."""
+"""Minimum batch size in a transaction. No reader sees its records before the commit, so more of them are stored
+together, at best all with the commit.
+"""
 
 
 class KnownTopic:
-    """A topic and its queue. `first_run`: the partition of the next records with null keys."""
+    """A topic and its queue. `first_run` is the partition of the next records with null keys."""
 
     __slots__ = ("encoding", "first_run", "looked_up_s", "queue", "topic")
 
@@ -53,7 +54,7 @@ class MissingTopicError(UnknownTopicOrPartitionError, theirs.UnknownTopicOrParti
 
 
 class IllegalTopicNameError(InvalidTopicError, theirs.InvalidTopicError, ValueError):  # type: ignore[misc]
-    """The topic's name is illegal. Also a ValueError, as in kafka-python's `send`."""
+    """The topic's name is illegal. It is also a ValueError, as in kafka-python's `send`."""
 
 
 class KnownTopics:
@@ -65,9 +66,9 @@ class KnownTopics:
         self.by_name: dict[str, KnownTopic] = {}
 
     def find(self, name: str) -> KnownTopic:
-        """The topic; waits for it up to max_block_ms.
+        """Return the topic; wait for it up to max_block_ms.
 
-        TypeError for a name that is not text, IllegalTopicNameError, PolicyViolationError (internal topics),
+        Raises TypeError for a name that is not text, IllegalTopicNameError, PolicyViolationError (internal topics),
         MissingTopicError, and KafkaTimeoutError when the store does not answer.
         """
         cached = self.by_name.get(name)
@@ -100,7 +101,7 @@ class KnownTopics:
             clock.sleep_s(min(left, _RETRY_S))
 
     def read_topic(self, name: str) -> KnownTopic | None:
-        """Read the topic from the store; None if it does not exist. Creates it if allow_auto_create_topics is set."""
+        """Read a topic, or return None if it does not exist; allow_auto_create_topics creates it instead."""
         topic = self._cluster.store.read(
             lambda connection: find_topics(connection, [name]), timeout_ms=min(10_000, int(self._settings.max_block_ms))
         ).get(name)
@@ -113,7 +114,7 @@ class KnownTopics:
         return self._know(topic)
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
-        """For the sender: the topic, looked up again if it is outdated. The cached one if the store does not answer."""
+        """Return the topic, read again if it is outdated; the cached one if the store does not answer."""
         cached = self.by_name[name]
         age_s = clock.monotonic_s() - cached.looked_up_s
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Metrics:
-    """Only the sender's thread writes it. Times are in seconds."""
+    """Totals that only the sender's thread writes. Times are in seconds."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -23,7 +23,7 @@ class Metrics:
         self.append_s_max = max(self.append_s_max, seconds)
 
     def as_kafka(self, buffer_total: int, buffer_available: int) -> dict[str, float]:
-        """Totals and averages since the start; latencies in milliseconds."""
+        """Return totals and averages since the start; latencies are in milliseconds."""
         batches, appends = max(1, self.batches), max(1, self.appends)
         return {
             "record-send-total": float(self.sent),

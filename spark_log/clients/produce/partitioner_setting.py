@@ -1,4 +1,4 @@
-"""The `partitioner` setting as one function; None stands for the default rule (key hash, runs of null keys)."""
+"""Converts the `partitioner` setting to one function, or None for the default rule (key hash, runs of null keys)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from spark_log.clients.produce.known_topics import KnownTopic
 from spark_log.log.append.partitioner import partition_of_key
 
 Choose = Callable[[str, Any, bytes | None, Any, bytes | None, "ClusterView"], Any]
-"""(topic, key, key bytes, value, value bytes, view) -> partition."""
+"""A function (topic, key, key bytes, value, value bytes, view) -> partition."""
 
 
 class ClusterView:
@@ -20,7 +20,7 @@ class ClusterView:
         self._known = known
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """The topics that this producer writes to."""
+        """Return the topics that this producer writes to."""
         return set(self._known)
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
@@ -32,7 +32,7 @@ class ClusterView:
 
 
 class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
-    """Keys go to the partition of their hash; records with null keys to one partition after the other."""
+    """Chooses a partition by the hash of the key; records with null keys go to one partition after the other."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -49,10 +49,10 @@ class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def choose_with(partitioner: Any) -> Choose | None:
-    """`partitioner` as one function; None if batches can be partitioned as a whole (see `assembly`).
+    """Convert `partitioner` to one function; return None if batches can be partitioned as a whole (see `assembly`).
 
     They can for kafka-python's two partitioners: both choose the same partitions for keys, and null keys stay in one
-    partition for a batch. KafkaConfigurationError for a value that is not a partitioner.
+    partition for a batch. Raises KafkaConfigurationError for a value that is not a partitioner.
     """
     if partitioner is None or type(partitioner) in (DefaultPartitioner, StickyPartitioner):
         return None

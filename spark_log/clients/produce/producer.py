@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AT_EXIT_S = 30.0
-"""Maximum time that a program that ends without `close` waits for its records; on a busy machine 10 s were too few."""
+"""Maximum time that a program that ends without `close` waits for its records. On a busy machine 10 s are too few."""
 
 
 class Producer:
-    """Sends records to topics of a cluster. Safe to share between threads; not for use after a fork.
+    """Sends records to topics of a cluster. Threads may share it; a forked child must not use it.
 
     >>> producer = Producer(cluster="/data/log", linger_ms=5)               # doctest: +SKIP
     >>> future = producer.send("flights", key=b"N14228", value=b"...")      # doctest: +SKIP
     >>> future.get(timeout=10).offset                                       # doctest: +SKIP
 
     Settings are those of `ProducerSettings`, by kafka-python's names; `bootstrap_servers` is an alias of `cluster`.
-    ValueError for an unknown one, KafkaConfigurationError for one that is not applicable or has an invalid value.
-    Errors are kafka-python's and, if spark-log has a class of the same name, instances of that class too.
+    Raises ValueError for an unknown one, KafkaConfigurationError for one that is not applicable or has an invalid
+    value. Errors are kafka-python's and, if spark-log has a class of the same name, instances of that class too.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KAFKA_DEFAULTS
@@ -88,11 +88,10 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> SendFuture:
-        """Send a record; returns at once with a future of its RecordMetadata.
+        """Send a record; return at once with a future of its RecordMetadata.
 
-        The record goes to `partition` if it is given, otherwise the partitioner chooses: by default by the key's hash.
+        The record goes to `partition` if it is given; otherwise the partitioner chooses, by default by the key's hash.
         Headers are a list of (str, bytes); `timestamp_ms` counts from 1970, by default it is the current time.
-
         Raises TypeError and ValueError for records that no topic accepts, as kafka-python does,
         MessageSizeTooLargeError above max_request_size, KafkaTimeoutError when the topic is not found or the buffer has
         no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this
@@ -140,14 +139,13 @@ class Producer:
 
     @kafka_errors()
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableFuture:
-        """Send the records of an Arrow table, after all records sent before; returns a future of a list of `Written`.
+        """Send the records of an Arrow table after all earlier records; return a future of a list of `Written`.
 
-        Columns: `value`, and optionally `key` (both string or binary), `partition` (integers; null: the key decides),
-        `timestamp` (with time zone; null: the current time), `headers` (list of struct of key and value). No Python
-        code runs per record; serializers and a custom partitioner are not used. A table that does not fit into the
-        buffer waits for room, up to max_block_ms for each of its slices.
-
-        Raises InvalidRecordError or a subclass for a record that the topic refuses; then nothing of the table is sent.
+        Columns are `value`, and optionally `key` (both string or binary), `partition` (integers; with null the key
+        decides), `timestamp` (with time zone; null means the current time) and `headers` (list of struct of key and
+        value). No Python code runs per record; serializers and a custom partitioner are not used. A table that does not
+        fit into the buffer waits for room, up to max_block_ms for each of its slices. Raises InvalidRecordError or a
+        subclass for a record that the topic refuses; then nothing of the table is sent.
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
@@ -178,7 +176,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send all waiting records now, and wait until every record sent so far is stored or has failed.
 
-        KafkaTimeoutError after `timeout` seconds; IllegalStateError in a callback, which would wait for itself.
+        Raises KafkaTimeoutError after `timeout` seconds, IllegalStateError in a callback, which would wait for itself.
         """
         if self._state.forked:
             raise IllegalStateError(_FORKED)
@@ -190,7 +188,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send the waiting records and end the producer. Records that are not stored after `timeout` seconds fail.
 
-        Does not wait in a callback.
+        In a callback, it does not wait.
         """
         if timeout is not None and not 0 <= timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"Invalid timeout: {timeout}")
@@ -203,7 +201,7 @@ class Producer:
 
     @kafka_errors()
     def partitions_for(self, topic: str) -> set[int]:
-        """The partition numbers of a topic. Errors as in `send`."""
+        """Return a topic's partition numbers. Raises MissingTopicError, or IllegalStateError after `close`."""
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
         return set(range(self._topics.find(topic).topic.partition_count))
@@ -219,11 +217,11 @@ class Producer:
 
     @property
     def client_id(self) -> str:
-        """The setting client_id; empty if there is none."""
+        """Return the setting client_id, or an empty text if there is none."""
         return self._settings.client_id or ""
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
-        """Totals since the start, in kafka-python's group `producer-metrics`; with `raw` without the group."""
+        """Return totals since the start in kafka-python's group `producer-metrics`; with `raw` without the group."""
         if not self._settings.metrics_enabled:
             return None
         found = self._sender.metrics.as_kafka(self._settings.buffer_memory, self._accumulator.available_bytes)
@@ -233,17 +231,18 @@ class Producer:
 
     @kafka_errors()
     def init_transactions(self) -> None:
-        """Call this before the first transaction: fences earlier producers with this transactional_id, and aborts
-        their open transaction.
+        """Fence earlier producers with this transactional_id and abort their open transaction. Call it before the first
+        transaction.
 
-        InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
+        Raises InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's
+        transaction.max.timeout.ms.
         """
         self._transactional().initialize()
 
     @kafka_errors()
     def begin_transaction(self) -> None:
-        """Begin a transaction: all records sent from now on belong to it. ProducerFencedError after another
-        `init_transactions` with the same transactional_id: in this call and in each later one.
+        """Begin a transaction: all records sent from now on belong to it. After another `init_transactions` with the
+        same transactional_id, this call and each later one raise ProducerFencedError.
         """
         transaction = self._transactional()
         transaction.check("begin_transaction")
@@ -259,8 +258,8 @@ class Producer:
         """Commit a group's offsets with the transaction. `group_metadata` is the result of `Consumer.group_metadata()`,
         or a group id if the group has no members.
 
-        Raises, now or in the commit, CommitFailedError if the consumer does not own the partitions any more, and
-        UnknownTopicOrPartitionError if the topic that it read has been deleted: abort then.
+        Raises, now or in the commit, CommitFailedError if the consumer does not own the partitions any more, or
+        UnknownTopicOrPartitionError if the topic that it read has been deleted. Abort the transaction after either.
         """
         from spark_log.clients.produce.producer_transaction import committer, of_topics_read
         from spark_log.groups.committed_offsets import check_commits
@@ -274,8 +273,8 @@ class Producer:
 
         Returns the partitions and offsets of the records; their futures have them now too. Raises if a send failed
         (abort then), and: TransactionAbortableError if the transaction has timed out or its topic was deleted (abort
-        then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors, after
-        which it is unknown whether the transaction is committed: call this again, which commits it once, or
+        then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors. After a
+        retriable error it is unknown whether the transaction is committed: call this again, which commits it once, or
         `abort_transaction`.
         """
         transaction = self._transactional()
@@ -289,7 +288,7 @@ class Producer:
     def abort_transaction(self) -> None:
         """Drop the records of the transaction. Futures that are not done fail with TransactionAbortedError.
 
-        InvalidTxnStateError if an earlier call of commit has committed the transaction after all.
+        Raises InvalidTxnStateError if an earlier call of commit has committed the transaction after all.
         """
         transaction = self._transactional()
         number = transaction.begin_abort()
@@ -360,7 +359,7 @@ class Producer:
 
 
 def _transaction(cluster: Cluster, settings: ProducerSettings) -> "ProducerTransaction | None":
-    """The transactions of a producer with a transactional_id."""
+    """Return the transactions of a producer with a transactional_id, or None without one."""
     if settings.transactional_id is None:
         return None
     from spark_log.clients.produce.producer_transaction import ProducerTransaction  # imports the groups, which few need
@@ -369,7 +368,7 @@ def _transaction(cluster: Cluster, settings: ProducerSettings) -> "ProducerTrans
 
 
 class _State:
-    """The reason why records are refused, None while they are accepted. It must outlive the producer object."""
+    """The reason why records are refused, or None while they are accepted. It must outlive the producer object."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 _Longs = npt.NDArray[np.int64] | Sequence[int]
 Headers = list[tuple[str, bytes]]
 RECORD_BYTES = 96
-"""Bytes that count for a record besides key, value and headers: at least Kafka's bound of 82 and its varints."""
+"""Bytes of a record in addition to key, value and headers: at least Kafka's bound of 82 and its varints."""
 
 Callback = Callable[[Any], object]
 
 
 class ProducerBatch:
-    """The records of a topic batch for one partition, in order. Appended, and retried, as a whole."""
+    """The records of a topic batch for one partition, in order. It is appended, and retried, as a whole."""
 
     __slots__ = (
         "alone",
@@ -86,7 +86,7 @@ class ProducerBatch:
         self.done, self.base_offset = False, -1
         self.owned = False
         self.position = -1
-        """Its place among the batches of its transaction."""
+        """Its position among the batches of its transaction."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -102,8 +102,8 @@ class TopicBatch:
     """The records of `send` as columns, one row per record. The accumulator's lock guards them until the sender takes
     the batch.
 
-    `headers` and `partitions` (explicit ones) are by row, for the records that have them. `made_s`: the time of the
-    first record (monotonic clock).
+    `headers` and `partitions` (explicit ones) are by row, for the records that have them. `made_s` is the time of the
+    first record by the monotonic clock.
     """
 
     __slots__ = (
@@ -165,7 +165,7 @@ class TopicBatch:
         return bool(number < 0 or self.batches[number].done)
 
     def exception_of(self, row: int) -> Exception | None:
-        """The error of a record that was not stored; None if it was, or if its outcome is open."""
+        """Return the error of a record that was not stored; None if it was, or if its outcome is open."""
         if not self.is_done(row):
             return None
         if self.error is not None or self.batches is None:
@@ -174,7 +174,7 @@ class TopicBatch:
         return self.faults.get(row) if number < 0 else self.batches[number].error
 
     def metadata_of(self, row: int) -> Any:
-        """RecordMetadata of a record that was stored, None otherwise. The offset is -1 with acks=0."""
+        """Return the RecordMetadata of a stored record, otherwise None. The offset is -1 with acks=0."""
         if not self.is_done(row) or self.exception_of(row) is not None or self.batches is None:
             return None
         batch = self.batches[self.batch_of[row]]
@@ -184,12 +184,12 @@ class TopicBatch:
         return RecordMetadata(*where, where, offset, int(self.times_ms[row]), None, *sizes)
 
     def abandon(self, error: Exception) -> None:
-        """In a forked child: locks may be held by threads of the parent, and callbacks run in the parent only."""
+        """Fail in a forked child: threads of the parent may hold the locks, and callbacks run in the parent only."""
         self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), [], None
         self.fail(error)
 
     def begin(self, batches: Sequence[ProducerBatch], batch_of: _Longs, faults: dict[int, Exception]) -> None:
-        """Called after assembly; the records of `faults` (batch -1) have their outcome."""
+        """Accept the result of assembly. The records of `faults` (batch -1) have their outcome now."""
         with self.condition:
             if self.error is not None:  # failed during assembly
                 for batch in batches:
@@ -203,7 +203,7 @@ class TopicBatch:
         self._notify(due)
 
     def resolve(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> bool:
-        """Set the outcome of a batch; False if it has one. Runs the callbacks of its records."""
+        """Set the outcome of a batch and run the callbacks of its records. Returns False if it already has one."""
         with self.condition:
             if batch.done:
                 return False
@@ -235,7 +235,7 @@ class TopicBatch:
         self._notify_one(row, callback, errback)
 
     def wait(self, row: int | None, timeout_s: float | None) -> bool:
-        """Wait for the outcome of the record (of every record for None). Returns whether it came within the time."""
+        """Wait for the outcome of the record, or of every record for None. Return whether it came within the time."""
         with self.condition:
             return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
 

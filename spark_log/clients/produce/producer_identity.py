@@ -1,10 +1,10 @@
 """The identity of an idempotent producer in each partition: producer id, epoch, next sequence.
 
 A partition keeps its identity while the outcome of every batch is known: its sequences have no gaps, and a batch that
-is appended again with its old sequence is recognized as a duplicate. If a batch has failed and may have been appended
-nevertheless, or if the store has forgotten the producer, the partition continues with a new producer id, from sequence
-0. Kafka increases the epoch of the whole producer instead; but then a batch of another partition whose outcome is
-unknown too could be appended twice.
+is appended again with its old sequence is recognized as a duplicate. The partition continues with a new producer id,
+from sequence 0, if a batch has failed but may have been appended, or if the store has forgotten the producer. Kafka
+increases the epoch of the whole producer instead. Then a batch of another partition whose outcome is unknown too could
+be appended twice.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Key = tuple[int, int]
 
 
 class Identity:
-    """`register` creates a new producer id. For the sender's thread only."""
+    """The identities of one producer, for the sender's thread only. `register` creates a new producer id."""
 
     def __init__(self, register: Callable[[], int]) -> None:
         self._register = register
@@ -27,7 +27,7 @@ class Identity:
         self._next: dict[Key, ProducerSequence] = {}
 
     def sequence(self, key: Key) -> ProducerSequence:
-        """The sequence of the next batch of a partition; the same until `advance` or `reset`."""
+        """Return the sequence of the partition's next batch. It stays the same until `advance` or `reset`."""
         if key not in self._next:
             if self._id is None:
                 self._id = self._register()
@@ -35,7 +35,7 @@ class Identity:
         return self._next[key]
 
     def advance(self, key: Key, count: int) -> None:
-        """The next batch of the partition, of `count` records, has been appended."""
+        """Count the append of the partition's next batch, which has `count` records."""
         at = self._next[key]
         self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, sequence_after(at.first, count))
 

@@ -18,30 +18,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProducerSettings:
-    """Checked settings. KafkaConfigurationError names the setting and the value."""
+    """Checked settings of a producer. KafkaConfigurationError names an invalid setting and its value."""
 
     client_id: str | None = None
-    """Name of the producer in logs and beside its write id. None: `spark-log-producer-<n>`."""
+    """Name of the producer in logs and as the holder of its write id. The default is `spark-log-producer-<n>`."""
 
     key_serializer: Any = None
     """Converts the key given to `send` to bytes: a callable with one argument, or a kafka-python Serializer."""
 
     value_serializer: Any = None
-    """As key_serializer, for values."""
+    """Like key_serializer, for values."""
 
     acks: Any = -1
-    """0: the future succeeds before anything is stored; 1: the leader has the record; -1 or "all": every in-sync
-    replica has it."""
+    """With 0, the future succeeds before anything is stored. With 1, the leader has the record; with -1 or "all", every
+    in-sync replica has it.
+    """
 
     enable_idempotence: bool | None = None
-    """Retries append no record twice. None: enabled unless another given setting conflicts with it (acks 0 or 1,
-    retries 0), which is logged. True: such a conflict is an error (KIP-679)."""
+    """Retries append no record twice. By default it is enabled unless another given setting conflicts with it (acks 0
+    or 1, retries 0), which is logged. If True, such a conflict is an error (KIP-679).
+    """
 
     retries: float = float("inf")
     """Maximum number of retries of an append that failed with a retriable error."""
 
     delivery_timeout_ms: float = 120_000
-    """Maximum time from `send` to success or failure. At least linger_ms + request_timeout_ms."""
+    """Maximum time from `send` to success or failure. It must be at least linger_ms + request_timeout_ms."""
 
     request_timeout_ms: float = 30_000
     """Maximum time that one attempt of an append waits for the metadata store."""
@@ -51,16 +53,18 @@ class ProducerSettings:
 
     batch_size: int = 16_384
     """Bytes per partition. When the waiting records of a topic reach this size for each of its partitions, they are
-    sent before linger_ms is over. Not an upper limit: the next append takes all waiting records."""
+    sent before linger_ms is over. It is not an upper limit: the next append takes all waiting records.
+    """
 
     linger_ms: float = 0
     """Maximum time that a record waits for others to share its append. With a transactional_id the default is 5, as in
     Kafka since 4.0: no reader sees a record before the commit, and the commit includes the waiting records."""
 
     partitioner: Any = None
-    """Chooses the partition of a record without an explicit one. None, and kafka-python's own partitioners: by the
-    key's hash, and runs of one partition for null keys. Otherwise a kafka.partitioner.Partitioner, or a callable (key
-    bytes, all partitions, available partitions) -> partition."""
+    """Chooses the partition of a record without an explicit one. By default, and with kafka-python's own partitioners,
+    the key's hash decides, and null keys go to one partition in runs. Otherwise it is a kafka.partitioner.Partitioner,
+    or a callable (key bytes, all partitions, available partitions) -> partition.
+    """
 
     buffer_memory: int = 33_554_432
     """Maximum bytes of waiting records; `send` blocks above it (Kafka's buffer.memory)."""
@@ -75,24 +79,25 @@ class ProducerSettings:
     """Create a missing topic, with one partition."""
 
     metadata_max_age_ms: float = 300_000
-    """Time after which a topic's partition count and configs are read again; every second while records are sent."""
+    """Time after which a topic's partition count and configs are read again. While records are sent, it is a second."""
 
     metrics_enabled: bool = True
-    """False: `metrics()` returns None."""
+    """If False, `metrics()` returns None."""
 
     max_in_flight_requests_per_connection: int = 5
-    """No effect beyond validation: a producer has only one append in flight, which keeps the order."""
+    """Has no effect beyond validation: a producer has only one append in flight, which keeps the order."""
 
     compression_type: str | None = None
-    """gzip, snappy, lz4 or zstd, for topics without a compression.type of their own. None: the topic's."""
+    """gzip, snappy, lz4 or zstd, for topics without a compression.type of their own. By default it is the topic's."""
 
     transactional_id: str | None = None
     """A name that stays the same over restarts of the program: the next producer with it fences this one and aborts its
     open transaction. Required for transactions; with it, all records must be sent in transactions."""
 
     transaction_timeout_ms: int = 60_000
-    """Maximum time that a transaction is open, from its first stored records on; then it is aborted. At most the
-    cluster's transaction.max.timeout.ms."""
+    """Maximum time that a transaction is open after its first stored records. Then it is aborted. It must be at most
+    the cluster's transaction.max.timeout.ms.
+    """
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -121,7 +126,7 @@ class ProducerSettings:
 
     @property
     def log_acks(self) -> Acks:
-        """`acks` in the form that the log takes."""
+        """Return `acks` in the form that the log accepts."""
         return "all" if self.acks == -1 else self.acks
 
     def _check_numbers(self) -> None:
@@ -179,7 +184,7 @@ Serialize = Callable[[str, list[tuple[str, bytes]], Any], Any]
 
 
 def serialize_with(name: str, serializer: Any) -> Serialize | None:
-    """`serializer` as a function of topic, headers and data. KafkaConfigurationError if it is not a serializer."""
+    """Return a function of topic, headers and data. Raises KafkaConfigurationError if it is not a serializer."""
     if serializer is None:
         return None
     if hasattr(serializer, "serialize"):
@@ -193,7 +198,7 @@ def serialize_with(name: str, serializer: Any) -> Serialize | None:
 
 
 def parse(given: dict[str, Any]) -> tuple[str, ProducerSettings]:
-    """(address, settings) of a producer's keyword arguments. ValueError for a name that kafka-python does not have."""
+    """Return (address, settings) of a producer's keyword arguments. Raises ValueError for an unknown name."""
     rest = dict(given)
     if type(rest.get("partitioner")) is DefaultPartitioner:
         rest["partitioner"] = None

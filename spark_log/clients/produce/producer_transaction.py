@@ -7,8 +7,8 @@
                             +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
 
 After commit or abort has been called, no more records can be sent; the records sent before are settled first. If the
-answer of a commit is lost, the state is IN_DOUBT: a second call finds out whether the commit was done, and does it if
-not. So nothing may be added to the transaction in this state.
+answer of a commit is lost, the state is IN_DOUBT. A second call then finds out whether the commit was done, and does
+it if not. So nothing may be added to the transaction in this state.
 """
 
 import itertools
@@ -54,7 +54,7 @@ from spark_log.transactions.transaction_rows import PendingBatch
 
 
 class State(Enum):
-    """kafka-python's names."""
+    """States of a producer's transaction, with kafka-python's names."""
 
     UNINITIALIZED = "UNINITIALIZED"
     READY = "READY"
@@ -74,7 +74,7 @@ CALLS: Mapping[str, frozenset[State]] = {
     "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
     "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
 }
-"""Call -> the states in which it is possible."""
+"""The states in which each call is possible."""
 
 _HINTS = {
     State.UNINITIALIZED: "call init_transactions first",
@@ -87,7 +87,7 @@ _FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
 
 
 def after_error(state: State, error: Exception) -> State:
-    """The state after the error of a send or a call. The remedy is an abort, or (FATAL_ERROR) a new producer."""
+    """Return the state after the error of a send or a call. Then abort or, in FATAL_ERROR, make a new producer."""
     if isinstance(error, _FATAL):
         return State.FATAL_ERROR
     if state in CALLS["commit_transaction"]:
@@ -96,7 +96,7 @@ def after_error(state: State, error: Exception) -> State:
 
 
 def may_commit_again(error: SparkLogError) -> bool:
-    """Whether a commit that failed with this error may be called again. Not after the deletion of a topic."""
+    """Whether a commit that failed with this error may be called again. After the deletion of a topic it may not."""
     return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
 
 
@@ -115,9 +115,9 @@ class ProducerTransaction:
         self._error: Exception | None = None
         self._ref = ProducerRef(-1, -1)
         self._number = 0
-        """Counts the transactions that have begun."""
+        """Number of transactions that have begun."""
         self._positions = itertools.count()
-        """Never starts again from 0: a batch that failed in one transaction may be sent again in the next."""
+        """Never restarts from 0, because a batch that failed in one transaction may be sent again in the next."""
         self._forget()
 
     def check(self, call: str) -> None:
@@ -158,7 +158,7 @@ class ProducerTransaction:
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
-        """Add offsets to commit with the transaction. Raises now if they could not be committed now."""
+        """Add offsets to commit with the transaction. Raises an error now if they could not be committed now."""
         with self._lock:
             self.check("send_offsets_to_transaction")
             with self.fail_on_error():
@@ -208,7 +208,7 @@ class ProducerTransaction:
             return batches
 
     def _groups(self, producer_batches: Sequence[ProducerBatch]) -> dict[int, list[ProducerBatch]]:
-        """The producer batches by position in the transaction. Groups of an earlier attempt stay together."""
+        """Return the producer batches by position in the transaction. Groups of an earlier attempt stay together."""
         new: dict[tuple[str, int], int] = {}
         groups: dict[int, list[ProducerBatch]] = {}
         for producer_batch in producer_batches:
@@ -220,14 +220,14 @@ class ProducerTransaction:
         return groups
 
     def fail(self, error: Exception) -> None:
-        """A record was not sent: the transaction can only be aborted."""
+        """Note that a record was not sent: the transaction can only be aborted."""
         with self._lock:
             state = after_error(self._state, error)
             if state is not self._state:
                 self._state, self._error = state, error
 
     def begin_commit(self) -> int:
-        """Refuse further records; returns the transaction's number. `commit` needs all sent records to be settled."""
+        """Refuse further records; return the transaction's number. `commit` needs all sent records to be settled."""
         with self._lock:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
@@ -277,14 +277,14 @@ class ProducerTransaction:
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
     def begin_abort(self) -> int:
-        """Refuse further records; returns the transaction's number. `abort` needs all sent records to be settled."""
+        """Refuse further records; return the transaction's number. `abort` needs all sent records to be settled."""
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
             return self._number
 
     def abort(self, number: int | None = None) -> None:
-        """Abort the open transaction; with `number`, only if it is the transaction of that number."""
+        """Abort the open transaction. With `number`, abort only the transaction of that number."""
         with self._lock:
             self._check_number("abort_transaction", number)
             try:
@@ -300,7 +300,7 @@ class ProducerTransaction:
 
     @property
     def may_send(self) -> bool:
-        """Whether `check("send")` would succeed; much faster."""
+        """Whether `check("send")` would succeed. It is much faster."""
         return self._state is State.IN_TRANSACTION
 
     @property
@@ -309,7 +309,7 @@ class ProducerTransaction:
         return self._state in CALLS["abort_transaction"]
 
     def _check_number(self, call: str, number: int | None) -> None:
-        """As `check`. IllegalStateError if another thread has ended the transaction `number`."""
+        """Check the call as `check` does. Raises IllegalStateError if another thread has ended transaction `number`."""
         self.check(call)
         if number is not None and number != self._number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
@@ -326,7 +326,7 @@ class ProducerTransaction:
 
     @contextmanager
     def fail_on_error(self) -> Iterator[None]:
-        """An error inside the block fails the transaction."""
+        """Fail the transaction if the block raises an error."""
         try:
             yield
         except SparkLogError as error:
@@ -334,7 +334,7 @@ class ProducerTransaction:
             raise
 
     def _over(self) -> None:
-        """The transaction has ended in the store: the next one has the next epoch (KIP-890)."""
+        """Note that the transaction has ended in the store: the next one has the next epoch (KIP-890)."""
         if self._reached:
             self._ref = ProducerRef(self._ref.producer_id, self._ref.epoch + 1)
         self._state, self._error = State.READY, None
@@ -364,7 +364,7 @@ class _Sent:
 
 
 def committer(group_metadata: Any) -> Committer:
-    """The committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
+    """Return the committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
     if isinstance(group_metadata, str):
         return Committer(group_metadata)
     if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
@@ -378,7 +378,7 @@ def committer(group_metadata: Any) -> Committer:
 
 
 def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
-    """The commits with the topic ids that the consumer reads, if the metadata has them."""
+    """Return the commits with the topic ids that the consumer reads, if the metadata has them."""
     known = getattr(group_metadata, "topic_ids", {})
     return {
         partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))

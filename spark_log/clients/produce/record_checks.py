@@ -1,4 +1,4 @@
-"""Checks of the arguments of `send` that hold for every topic."""
+"""Checks the arguments of `send` that are valid or invalid for every topic."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def checked_headers(headers: object) -> Headers:
 
 
 def checked_bytes(field: str, data: Any) -> bytes | None:
-    """The data as bytes, copied if it is a buffer: the caller may change the buffer later."""
+    """Return the data as bytes. A buffer is copied, because the caller may change it later."""
     if data is None or type(data) is bytes:
         return data
     if not isinstance(data, bytes | bytearray | memoryview):

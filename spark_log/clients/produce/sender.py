@@ -1,4 +1,4 @@
-"""The producer's thread: takes the due topic batches, appends them, and resolves the futures. One append in flight.
+"""The producer's thread: takes the due topic batches, appends them one append at a time, and resolves the futures.
 
     take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
 
@@ -52,12 +52,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN = (UnknownProducerIdError, OutOfOrderSequenceNumberError, ProducerFencedError)
-"""The store does not know the producer or its sequence any more: it continues with a new producer id. Nothing was
-appended."""
+"""Errors of a store that does not know the producer or its sequence any more. Nothing was appended, and the producer
+continues with a new producer id.
+"""
 
 
 def _drop_traceback(error: BaseException | None) -> None:
-    """Remove the tracebacks of an error and its causes: futures keep the error, its frames keep the records."""
+    """Remove the tracebacks of an error and its causes: futures keep the error, and its frames keep the records."""
     seen = set()  # errors may cause each other
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -75,12 +76,12 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
 
 
 FULL_DISK_RETRY_S = 5.0
-"""Shorter than delivery_timeout_ms: only a user can free a disk, typically one who waits for the error."""
+"""Retry time after a full disk, below delivery_timeout_ms: only a user, who waits for the error, can free a disk."""
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
 class Sender(threading.Thread):
-    """Owns the cluster and the log, and closes them at its end."""
+    """Appends a producer's batches. It owns the cluster and the log, and closes them at its end."""
 
     def __init__(
         self,
@@ -104,12 +105,12 @@ class Sender(threading.Thread):
         stop_at_exit(self)
 
     def abandon_batches(self) -> None:
-        """Stop appending and start no sealing: the timeout of `close` has expired."""
+        """Stop appending and start no sealing, because the timeout of `close` has expired."""
         self.aborted = True
         self._log.stop_sealing()
 
     def request_stop(self) -> list[threading.Thread]:
-        """Threads to wait for at interpreter exit: this one if `close` was called; else the finalizer closes it."""
+        """Return the threads to wait for at interpreter exit: this one after `close`; else the finalizer closes it."""
         return [self] if self._accumulator.closing and self.is_alive() else []
 
     def run(self) -> None:
@@ -144,13 +145,13 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _next_try_s(self) -> float | None:
-        """The time at which an assembled batch may be appended (in a transaction: all of them); None without one."""
+        """Return the time at which a batch (in a transaction: all) may be appended, or None without a batch."""
         if self._transaction is not None:
             return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
 
     def _has_new_columns(self, topic: Topic) -> bool:
-        """Whether the topic, looked up again, decodes records in another way: a schema may have been registered."""
+        """Whether the topic, read again, decodes records differently, because a schema may have been registered."""
         fresh = self._topics.refresh(topic.name, force=True)
         return fresh is not None and fresh.topic.typed_columns != topic.typed_columns
 
@@ -208,8 +209,8 @@ class Sender(threading.Thread):
             self._accumulator.finished(topic_batch)
 
     def _due(self) -> list[ProducerBatch]:
-        """The first batch of each partition, if it need not wait; after a common failure one of them alone. In a
-        transaction all batches: they become visible, or fail, together.
+        """Return the first batch of each partition that need not wait, or one alone after a common failure. In a
+        transaction return all batches or none: they become visible, or fail, together.
         """
         now_s = clock.monotonic_s()
         if self._transaction is not None:
@@ -250,7 +251,7 @@ class Sender(threading.Thread):
                 self._rejected(batch, outcome)
 
     def warn_of_expired(self) -> None:
-        """Log a warning, once per topic, of records that are already older than retention.ms."""
+        """Log a warning, once per topic, about records that are already older than retention.ms."""
         for each in self._log.expired.take():
             logger.warning("%s", each)
 
@@ -314,7 +315,7 @@ class Sender(threading.Thread):
             self._finish(batch, -1, error)
 
     def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
-        """Handle an append that raised an error: there are no outcomes by partition."""
+        """Handle an append that raised an error, so that there are no outcomes by partition."""
         ours = isinstance(error, SparkLogError)
         retriable = isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
         if not ours:
@@ -345,8 +346,8 @@ class Sender(threading.Thread):
         batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
 
     def _note_full_disk(self, batch: ProducerBatch, error: DiskFullError) -> None:
-        """A batch that has met a full disk fails after FULL_DISK_RETRY_S without any append to its partition, also if
-        the log dir has been taken offline meanwhile, so that the error is another one.
+        """Note a full disk. The batch fails after FULL_DISK_RETRY_S without any append to its partition, also if the
+        log dir has been taken offline meanwhile, so that the error is another one.
         """
         batch.disk_full = error
         if batch.key not in self._full_since_s:
@@ -355,7 +356,7 @@ class Sender(threading.Thread):
             logger.warning("%s: %s; trying again for %.0f s", place, error, FULL_DISK_RETRY_S)
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
-        """Set the outcome of a batch: of the first one of its partition, or of any one in a transaction."""
+        """Set the outcome of the first batch of a partition, or in a transaction of any batch."""
         if error is not None:
             logger.debug("%s-%s: batch failed", batch.topic.name, batch.partition, exc_info=error)
             _drop_traceback(error)

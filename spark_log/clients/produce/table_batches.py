@@ -1,4 +1,4 @@
-"""Partitioning of the Arrow tables of `send_table`, without a Python object per record."""
+"""Partitions the Arrow tables of `send_table`, without a Python object per record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ class TableBatch(TopicBatch):
         self._parts, self.bytes = parts, size
 
     def take_parts(self) -> Sequence[tuple[int, pa.Table]]:
-        """Return the records and drop the reference: futures keep topic batches, and must not keep records."""
+        """Return the records and drop the reference, because futures keep topic batches and must not keep records."""
         parts, self._parts = self._parts, ()
         return parts
 
@@ -43,10 +43,10 @@ class TableBatch(TopicBatch):
 def checked(
     table: pa.Table | pa.RecordBatch, topic: Topic, now_ms: int, max_request_size: int
 ) -> tuple[pa.Table, pa.ChunkedArray | None]:
-    """(records as they will be stored, explicit partitions).
+    """Return (records as they will be stored, explicit partitions).
 
-    Columns: value, and optionally key, partition, timestamp, headers. InvalidRecordError for any other column, and for
-    a record that the topic refuses.
+    Columns are value, and optionally key, partition, timestamp, headers. Raises InvalidRecordError for any other
+    column, and for a record that the topic refuses.
     """
     strangers = [name for name in table.schema.names if name not in _COLUMNS]
     if strangers:
@@ -62,9 +62,9 @@ def checked(
 def topic_batches(
     topic: Topic, records: pa.Table, explicit: pa.ChunkedArray | None, bytes_max: int, first_run: int, run_bytes: int
 ) -> Iterator[TableBatch]:
-    """The table in slices of at most `bytes_max` bytes (or one record), each split by partition.
+    """Yield the table in slices of at most `bytes_max` bytes (or one record), each split by partition.
 
-    InvalidRecordError for a partition that does not exist.
+    Raises InvalidRecordError for a partition that does not exist.
     """
     per_run = max(1, run_bytes * records.num_rows // max(1, records.nbytes))
     for number, (start, batch) in enumerate(_slices(records, min(SLICE_BYTES_MAX, bytes_max))):
@@ -80,7 +80,7 @@ def topic_batches(
 
 
 def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]:
-    """(first row, slice): as many rows as have `bytes_max` bytes on average; slices with more bytes are halved."""
+    """Yield (first row, slice) with as many rows as have `bytes_max` bytes on average; larger slices are halved."""
     per_slice = max(1, records.num_rows * bytes_max // max(1, records.nbytes))
     waiting = [(start, per_slice) for start in range(0, records.num_rows, per_slice)][::-1]
     while waiting:
