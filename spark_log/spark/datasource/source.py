@@ -1,4 +1,4 @@
-"""`format("spark_log")`: the entry point that Spark calls.
+"""Implements `format("spark_log")`: the entry point that Spark calls.
 
 Modules that only some processes need are imported on use: otherwise each process that Spark starts to plan a read or a
 write, and each executor that unpickles these classes for its tasks, would import all of them (SQLAlchemy takes 0.2 s).
@@ -52,7 +52,7 @@ _TYPES: dict[str, DataType] = {
 
 _TABLE_PROPERTY = "provider"
 _OPTIONS_OF_TABLES = ("columns", "includeheaders")
-"""CREATE TABLE takes the columns of the table from them; queries name them again."""
+"""Options that determine the columns of CREATE TABLE. Queries of the table name them again."""
 _LOST_OPTIONS = (
     "Spark does not pass the options of a table to data sources in Python. Use CREATE TEMPORARY VIEW … USING spark_log"
     " OPTIONS (…), or, without Delta's catalog, name the options in each query of the table: … FROM table WITH"
@@ -62,7 +62,7 @@ _LOST_OPTIONS = (
 
 @message_only
 class SparkLogDataSource(DataSource):
-    """Driver. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector.
+    """Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector. Runs on the driver.
 
     Spark pickles it between processes of the driver. But the function that Spark builds from a reader and sends to
     executors holds the source as well. So a source that has created a reader is pickled without its options: they
@@ -76,12 +76,12 @@ class SparkLogDataSource(DataSource):
         return "spark_log"
 
     def schema(self) -> StructType:
-        """The seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
+        """Return the seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
         `columns`, which may name typed columns too.
 
-        `load()` calls it without the information whether it is for a batch or a stream: InvalidOptionError for options
-        that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the table its own
-        options: options of ours that queries would miss are refused.
+        `load()` calls it without the information whether it is for a batch or a stream, so it raises InvalidOptionError
+        for options that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the
+        table its own options. So options of ours that queries would miss are refused.
         """
         if _TABLE_PROPERTY in self.options:
             lost = [name for name in self.options if is_option(name) and name.lower() not in _OPTIONS_OF_TABLES]
@@ -93,8 +93,8 @@ class SparkLogDataSource(DataSource):
         return self._schema()
 
     def _schema(self, records: dict[str, DataType] | None = None) -> StructType:
-        """`records`: the types of the structs of typed columns, if they are known; otherwise the topic's, from the
-        metadata store.
+        """Return the schema. `records` are the types of the structs of typed columns; if they are not known, the
+        topic's types are read from the metadata store.
         """
         types = _TYPES
         # not the module column_choice: it imports pyarrow
@@ -155,7 +155,7 @@ class SparkLogDataSource(DataSource):
 
     @contextmanager
     def _naming_lost_options(self) -> Iterator[None]:
-        """Explains an error of a query without any option, which is typically the query of a table."""
+        """Explain an error of a query without any option, which is typically the query of a table."""
         try:
             yield
         except InvalidOptionError as error:

@@ -1,4 +1,4 @@
-"""Errors of the data source without the traceback of the Python process in which Spark runs it.
+"""Shows errors of the data source without the traceback of the Python process in which Spark runs it.
 
 Spark shows the traceback first and the message last, unless SPARK_HIDE_TRACEBACK is set in the process that raised the
 error (Spark's own setting for that also hides the traceback of defects). Such a process ends with the error.
@@ -17,7 +17,7 @@ _Class = TypeVar("_Class")
 
 
 def message_only(cls: type[_Class]) -> type[_Class]:
-    """Class decorator: our errors from public methods are shown by their message only; others keep the traceback."""
+    """Decorate a class: spark-log's errors from public methods show only their message; others keep the traceback."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, _wrapped(method))
@@ -57,6 +57,6 @@ def hide_traceback() -> None:
 
 
 def _in_process_of_spark() -> bool:
-    """Whether Spark started this process to run the data source: `python -m pyspark.daemon` and the like."""
+    """Whether Spark started this process to run the data source, as `python -m pyspark.daemon` for example."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return main is not None and main.name.startswith("pyspark.")

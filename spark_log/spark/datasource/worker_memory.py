@@ -7,7 +7,7 @@ from pyspark import TaskContext
 
 
 def spare_collections() -> None:
-    """Leave the modules that are imported by now out of later garbage collections; nothing outside a Spark task.
+    """Leave the modules that are imported by now out of later garbage collections. Has no effect outside a Spark task.
 
     Spark's daemon collects garbage after each task, before the worker takes the next one. Over the 80,000 objects of
     pyspark, pyarrow and spark-log that takes 50 ms, often longer than the task.

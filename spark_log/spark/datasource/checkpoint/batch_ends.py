@@ -1,4 +1,4 @@
-"""The offsets that a group has read after a micro-batch: the ends of the batch, from Spark's offset log. Driver."""
+"""The offsets that a group has read after a micro-batch: the batch's ends in Spark's offset log. Driver."""
 
 import json
 import posixpath
@@ -18,14 +18,14 @@ from spark_log.spark.datasource.options.source_options import SinkGroup
 
 @dataclass(frozen=True)
 class BatchEnds:
-    """The group, and the batch's entry in the offset log."""
+    """A group, and the batch's entry in the offset log."""
 
     group_id: str
     entry: str
 
     def commits(self, cluster: Cluster) -> dict[TopicPartition, Commit]:
-        """The commits of the group, for the topics that exist. InvalidOptionError if the query does not read from this
-        cluster.
+        """Return the commits of the group, for the topics that exist. Raises InvalidOptionError if the query does not
+        read from this cluster.
         """
         topics = cluster.store.read(find_topics)
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
@@ -37,10 +37,10 @@ class BatchEnds:
 
 
 def read_ends(group: SinkGroup, query_id: str | None, batch_id: int) -> BatchEnds:
-    """Read the entry without Spark: the processes that commit for a sink have no JVM.
+    """Read the entry without Spark, because the processes that commit for a sink have no JVM.
 
-    InvalidOptionError if the checkpoint cannot be read, or belongs to another query: Spark resolves a path without a
-    scheme in its default file system, this function in the local one.
+    Raises InvalidOptionError if the checkpoint cannot be read, or belongs to another query. Spark resolves a path
+    without a scheme in its default file system; this function resolves it in the local one.
     """
     checkpoint = group.checkpoint
     try:

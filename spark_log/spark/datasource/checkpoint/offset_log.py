@@ -20,7 +20,7 @@ _VERSIONS = ("v1", "v2")
 
 
 class End(NamedTuple):
-    """The next offset, and the leader epoch when it was decided; -1 in a checkpoint that an older version began."""
+    """The next offset, and the leader epoch when it was decided, or -1 in a checkpoint that an older version began."""
 
     offset: int
     leader_epoch: int
@@ -29,7 +29,8 @@ class End(NamedTuple):
 def ends_of_batch(
     entry: str, cluster_id: str, topic_ids: Mapping[str, TopicId], group_id: str
 ) -> dict[TopicPartition, End]:
-    """The end of the batch in each partition that its sources of this cluster read; the lowest one if several read it.
+    """Return the batch's end in each partition that its sources of this cluster read, the lowest one if several read
+    it.
 
     Leaves out topics that were deleted or recreated since: `topic_ids` are the ids of the existing topics. Raises
     InvalidOptionError if no source of the query reads from this cluster.
@@ -53,12 +54,12 @@ def ends_of_batch(
 
 
 def fingerprint_of_batch(entry: str) -> str:
-    """16 hex digits: the same when Spark repeats the batch, different for a batch that was planned again."""
+    """Return 16 hex digits. They are the same when Spark repeats the batch, and differ if a batch is planned again."""
     return hashlib.blake2b(entry.encode(), digest_size=8).hexdigest()
 
 
 def _ours(line: str, cluster_id: str) -> StreamOffset | None:
-    """The offset, if the JSON is that of a spark_log source."""
+    """Return the offset if the line is that of a spark_log source of this cluster, otherwise None."""
     if "{" not in line:
         return None
     try:

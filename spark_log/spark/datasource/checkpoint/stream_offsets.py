@@ -27,7 +27,7 @@ Epochs = Mapping[TopicPartition, int]
 
 @dataclass(frozen=True)
 class Positions:
-    """Next offset of each partition, the ids of their topics, and the leader epochs when the offsets were decided.
+    """The next offset of each partition, the ids of their topics, and the leader epochs when the offsets were decided.
 
     Checkpoints of older versions have no epochs.
     """
@@ -39,16 +39,16 @@ class Positions:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """Positions; the end of batch 0 also has its start."""
+    """The end of a batch. That of batch 0 also has the batch's start."""
 
     positions: Positions
     start: Positions | None = None
     initial: bool = False
     cluster_id: str | None = None
-    """None in a checkpoint that an older version began."""
+    """The id of the cluster, or None in a checkpoint that an older version began."""
 
     def followed_by(self, positions: Positions) -> "StreamOffset":
-        """The end of the batch that starts here."""
+        """Return the end, at `positions`, of the batch that starts here."""
         start = self.positions if self.initial else None
         return StreamOffset(positions, start, cluster_id=self.cluster_id)
 
@@ -71,7 +71,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "StreamOffset":
-        """InvalidOptionError if the checkpoint has other content."""
+        """Parse the JSON of a checkpoint. Raises InvalidOptionError if it has other content."""
         unknown = [key for key in shown if key.startswith("@") and key not in OUR_KEYS]
         if unknown:
             raise InvalidOptionError(f"checkpoint: offset has {unknown[0]!r}, which a newer spark-log may have written")

@@ -1,4 +1,4 @@
-"""The treatment of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`: one table.
+"""The treatment of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`, in one table.
 
 Spark's Kafka connector passes these options to its consumers and producers; spark-log has none. An option is honoured,
 or it is refused because a read or a write without it would have another meaning or less protection, or it is ignored
@@ -20,22 +20,22 @@ Side: TypeAlias = Literal["read", "write"]
 
 @dataclass(frozen=True)
 class Honoured:
-    """`source_options.py` reads it: `meaning` explains its effect."""
+    """An option that `source_options.py` reads. `meaning` explains its effect."""
 
     meaning: str
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """It has no effect on any side: `reason` explains why none is needed."""
+    """An option that has no effect on any side. `reason` explains why none is needed."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An error on these sides, unless its value is `unless`, which is the behaviour of spark-log. Ignored on the other
-    side.
+    """An option that is an error on these sides, except with the value `unless`, which is the behaviour of spark-log.
+    On the other side it is ignored.
 
     `{name}` in `message` is the option without its prefix. Options with the same message are named together.
     """
@@ -127,16 +127,16 @@ KAFKA_OPTIONS: Mapping[str, Decision] = {
         Ignored(_TUNING),
     ),
 }  # fmt: skip
-"""By name without `kafka.`; `ssl.*` is every name that begins with `ssl.` and has no row of its own."""
+"""Decisions by name without `kafka.`. `ssl.*` is every name that begins with `ssl.` and has no row of its own."""
 
 
 def decision_on(name: str) -> Decision:
-    """The treatment of the option of this name, in lower case and without `kafka.`."""
+    """Return the treatment of the option of this name, in lower case and without `kafka.`."""
     return KAFKA_OPTIONS.get(name) or KAFKA_OPTIONS.get(name.partition(".")[0] + ".*") or Ignored("unknown")
 
 
 def refuse_kafka_options(given: OptionText, side: Side) -> None:
-    """InvalidOptionError that names all given options that are refused on this side. Shows no secrets."""
+    """Raise InvalidOptionError with the names of all given options that are refused on this side. Shows no secrets."""
     refused: dict[str, list[str]] = {}
     for name in given.names_after(PREFIX):
         decision = decision_on(name)

@@ -31,8 +31,8 @@ _SHOWN_CHARS_MAX = 1000
 
 
 def parse_offsets(text: str, *, resolved: bool = False) -> dict[TopicPartition, int]:
-    """Offsets per partition. They may be -1 (latest) and -2 (earliest) unless they must be `resolved` (those of a
-    checkpoint).
+    """Parse offsets by partition. They may be -1 (latest) and -2 (earliest), except if they must be `resolved`, as in a
+    checkpoint.
 
     Raises InvalidOptionError "Expected e.g. {…}, got …".
     """
@@ -40,12 +40,12 @@ def parse_offsets(text: str, *, resolved: bool = False) -> dict[TopicPartition, 
 
 
 def parse_timestamps(text: str) -> dict[TopicPartition, int]:
-    """Timestamps (ms, >= 0) per partition. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
+    """Parse timestamps (ms, >= 0) by partition. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
     return _parse_nested(text, TIMESTAMPS_EXAMPLE, 0)
 
 
 def parse_assign(text: str) -> tuple[TopicPartition, ...]:
-    """The named partitions, without duplicates, sorted. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
+    """Parse the named partitions, sorted, without duplicates. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
     partitions = set()
     for topic, numbers in _load(text, ASSIGN_EXAMPLE).items():
         if not isinstance(numbers, list):
@@ -58,7 +58,7 @@ def parse_assign(text: str) -> tuple[TopicPartition, ...]:
 
 
 def offsets_to_dict(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """The nested shape that Spark stores and shows: topic -> partition as text -> offset, in canonical order."""
+    """Return the nested dict that Spark stores and shows: topic -> partition as text -> offset, in canonical order."""
     nested: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):
         nested.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
@@ -66,7 +66,7 @@ def offsets_to_dict(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_dict(nested: object, *, resolved: bool = True) -> dict[TopicPartition, int]:
-    """Inverse of `offsets_to_dict`, checked as `parse_offsets` checks its text."""
+    """Convert the result of `offsets_to_dict` back, checked as `parse_offsets` checks its text."""
     return _flatten(nested, nested, OFFSETS_EXAMPLE, 0 if resolved else EARLIEST)
 
 

@@ -1,4 +1,4 @@
-"""Option names that have no effect and resemble one that has: probably typing errors.
+"""Finds option names that have no effect and resemble one that has: they are probably typing errors.
 
 Unknown options are ignored, because Spark passes options of its own (`path`, `queryName`). So a misspelt option would
 be ignored in silence: the driver warns of it.
@@ -47,7 +47,7 @@ def warn_of_misspelt_options(names: Iterable[str]) -> None:
 
 
 def resembled_option(name: str) -> str | None:
-    """The option that `name` probably means, or None if `name` is an option or resembles none."""
+    """Return the option that `name` probably means, or None if `name` is an option or resembles none."""
     written = name.lower()
     of_kafka = KAFKA_OPTIONS.get(written.removeprefix(PREFIX))
     if written in _WITH_EFFECT or isinstance(of_kafka, Ignored):

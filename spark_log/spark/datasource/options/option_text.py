@@ -1,4 +1,4 @@
-"""Reading single options: a text under a case-insensitive key -> a value, or InvalidOptionError with name and value."""
+"""Converts the text of a single option to a value, or raises InvalidOptionError with its name and text."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class OptionText:
-    """The options of a read or write. Names are compared without case; messages show them as the documentation does."""
+    """The options of a read or write. Names are case-insensitive; messages use the documentation's spelling."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._texts = {str(key).lower(): str(value) for key, value in options.items() if value is not None}
@@ -23,7 +23,7 @@ class OptionText:
         return self._texts.get(name.lower())
 
     def names_after(self, prefix: str) -> list[str]:
-        """The rest of each key that begins with `prefix`, sorted, in lower case."""
+        """Return the rest of each key that begins with `prefix`, sorted, in lower case."""
         return sorted(key.removeprefix(prefix) for key in self._texts if key.startswith(prefix))
 
     def refuse(self, name: str, message: str) -> None:
@@ -31,8 +31,8 @@ class OptionText:
             raise InvalidOptionError(message)
 
     def word(self, name: str, alias: str | None = None) -> str | None:
-        """A trimmed text that is not empty and has no control characters or lone surrogates; under `name` or `alias`,
-        which must agree.
+        """Return a trimmed text that is not empty and has no control characters or lone surrogates. It is given under
+        `name` or `alias`, which must agree.
         """
         texts: dict[str, str] = {}
         for key in (name, alias) if alias else (name,):

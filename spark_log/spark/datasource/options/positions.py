@@ -14,7 +14,7 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.options.offset_json import EARLIEST, LATEST
 
 TimestampStrategy = Literal["error", "latest"]
-"""For a start by timestamp in a partition without such a new record: fail, or start at the latest offset."""
+"""Start of a partition that has no record at or after the start timestamp: an error, or the latest offset."""
 
 _SHOWN_PARTITIONS_MAX = 20
 
@@ -31,16 +31,17 @@ class LatestOffsets:
 
 @dataclass(frozen=True)
 class SpecificOffsets:
-    """An offset for every partition; -1 latest, -2 earliest."""
+    """An offset for every partition; -1 means latest, -2 means earliest."""
 
     offsets: dict[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """The committed offsets of the group of option group.id; the log start offset of partitions without one.
+    """The committed offsets of the group of option group.id. A partition without one starts at its log start offset.
 
-    An extension: Spark's Kafka connector has checkpoints only. A batch can read the records that a group has not read.
+    This is an extension: Spark's Kafka connector has checkpoints only. A batch can read the records that a group has
+    not read.
     """
 
 
@@ -73,7 +74,7 @@ def check_unresolved(start: Position, end: Position) -> None:
 
 
 def timestamps_to_look_up(position: Position, assigned: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Timestamps (ms) whose offsets `resolve` needs in `found`; empty for a position by offsets."""
+    """Return the timestamps (ms) whose offsets `resolve` needs in `found`; empty for a position by offsets."""
     match position:
         case GlobalTimestamp(timestamp_ms):
             return dict.fromkeys(assigned, timestamp_ms)
@@ -94,11 +95,11 @@ def resolve(
     found: Mapping[TopicPartition, int | None] | None = None,
     committed: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
-    """The offset of every assigned partition. The result has the keys of `available`.
+    """Return the offset of every assigned partition. The result has the keys of `available`.
 
-    `available`: [log start offset, high watermark) of all assigned partitions. `found`: for a position by timestamp,
-    the offset of the first record at or after it, None if there is none (then latest; an error for a start under
-    strategy "error"). `committed`: the group's offsets. Offsets outside `available` are kept:
+    `available` is [log start offset, high watermark) of all assigned partitions, `committed` the group's offsets. For a
+    position by timestamp, `found` is the offset of the first record at or after it, or None if there is none: then the
+    offset is the latest one, or an error for a start under strategy "error". Offsets outside `available` are kept:
     `data_loss.resolve_ranges` decides whether that is a loss. Raises InvalidOptionError if the position names other
     partitions than the assigned ones.
     """
@@ -128,7 +129,7 @@ def resolve(
 
 
 def show_all(partitions: Collection[TopicPartition]) -> str:
-    """`Set(t-0, t-1)`, sorted, and truncated since there may be thousands."""
+    """Return `Set(t-0, t-1)`, sorted, and truncated because there may be thousands."""
     shown = [str(tp) for tp in sorted(partitions)[:_SHOWN_PARTITIONS_MAX]]
     more = len(partitions) - len(shown)
     return f"Set({', '.join(shown)}" + (f", … and {more} more)" if more else ")")

@@ -1,4 +1,4 @@
-"""The options of `format("spark_log")`: text becomes types once, here.
+"""Parses the options of `format("spark_log")`: text becomes types once, here.
 
 Names, defaults, precedence and messages are those of Spark's connector ("Structured Streaming + Kafka Integration
 Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored; kafka_options.py has the treatment of
@@ -33,7 +33,7 @@ from spark_log.transactions.rules import ProducerRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 _CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
-"""A file whose first line is the address."""
+"""Names a file whose first line is the address."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -52,22 +52,23 @@ class ReadOptions:
     """The options of a batch or streaming read. Frozen and picklable; the cluster's address stays on the driver."""
 
     cluster: str
-    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
+    """Folder or SQLAlchemy URL: option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
     subscription: Subscription
-    """Exactly one of subscribe, subscribePattern, assign."""
+    """From exactly one of subscribe, subscribePattern, assign."""
     starting: Position
-    """startingTimestamp > startingOffsetsByTimestamp > startingOffsets; a batch starts at earliest, a stream at latest.
-    Unlike Kafka's connector, it accepts `committed`: start at the committed offsets of the group of group.id.
+    """From startingTimestamp, else startingOffsetsByTimestamp, else startingOffsets. By default a batch starts at
+    earliest, a stream at latest. Unlike Kafka's connector, it accepts `committed`: the committed offsets of group.id.
     """
     ending: Position
-    """endingTimestamp > endingOffsetsByTimestamp > endingOffsets; always latest for a stream."""
+    """From endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets. It is always latest for a stream."""
     starting_timestamp_strategy: TimestampStrategy = "error"
-    """startingOffsetsByTimestampStrategy: for a start by timestamp in a partition without such a new record."""
+    """startingOffsetsByTimestampStrategy: the start of a partition without a record at or after the start timestamp."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
-    """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
+    """Whether rows have the field `headers`, because of includeHeaders or because `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order, and fields of records by their dotted paths. Option `columns`, ours; otherwise all.
+    """Fields of the rows, in order, and fields of records by their dotted paths. By default all; option `columns`,
+    which Kafka's connector does not have, chooses them.
     """
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
@@ -75,17 +76,18 @@ class ReadOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     group_id: str | None = None
-    """With it a query commits its end offsets to that group. Option `group.id` (alias kafka.group.id)."""
+    """Group to which a query commits its end offsets. Option `group.id` (alias kafka.group.id)."""
     group_id_prefix: str | None = None
-    """groupIdPrefix; without effect if there is a group id."""
+    """groupIdPrefix. It has no effect if there is a group id."""
     client_rack: str | None = None
     """Rack of the executors: segments are read from a replica there, if there is one. Option `kafka.client.rack`."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None, environ: Mapping[str, str]) -> "ReadOptions":
-        """`options` as Spark passes them; `environ` is os.environ, passed in. Raises InvalidOptionError.
+        """Parse `options` as Spark passes them; `environ` is os.environ. Raises InvalidOptionError.
 
-        `streaming` None: not known yet; only values that are invalid for both a batch and a stream are refused.
+        `streaming` is None if it is not known yet. Then only values that are invalid for both a batch and a stream are
+        refused.
         """
         texts = OptionText(options)
         if streaming:
@@ -140,7 +142,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class TxnVersion:
-    """A batch write that is done once: a version not above the application's last one changes nothing (as in Delta)."""
+    """Identifies a batch write done once: a version not above the application's last changes nothing (as in Delta)."""
 
     app_id: str
     version: int
@@ -153,7 +155,7 @@ class SinkGroup:
     group_id: str
     """Option `group.id` (alias kafka.group.id), streaming writes only."""
     checkpoint: str
-    """Option `checkpointLocation`, a path or a URI: Spark's offset log is there."""
+    """Option `checkpointLocation`, a path or a URI. Spark's offset log is there."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,9 @@ class PendingWrite:
 
     ref: ProducerRef
     order: int
-    """Order among the writes of the transaction: those of a lower one come first in the log."""
+    """Order among the writes of the transaction. Those of a lower one come first in the log."""
     after_topic_id: int = 0
-    """Rows of topics up to this id are left out: these topics already have the batch."""
+    """Rows of topics up to this id are left out, because these topics already have the batch."""
 
     def __str__(self) -> str:
         ref = self.ref
@@ -176,20 +178,20 @@ class WriteOptions:
     """The options of a batch or streaming write. Frozen and picklable."""
 
     cluster: str
-    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
+    """Folder or SQLAlchemy URL: option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
     topic: str | None = None
-    """Topic of every row; beats the column `topic`. None: each row names its own."""
+    """Topic of every row; overrides the column `topic`. With None, each row names its own."""
     txn: TxnVersion | None = None
-    """txnAppId and txnVersion: both or neither, batch writes only."""
+    """txnAppId and txnVersion: both or neither are set, for batch writes only."""
     pending: PendingWrite | None = None
-    """Option `transaction`: set by `streams.batch_transaction`, for its batch writes."""
+    """Option `transaction`, which `streams.batch_transaction` sets for its batch writes."""
     group: SinkGroup | None = None
     compression_type: str | None = None
-    """Option `kafka.compression.type`, for topics without their own compression type; None: the topic's."""
+    """Option `kafka.compression.type`, for topics without their own compression type. None uses the topic's."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
-        """As `ReadOptions.parse`. Raises PolicyViolationError for an internal topic."""
+        """Parse `options`. Raises InvalidOptionError, or PolicyViolationError for an internal topic."""
         texts = OptionText(options)
         refuse_kafka_options(texts, "write")
         texts.one_of("kafka.acks", _ACKS, "all")
@@ -208,7 +210,7 @@ class WriteOptions:
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the rows read, determined only by includeHeaders and `columns`: sufficient for the schema."""
+    """Return the fields of the rows read. They depend only on includeHeaders and `columns`; used for the schema."""
     return _columns(OptionText(options))
 
 
@@ -256,7 +258,7 @@ def _check_start_of_batch(starting: Position) -> None:
 
 
 def _check_end_of_batch(ending: Position) -> None:
-    """Streams take no ending offsets at all, so this is known before it is known which of the two a read is."""
+    """Check the ending offsets. Streams accept none, so it need not be known yet whether the read is a stream."""
     if isinstance(ending, EarliestOffsets):
         raise InvalidOptionError("ending offset can't be earliest for batch queries on spark_log")
     for tp, offset in ending.offsets.items() if isinstance(ending, SpecificOffsets) else ():

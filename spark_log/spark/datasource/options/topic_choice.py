@@ -1,4 +1,4 @@
-"""The topic-partitions that a query reads: options subscribe, subscribePattern and assign as a sum type."""
+"""The topic-partitions that a query reads: the options subscribe, subscribePattern and assign as a sum type."""
 
 import re
 from collections.abc import Iterable
@@ -26,12 +26,12 @@ class SubscribeTopics:
 
 @dataclass(frozen=True)
 class SubscribePattern:
-    """Every topic in whose name the regular expression is found, unanchored. No match is no error: 0 rows."""
+    """Every topic in whose name the regular expression is found, unanchored. Without a match, 0 rows are read."""
 
     pattern: str
 
     def select(self, topics: Iterable[str]) -> list[str]:
-        """The matching ones of `topics`, sorted. Internal topics are never matched, as in Kafka's consumer."""
+        """Return the matching ones of `topics`, sorted. Internal topics never match, as in Kafka's consumer."""
         found = re.compile(self.pattern).search
         return sorted(topic for topic in topics if not is_internal(topic) and found(topic))
 
@@ -47,7 +47,7 @@ Subscription = SubscribeTopics | SubscribePattern | AssignPartitions
 
 
 def only_topic(subscription: Subscription) -> str:
-    """The topic of a subscription that names just one. InvalidOptionError: columns of a record need one topic."""
+    """Return the only topic of a subscription. Raises InvalidOptionError without one: record columns need one."""
     match subscription:
         case SubscribeTopics(names):
             topics = set(names)
@@ -61,7 +61,7 @@ def only_topic(subscription: Subscription) -> str:
 
 
 def parse_subscription(given: OptionText) -> Subscription:
-    """Exactly one of the three options, checked. Raises InvalidOptionError or InvalidTopicError."""
+    """Parse and check exactly one of the three options. Raises InvalidOptionError or InvalidTopicError."""
     texts = {name: text for name in _STRATEGY_OPTIONS if (text := given.text(name)) is not None}
     if len(texts) != 1:
         which = "Only one of the following options can" if texts else "One of the following options must"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @message_only
 class BatchReader(DataSourceReader):
-    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names and types of the columns are pickled
-    for executors.
+    """Reads a batch. The driver calls `pushFilters` and `partitions`, an executor `read`. Only the names and types of
+    the columns are pickled for executors.
     """
 
     def __init__(self, options: ReadOptions, columns: ReadColumns) -> None:
@@ -30,7 +30,7 @@ class BatchReader(DataSourceReader):
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Stores the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
+        """Store the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
         rows.
         """
         self._pruning = prune(filters)
@@ -50,7 +50,7 @@ class BatchReader(DataSourceReader):
         yield from read_task(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The pickled state for executors: without the address of the metadata store."""
+        """Return the pickled state for executors, without the address of the metadata store."""
         return {"_columns": self._columns, "_options": None, "_pruning": Pruning()}
 
 

@@ -1,4 +1,4 @@
-"""failOnDataLoss: the offsets of [start, end) that a batch can still read, and the lost ones.
+"""Option failOnDataLoss: which offsets of [start, end) a batch can still read, and which are lost.
 
 Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more checks: the id of each
 topic, and the leader epochs. They detect a topic that was deleted and created again, or a log that an unclean election
@@ -47,9 +47,9 @@ class ResolvedRanges:
     """The ranges that a batch reads, and the reasons why they are smaller than requested."""
 
     ranges: dict[TopicPartition, OffsetRange]
-    """A range, maybe empty, for every existing partition; 0 <= start <= end, within the available offsets."""
+    """A range, which may be empty, for every existing partition; 0 <= start <= end, within the available offsets."""
     losses: tuple[str, ...]
-    """A sentence for each loss, to be logged as warnings; always empty under failOnDataLoss=true."""
+    """A sentence for each loss, to be logged as warnings. It is always empty under failOnDataLoss=true."""
 
 
 def resolve_ranges(
@@ -66,11 +66,11 @@ def resolve_ranges(
     truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
     group_id: str | None = None,
 ) -> ResolvedRanges:
-    """The ranges of [start, end) that can be read now.
+    """Return the ranges of [start, end) that can be read now.
 
-    `available`: [log start offset, high watermark) of the partitions that exist now; those that are not in `end` are
-    ignored. `*_topic_ids`: topic -> id at the time when start and end were decided, and now; a topic without an id
-    counts as unchanged. `*_epochs`: leader epochs at these times; a partition without one counts as not truncated.
+    `available` is [log start offset, high watermark) of the partitions that exist now; those that are not in `end` are
+    ignored. `*_topic_ids` are topic -> id at the time when start and end were decided, and now; a topic without an id
+    counts as unchanged. `*_epochs` are leader epochs at these times; a partition without one counts as not truncated.
     `truncations` are those of the topics as they are now. Raises DataLossError ("Some data may have been lost …") under
     `fail_on_data_loss`, naming every loss up to a cap.
     """
@@ -140,7 +140,7 @@ def admission_starts(
     start_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
     truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
 ) -> dict[TopicPartition, int]:
-    """The offset from which each available partition will be read, to size the next batch (rate limit, minimum,
+    """Return the offset from which each available partition will be read, to size the next batch (rate limit, minimum,
     metrics).
 
     New partitions, aged-out starts and recreated topics are read from their earliest offset, truncated partitions from
@@ -165,7 +165,7 @@ def in_the_log(
     epochs: Mapping[TopicPartition, int],
     truncations: Mapping[TopicPartition, Sequence[Truncation]],
 ) -> list[TopicPartition]:
-    """The partitions whose offsets are still positions in the log: the topic exists, has not been recreated, and was
+    """Return the partitions whose offsets are still positions in the log: the topic exists, was not recreated, and was
     not truncated below them.
     """
     return [

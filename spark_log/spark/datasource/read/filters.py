@@ -1,4 +1,4 @@
-"""Push-down: the partitions, offsets, timestamps and fields of typed columns that Spark's filters rule out. Pure.
+"""Finds the partitions, offsets, timestamps and fields of typed columns that Spark's filters rule out. Pure.
 
 Only whole partitions, segments and row groups are skipped; Spark applies every filter again to the rows that are read.
 So a filter that is not supported here costs time, but loses no rows.
@@ -40,7 +40,7 @@ _COMPARISONS: Mapping[type[Filter], Condition] = {
 
 @dataclass(frozen=True)
 class Interval:
-    """low <= x < high over whole numbers; None: unbounded."""
+    """The whole numbers x with low <= x < high. A limit that is None does not bound them."""
 
     low: int | None = None
     high: int | None = None
@@ -56,8 +56,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pruning:
-    """The partitions, offsets and timestamps (milliseconds) that the filters may accept; they reject all others. And
-    the filters on typed columns.
+    """The partitions, offsets and timestamps (milliseconds) that the filters may accept, and the filters on typed
+    columns. All other partitions, offsets and timestamps are rejected.
     """
 
     partition: Interval = Interval()
@@ -72,7 +72,7 @@ class Pruning:
 
 
 def prune(filters: Iterable[Filter]) -> Pruning:
-    """The conjunction of the filters on partition, offset, timestamp, topic and typed columns; others are ignored."""
+    """Return the conjunction of the filters on partition, offset, timestamp, topic and typed columns; ignore others."""
     partition, offset, timestamp_ms = Interval(), Interval(), Interval()
     topics: frozenset[str] | None = None
     fields: list[FieldFilter] = []
@@ -94,7 +94,7 @@ def prune(filters: Iterable[Filter]) -> Pruning:
 
 
 def _field_filters(found: Any) -> Iterator[FieldFilter]:
-    """The filter on a typed column, if it is supported."""
+    """Yield the filter on a typed column, if it is supported."""
     if isinstance(found, IsNull | IsNotNull):
         yield FieldFilter(found.attribute, Condition.IS_NULL if isinstance(found, IsNull) else Condition.IS_NOT_NULL)
     elif isinstance(found, In):
@@ -104,7 +104,7 @@ def _field_filters(found: Any) -> Iterator[FieldFilter]:
 
 
 def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
-    """The ranges without offsets that cannot match."""
+    """Return the ranges without offsets that cannot match."""
     kept: dict[TopicPartition, OffsetRange] = {}
     low, high = pruning.offset.low, pruning.offset.high
     for topic_partition, (start, end) in ranges.items():
@@ -120,7 +120,7 @@ def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dic
 
 
 def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
-    """The interval of a comparison with a constant; values are whole numbers, `scale` times as fine as the interval."""
+    """Return the interval of a comparison with a constant; the constant is `scale` times as fine as the interval."""
     if isinstance(found, In):
         values = [to_int(value) for value in found.value if value is not None]
         if not values or None in values:
@@ -147,7 +147,7 @@ def _number(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Microseconds since the epoch; None for a time without a time zone, which prunes nothing."""
+    """Return microseconds since the epoch, or None for a time without a time zone, which prunes nothing."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     since = value.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)

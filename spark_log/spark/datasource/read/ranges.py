@@ -16,7 +16,7 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.options.positions import show_all
 
 TASK_OVERHEAD_RECORDS = 1_000
-"""Cost of opening one more range in a task, in records: about 1 ms at a million records a second."""
+"""Cost of opening one more range in a task, in records. It is about 1 ms at a million records a second."""
 
 
 class PartitionRange(NamedTuple):
@@ -28,15 +28,14 @@ class PartitionRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of offsets in the range: the number of records, or more after compaction."""
+        """The number of offsets in the range. It is the number of records, or more after compaction."""
         return self.end - self.start
 
 
 def check_resolved(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, OffsetRange]:
-    """The ranges of a batch query. Raises InvalidOptionError for different partitions, or a start greater than its
-    end."""
+    """Return a batch query's ranges. Raises InvalidOptionError for different partitions, or a start above its end."""
     if start.keys() != end.keys():
         raise InvalidOptionError(
             f"different topic partitions for starting offsets topics[{show_all(start)}] "
@@ -57,7 +56,7 @@ def split_ranges(
     min_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[PartitionRange]:
-    """The ranges divided for parallelism, sorted; empty ones are dropped. Pieces of a partition cover its range
+    """Return the ranges divided for parallelism, sorted, without empty ones. Pieces of a partition cover its range
     exactly.
 
     First, ranges are divided so that no piece is larger than `max_records_per_partition`. Then, if there are fewer
@@ -84,7 +83,7 @@ def split_ranges(
 def pack_tasks(
     pieces: Iterable[PartitionRange], *, tasks_max: int, max_records_per_task: int | None = None
 ) -> list[tuple[PartitionRange, ...]]:
-    """Tasks of about equal work: one task per piece for up to `tasks_max` pieces; beyond that, tasks share pieces.
+    """Return tasks of about equal work: one for each of up to `tasks_max` pieces; beyond that, tasks share pieces.
     Within a task, offsets of a partition ascend.
 
     `max_records_per_task` (maxRecordsPerPartition) is kept even if it needs more than `tasks_max` tasks. The largest
@@ -112,12 +111,12 @@ def pack_tasks(
 
 
 def _part_count(size: int, total: int, parts: int) -> int:
-    """size / total * parts, rounded half up, at least 1."""
+    """Return size / total * parts, rounded half up, at least 1."""
     return max((2 * size * parts + total) // (2 * total), 1)
 
 
 def _cut(piece: PartitionRange, parts: int) -> Sequence[PartitionRange]:
-    """`parts` pieces; the remainder of the division enlarges the last ones by one. Fewer if there are fewer records."""
+    """Return `parts` pieces, or one per record if there are fewer. The last ones take the remainder of the division."""
     if parts == 1:
         return (piece,)
     parts = min(parts, piece.size)

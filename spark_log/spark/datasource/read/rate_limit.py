@@ -1,5 +1,5 @@
 """Admission control of a stream: when a batch begins (minOffsetsPerTrigger), and how much it reads
-(maxOffsetsPerTrigger). Semantics of Spark's KafkaMicroBatchStream, in exact integers. Pure.
+(maxOffsetsPerTrigger). It has the semantics of Spark's KafkaMicroBatchStream, in exact integers. Pure.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from spark_log.ids import TopicPartition
 def rate_limit(
     limit: int, start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """End offsets of a batch of about `limit` records (maxOffsetsPerTrigger), shared in proportion to the new records.
+    """Return the ends of a batch of about `limit` records (maxOffsetsPerTrigger), shared in proportion to new records.
 
     The share of a partition is limit * size / total, rounded down, but at least 1 if it has a new record, so that a
     small partition never starves: a batch holds at most limit + (number of partitions) records. Ends are never above
@@ -36,7 +36,7 @@ def should_delay(
     now_ms: int,
     last_trigger_ms: int | None,
 ) -> bool:
-    """Whether a batch waits (minOffsetsPerTrigger): there are too few new records and the last batch was recent enough.
+    """Whether a batch waits (minOffsetsPerTrigger): there are too few new records and the last batch is recent enough.
 
     `last_trigger_ms` is None before the first batch of a query's run, which never waits. A caller that gets False uses
     `now_ms` as its new `last_trigger_ms`. A partition that is not in `start` counts from offset 0.

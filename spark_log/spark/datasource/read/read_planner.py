@@ -1,4 +1,4 @@
-"""From options to tasks, on the driver: the only part of reading that uses the metadata store."""
+"""Plans the tasks of a read from its options, on the driver: the only part of reading that uses the metadata store."""
 
 import logging
 from bisect import bisect_right
@@ -42,7 +42,7 @@ class Available:
     topics: dict[str, Topic]
     ranges: dict[TopicPartition, OffsetRange]
     epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """Leader epochs."""
+    """Leader epochs of the partitions."""
     truncations: dict[TopicPartition, Sequence[Truncation]] = field(default_factory=dict)
     """Truncations of the partitions whose logs were truncated by elections."""
     commits: "dict[TopicPartition, Commit]" = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Available:
 
 
 class ReadPlanner:
-    """Plans reads of one query. Holds an open cluster; stays on the driver."""
+    """Plans reads of one query. It holds an open cluster and stays on the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -70,8 +70,8 @@ class ReadPlanner:
         self.cluster.close()
 
     def available(self, *, must_exist: bool = True) -> Available:
-        """The subscription now. UnknownTopicOrPartitionError if a topic of `subscribe` is missing and `must_exist` is
-        set.
+        """Return what the subscription matches now. Raises UnknownTopicOrPartitionError if a topic of `subscribe` is
+        missing and `must_exist` is set.
         """
         return self.cluster.store.read(lambda connection: self._available(connection, must_exist))
 
@@ -105,8 +105,8 @@ class ReadPlanner:
         )
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """The offsets where the query starts, and their leader epochs: for committed offsets of a group the epochs of
-        the commits, if known. Errors as for `offsets`.
+        """Return the offsets where the query starts, and their leader epochs; for committed offsets of a group the
+        epochs of the commits, if known. Raises the errors of `offsets` and `resolve`.
         """
         position = self.options.starting
         committed = {tp: commit.offset for tp, commit in available.commits.items()}
@@ -122,8 +122,8 @@ class ReadPlanner:
         starting: bool,
         committed: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
-        """The current offsets of a position. UnknownTopicOrPartitionError if, for a position by timestamp, a topic has
-        been deleted or recreated since `available` was read.
+        """Return the current offsets of a position. Raises UnknownTopicOrPartitionError if, for a position by
+        timestamp, a topic has been deleted or recreated since `available` was read.
         """
         wanted = timestamps_to_look_up(position, available.ranges)
         found_by_time: dict[TopicPartition, int | None] = {}
@@ -145,7 +145,7 @@ class ReadPlanner:
         )
 
     def _commits(self, connection: sa.Connection, topics: Mapping[str, Topic]) -> "dict[TopicPartition, Commit]":
-        """Read in the snapshot of the high watermarks, so that the committed offsets are not beyond them."""
+        """Read the commits in the snapshot of the high watermarks, so that no committed offset is beyond them."""
         if not isinstance(self.options.starting, CommittedOffsets):
             return {}
         from spark_log.groups.committed_offsets import read_commits  # only queries that need it pay for its imports
@@ -155,7 +155,7 @@ class ReadPlanner:
         return {tp: c for tp, c in commits.items() if tp.topic in topics and c.topic_id == topics[tp.topic].topic_id}
 
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
-        """The ranges of a batch query.
+        """Return the ranges of a batch query.
 
         Raises UnknownTopicOrPartitionError, InvalidOptionError (options that do not match the existing partitions), and
         DataLossError under failOnDataLoss=true.
@@ -190,7 +190,7 @@ class ReadPlanner:
         ranges: Mapping[TopicPartition, OffsetRange],
         pruning: Pruning = Pruning(),  # noqa: B008 - frozen
     ) -> list[ReadTask]:
-        """The tasks that read the ranges.
+        """Return the tasks that read the ranges.
 
         Records that retention or the deletion of a topic removes meanwhile are a loss like any other: DataLossError
         under failOnDataLoss=true; otherwise the remaining offsets are read.
@@ -204,7 +204,7 @@ class ReadPlanner:
     def _still_there(
         self, available: Available, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
-        """The part of the ranges that can be read now. DataLossError under failOnDataLoss=true."""
+        """Return the part of the ranges that can be read now. Raises DataLossError under failOnDataLoss=true."""
         now = self.available(must_exist=False)
         resolved = resolve_ranges(
             {tp: found.start for tp, found in ranges.items()},

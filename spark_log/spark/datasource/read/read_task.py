@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReadTask(InputPartition):
-    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. Sent to an executor."""
+    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. It is sent to an executor."""
 
     slices: list[Slice]
     log_dirs: LogDirs
@@ -31,7 +31,7 @@ class ReadTask(InputPartition):
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """The names of the columns, in order, and the typed ones among them. Sent to executors."""
+    """The names of the columns, in order, and the typed ones among them. They are sent to executors."""
 
     names: tuple[str, ...]
     typed: StructType
@@ -42,7 +42,7 @@ class ReadColumns:
 
 
 def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.RecordBatch"]:
-    """The records of a task as Arrow batches of the columns."""
+    """Yield the records of a task as Arrow batches of the columns."""
     from spark_log.log.records.schema import read_schema
     from spark_log.log.segments.fetcher import Fetcher
 

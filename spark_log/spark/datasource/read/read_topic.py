@@ -32,18 +32,17 @@ def read_topic(
     record: bool = False,
     client_rack: str | None = None,
 ) -> DataFrame:
-    """The records of a topic from the log start offsets to the high watermarks, in one snapshot of this moment.
+    """Return the records of a topic from log start offsets to high watermarks, in one snapshot of this moment.
 
-    The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
-    timestamp timestamp, timestampType int, and with `include_headers` headers. With `record`, for a topic that has
-    typed columns, also those: key_record_error string and key_record, a struct of the fields of key.schema, if its
+    The columns are those of `format("spark_log")`: key binary, value binary, topic string, partition int, offset
+    bigint, timestamp timestamp, timestampType int, and with `include_headers` headers. With `record`, for a topic that
+    has typed columns, also those: key_record_error string and key_record, a struct of the fields of key.schema, if its
     keys are typed; record_error string and record, with the fields of value.schema, if its values are. Spark reads only
     those fields of the files that the query needs. Records in the inline tail and in files without the current columns
     are decoded by Python workers.
 
     Page checksums are verified. The inline tail of the same snapshot is part of the plan. `cluster` is an address or an
     open Cluster. Segments are read from a replica in `client_rack`, if there is one.
-
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, and InvalidConfigurationError if Spark's class path lacks
     the file system of an object store (hadoop-aws for S3), or with `record` for a topic without typed columns.
     """
@@ -74,10 +73,10 @@ def read_plan(
     include_headers: bool = False,
     columns: "TopicColumns | None" = None,
 ) -> DataFrame:
-    """The records of a plan's slices, all of one topic, with the columns of `read_topic`, with typed columns if
-    `columns` is given.
+    """Return the records of a plan's slices, all of one topic, with the columns of `read_topic`, and with typed columns
+    if `columns` is given.
 
-    Slices of files must end where their segments do: a file is read to its end.
+    Slices of files must end where their segments do, because a file is read to its end.
     """
     schema = read_schema(include_headers, typed=None if columns is None else columns.fields)
     sealed = [piece for piece in plan.slices if piece.data is None]
@@ -120,7 +119,7 @@ def _sealed(
 
 
 def _decoded(frame: DataFrame, schema: pa.Schema, columns: "TopicColumns") -> DataFrame:
-    """`frame`, read with `without_columns(schema)`, with the typed columns."""
+    """Return `frame`, read with `without_columns(schema)`, with the typed columns added."""
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return add_columns(batches, columns, schema)

@@ -13,8 +13,8 @@ from spark_log.spark.datasource.options.topic_choice import only_topic
 
 
 def record_types(options: ReadOptions) -> dict[str, DataType]:
-    """The types by column. UnknownTopicOrPartitionError; InvalidOptionError if the topic does not have the columns, or
-    there are several topics.
+    """Return the types by column. Raises UnknownTopicOrPartitionError, or InvalidOptionError if there are several
+    topics or the topic does not have the columns.
 
     With paths of fields in option `columns`, a struct has these fields only. A query keeps the types while it runs,
     also when the topic gets more columns.

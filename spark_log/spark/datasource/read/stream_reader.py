@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @message_only
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Driver: all methods but `read`, in one long-lived process. Executor: `read`. Only the names and types of the
-    columns are pickled for executors.
+    """Reads a stream. The driver calls all methods but `read`, in one long-lived process, an executor `read`. Only the
+    names and types of the columns are pickled for executors.
 
     Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
     """
@@ -42,7 +42,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start of a new query (startingOffsets and related options). Spark asks again when it replays batch 0."""
+        """Return the start of a new query (startingOffsets and the like). Spark calls it again to replay batch 0."""
         planner = self._driver()
         available = planner.available()
         start, epochs = planner.starting(available)
@@ -58,8 +58,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch: the high watermarks, or less by the rate limit; `start` if the batch has to
-        wait.
+        """Return the end of the next batch: the high watermarks, or less by the rate limit, or `start` if the batch has
+        to wait.
         """
         planner = self._driver()
         begin = StreamOffset.from_json(start)
@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
 
     def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
-        """The end of a query with Trigger.AvailableNow: the high watermarks at its first batch."""
+        """Return the end of the partition; with Trigger.AvailableNow at most its high watermark at the first batch."""
         if self._target is None:
             return now.end
         return min(now.end, self._target.offsets.get(partition, now.start))
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rate_limit(limit.max_rows, starts, latest) if isinstance(limit, ReadMaxRows) else latest
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes the end of the query at the current high watermarks."""
+        """Fix the end of the query at the current high watermarks."""
         available = self._driver().available(must_exist=False)
         self._target = Positions(available.ends, available.topic_ids)
 
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(Positions(available.ends, {})).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch [start, end). DataLossError under failOnDataLoss if some of its records are lost."""
+        """Return the tasks of the batch [start, end). Raises DataLossError for lost records under failOnDataLoss."""
         planner = self._driver()
         last = StreamOffset.from_json(end)
         # batch 0: its start was decided together with its end; a later result of initialOffset does not count
@@ -156,13 +156,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return resolved.ranges
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A batch is done: with `group.id`, its end offsets become the group's committed offsets."""
+        """End a batch: with `group.id`, its end offsets become the group's committed offsets."""
         planner = self._driver()
         if planner.options.group_id is not None:
             self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
 
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
-        """Commit the positions that are still in the log: a loss is detected when the next batch is planned."""
+        """Commit the positions that are still in the log. A loss is detected when the next batch is planned."""
         planner = self._driver()
         if planner.options.group_id is not None and positions != self._committed:
             from spark_log.groups.committed_offsets import Commit, commit_offsets
@@ -198,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def __getstate__(self) -> dict[str, Any]:
-        """The pickled state for executors: without the address of the metadata store."""
+        """Return the pickled state for executors, without the address of the metadata store."""
         return {
             "_columns": self._columns,
             "_options": None,

@@ -15,7 +15,7 @@ from spark_log.errors import SparkLogError
 from spark_log.ids import WriteId
 
 _KEPT_MS = 7 * ClusterSettings().spark_write_id_lease_ms
-"""Longer than the lifetime of the write id: by then clean-up may have deleted it, and the commit would be refused."""
+"""Retention of an address. It is longer than the lifetime of the write id, after which the commit is refused."""
 
 
 def leave(write_id: WriteId, address: str) -> None:
@@ -34,7 +34,7 @@ def leave(write_id: WriteId, address: str) -> None:
 
 
 def take(write_id: WriteId) -> str:
-    """The address that `leave` stored for the write."""
+    """Return the address that `leave` stored for the write."""
     try:
         return (_folder() / write_id).read_text()
     except FileNotFoundError:

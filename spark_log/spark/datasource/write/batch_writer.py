@@ -1,4 +1,4 @@
-"""The batch sink: all or nothing."""
+"""Writes a batch DataFrame to topics. All its records become visible, or none."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +17,8 @@ from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
 
 @message_only
 class BatchWriter(DataSourceArrowWriter):
-    """Driver: planning, `commit`, `abort`. Executor: `write`. Pickled with the plan, but without the store's
-    address.
+    """Writes a batch. The driver plans and calls `commit` or `abort`; an executor calls `write`. It is pickled with the
+    plan, but without the store's address.
     """
 
     def __init__(self, options: WriteOptions) -> None:

@@ -1,4 +1,4 @@
-"""The streaming sink: exactly once."""
+"""Writes the micro-batches of a stream to topics, each exactly once."""
 
 import pickle
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
 
 @message_only
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Driver only: plans a micro-batch, and commits or aborts it. Pickled for the executors, it becomes a
+    """Plans a micro-batch, and commits or aborts it, on the driver only. Pickled for the executors, it becomes a
     `StreamTaskWriter`.
 
     Spark creates a new writer for each commit; the tasks' messages identify the query.
     """
 
     def __init__(self, options: WriteOptions, option_names: tuple[str, ...] = ()) -> None:
-        """`option_names` are all names that the user wrote."""
+        """Create a writer. `option_names` are all names that the user wrote."""
         self._options, self._option_names = options, option_names
         self._plan: WritePlan | None = None
 
@@ -33,7 +33,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise AssertionError("executors get a StreamTaskWriter")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the micro-batch, unless it was appended before: then a replay changes nothing, and a different batch
+        """Append the micro-batch, unless it was appended before. Then a replay changes nothing, and a different batch
         raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
         """
         from spark_log.log.append.spark_batch_rules import SparkBatch
@@ -79,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 @message_only
 class StreamTaskWriter(DataSourceStreamArrowWriter):
-    """Executor only: writes the tasks of a micro-batch."""
+    """Writes the tasks of a micro-batch, on executors only."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan

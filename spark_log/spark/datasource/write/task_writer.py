@@ -1,8 +1,9 @@
-"""Writing in a task: rows are checked, partitioned and encoded as they arrive. Executor.
+"""Writes in a task: rows are checked, partitioned and encoded as they arrive. Executor.
 
-Memory is bounded whatever the input: rows of a partition are buffered until they are worth a row group, the number of
+Memory is bounded for any input: rows of a partition are buffered until they are worth a row group, the number of
 open files is limited, and when all buffered rows exceed WAITING_BYTES_MAX the largest part is written to its file.
-Buffered rows are slices, and a slice keeps its whole source batch in memory: so after each WAITING_BYTES_MAX of input,
+
+Buffered rows are slices, and a slice keeps its whole source batch in memory. So after each WAITING_BYTES_MAX of input,
 the rows that are still buffered are copied.
 """
 
@@ -31,7 +32,7 @@ _NULL_KEY_RUN_RECORDS = 1_024
 
 
 class TaskWriter:
-    """The files and blobs of one task attempt. `file_prefix` is unique to the attempt, and begins with the write id."""
+    """Writes the files and blobs of one task attempt. `file_prefix` is unique to it, and begins with the write id."""
 
     def __init__(self, plan: WritePlan, file_prefix: str, task_number: int) -> None:
         self._plan = plan
@@ -62,7 +63,7 @@ class TaskWriter:
             self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
-        """Close the open files; small outputs become blobs in the task's commit message, up to a limit per task."""
+        """Close the open files; make blobs in the task's commit message of small outputs, up to a limit per task."""
         inline_bytes = 0
         for part in list(self._parts.values()):
             blob = None
@@ -82,7 +83,7 @@ class TaskWriter:
         return self._output
 
     def abort(self) -> None:
-        """Delete the files of this attempt: its commit message was never sent."""
+        """Delete the files of this attempt, because its commit message was never sent."""
         for part in self._parts.values():
             if part.files is not None:
                 part.files.abort()
@@ -117,8 +118,9 @@ class TaskWriter:
             yield topic, records.filter(rows), None if explicit is None else explicit.filter(rows)
 
     def _now_ms(self) -> int:
-        """The store's time, or earlier, never later. It is the time of the plan plus the elapsed time. If the planner
-        ran on another host, whose clock cannot be compared, only the time since the start of this task is added.
+        """Return the store's time, or earlier, never later. It is the time of the plan plus the elapsed time. If the
+        planner ran on another host, whose clock cannot be compared, only the time since the start of this task is
+        added.
         """
         return self._plan.now_ms + clock.boot_ms() - self._since_boot_ms
 

@@ -1,4 +1,4 @@
-"""`write_topic`: a batch write to a topic, from any thread. Driver."""
+"""`write_topic` writes a batch to a topic, from any thread. Driver."""
 
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,12 @@ def write_topic(
     *,
     txn: tuple[str, int] | None = None,
 ) -> None:
-    """Append the rows to a topic, all or nothing: `frame.write.format("spark_log")` with an active session.
+    """Append the rows to a topic, all or nothing, as `frame.write.format("spark_log")` does with an active session.
 
-    Columns: value, and optionally key, headers, partition, timestamp, topic; `topic` None: each row names its own.
-    `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a version
-    that is not above the application's last one changes nothing. Several threads may write at once.
-
-    Raises the exceptions of a Spark write, with our message in them.
+    Columns are value, and optionally key, headers, partition, timestamp, topic; without `topic`, each row names its
+    own. `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a
+    version that is not above the application's last one changes nothing. Several threads may write at once. Raises the
+    exceptions of a Spark write, with our message in them.
     """
     address = cluster if isinstance(cluster, str) else str(cluster.store.address)
     options = {"cluster": address, "topic": topic}
@@ -34,6 +33,6 @@ def write_topic(
 
 
 def save(frame: DataFrame, options: dict[str, str]) -> None:
-    """Append the rows under these options of `format("spark_log")`."""
+    """Append the rows with these options of `format("spark_log")`."""
     activate_session(frame.sparkSession)
     frame.write.format("spark_log").options(**options).mode("append").save()

@@ -1,4 +1,4 @@
-"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that uses the metadata
+"""Plans, commits and aborts a Spark write, on the driver. It is the only part of writing that uses the metadata
 store.
 """
 
@@ -33,12 +33,12 @@ from spark_log.transactions.transaction_store import register
 logger = logging.getLogger(__name__)
 
 WRITE_BATCHES_MAX = 2**32
-"""Above the number of batches of any write: in a transaction, the positions of the next write begin there."""
+"""A number above the batches of any write. In a transaction, the positions of the next write begin there."""
 
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
-    """Register a write id and read the facts that tasks need. UnknownTopicOrPartitionError if the topic does not
-    exist.
+    """Register a write id and read the facts that tasks need. Raises UnknownTopicOrPartitionError if the topic does
+    not exist.
     """
     with Cluster.open(options.cluster) as cluster:
         topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
@@ -54,7 +54,7 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
 
 
 def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
-    """The plan of the topic of option `topic`, or of all topics that users write to."""
+    """Return the plan of the topic of option `topic`, or of all topics that users write to."""
     name = options.topic
     topics = find_topics(connection, None if name is None else [name])
     if name is not None and name not in topics:
@@ -78,7 +78,7 @@ def commit_write(
     batch: SparkBatch | None,
     ends: BatchEnds | None = None,
 ) -> None:
-    """Append the batches of the tasks, in task order, all or nothing; raises the error of a refused batch. A repeated
+    """Append the batches of the tasks, in task order, all or nothing. Raises the error of a refused batch. A repeated
     write is dropped.
 
     With `ends` the group's offsets are committed in the same transaction.
@@ -103,7 +103,7 @@ def commit_write(
 
 
 def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
-    """The topics that a Spark batch writes to; for a batch without rows, the topic that it would write to."""
+    """Return the topics that a Spark batch writes to; for a batch without rows, the topic that it would write to."""
     if batches or not batch.target:
         return {each.topic_id for each in batches}
     return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, [batch.target])).values()}
@@ -125,7 +125,7 @@ def register_write(
 
 
 def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
-    """Append the whole request; raises the error of a refused batch.
+    """Append the whole request. Raises the error of a refused batch.
 
     Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
     """
@@ -147,26 +147,26 @@ def _topics(cluster: Cluster, batches: Sequence[Batch]) -> dict[int, Topic]:
 
 
 def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, bytes]]:
-    """Batches in task order, and the bytes of blobs by name."""
+    """Return the batches in task order, and the bytes of blobs by name."""
     batches = [found for output in outputs for found in output.batches]
     return batches, {name: data for output in outputs for name, data in output.blobs.items()}
 
 
 def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
-    """Delete the files of the tasks, unless they were appended (by a commit whose answer was lost)."""
+    """Delete the files of the tasks, unless a commit whose answer was lost has appended them."""
     with Cluster.open(cluster_address) as cluster:
         _drop(cluster, _written(outputs)[0], write_id)
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
-    """An append deletes the row of the write id in its own transaction. If the row still exists, these files were not
-    appended and cannot be appended after the row is deleted here; so they may be deleted.
+    """Delete the files unless they were appended: an append deletes the row of the write id in its own transaction. If
+    the row exists and is deleted here, the files were not appended and never can be.
     """
     if cluster.store.transact(lambda connection, _attempt: take(connection, write_id)):
         _delete(cluster, batches)
 
 
 def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
-    """Delete files that no metadata names or will name; if a log dir is offline, clean-up deletes them later."""
+    """Delete files that no metadata names or will name. If a log dir is offline, clean-up deletes them later."""
     topics = _topics(cluster, batches)
     delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])

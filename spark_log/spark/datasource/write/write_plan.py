@@ -25,7 +25,7 @@ class TopicPlan:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """The plan of one write. `topic` is the option; None: each row names one of `topics`.
+    """The plan of one write. `topic` is the option; if it is None, each row names one of `topics`.
 
     `now_ms` is the store's time when the write was planned, by the host with `boot_id` at its `boot_ms`. A task
     computes its time from it (`TaskWriter`): LogAppendTime of every record, CreateTime of records without one.
@@ -44,7 +44,7 @@ class WritePlan:
 
 @dataclass
 class TaskOutput(WriterCommitMessage):
-    """The batches that a task wrote, in order: files by name, small ones with their bytes in `blobs`."""
+    """The batches that a task wrote, in order: files by name, and small ones with their bytes in `blobs`."""
 
     write_id: WriteId
     batches: list[Batch] = field(default_factory=list)

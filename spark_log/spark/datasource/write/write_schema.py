@@ -1,4 +1,4 @@
-"""The columns that a DataFrame needs to be written, with the messages of Spark's KafkaWriter.validateQuery."""
+"""Checks the columns of a DataFrame to write, with the messages of Spark's KafkaWriter.validateQuery."""
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType, TimestampType
 
@@ -9,7 +9,7 @@ _STRING_OR_BINARY = (StringType, BinaryType)
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raises InvalidOptionError. Names are case-sensitive; columns of other names are ignored."""
+    """Raise InvalidOptionError for invalid columns. Names are case-sensitive; columns of other names are ignored."""
     columns = {field.name: field.dataType for field in schema.fields}
     if options.topic is None and "topic" not in columns:
         raise InvalidOptionError(
