@@ -1,4 +1,4 @@
-"""Delta's JARs and Spark's Avro JAR: which files, which settings they need, and how they get into a `jars` folder.
+"""Installs Delta's JARs and Spark's Avro JAR in a `jars` folder, and defines the settings that they need.
 
 Spark's resolver (Ivy) downloads them as it does for `spark.jars.packages`: from Maven Central, or from the mirror that
 the user's environment names (DEFAULT_ARTIFACT_REPOSITORY, or spark.jars.ivySettings in spark-defaults.conf).
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The names for `spark.jars.packages` that bring Delta."""
+"""Delta's package for `spark.jars.packages`."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:4.1.1"
-"""The newest one that Maven Central has. from_avro and to_avro of it work with Spark 4.2."""
+"""The newest version that Maven Central has. Its from_avro and to_avro work with Spark 4.2."""
 DELTA_SETTINGS: dict[str, Any] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -41,13 +41,14 @@ JARS = {
     "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
     "org.apache.spark_spark-avro_2.13-4.1.1.jar": "6a19d90bc3b6e88d8db0fa36a19273aa10fea2dbd7a62bb60e4cedd73051b32d",
 }
-"""File name (as Ivy names it: group, artifact, version) and SHA-256. Spark has all other dependencies already, some of
-them in another version."""
+"""SHA-256 by file name (as Ivy names it: group, artifact, version). Spark has all other dependencies already, some of
+them in another version.
+"""
 _SPARK_HAS = (
     "com.*:*,commons-*:*,io.airlift:*,javax.*:*,org.apache.hadoop:*,org.apache.logging.*:*,org.apache.parquet:*"
     ",org.locationtech.*:*,org.roaringbitmap:*,org.scala-lang*:*,org.slf4j:*,org.tukaani:*,org.xerial.*:*"
 )
-"""Dependencies that are not downloaded."""
+"""Patterns of the dependencies that are not downloaded."""
 
 
 NOT_INSTALLED = (
@@ -57,21 +58,22 @@ NOT_INSTALLED = (
 
 
 def spark_jars_folder() -> Path:
-    """The `jars` folder of the Spark that this interpreter uses: SPARK_HOME's, or the installed pyspark's."""
+    """Return the `jars` folder of the Spark that this interpreter uses: SPARK_HOME's, or the installed pyspark's."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(_find_spark_home()) / "jars"
 
 
 def missing_in(folder: Path) -> list[str]:
-    """The JARs that are not in `folder` with the right content."""
+    """Return the JARs that are not in `folder` with the right content."""
     return [name for name, expected in JARS.items() if _sha256(folder / name) != expected]
 
 
 def install(folder: Path, report: Callable[[str], None]) -> list[str]:
-    """Download the JARs that `folder` lacks, verify and place them; their names. Other versions of them are removed.
+    """Download the JARs that `folder` lacks, verify and place them; return their names. Remove their other versions.
 
-    `report` gets a line of progress for each file. DeltaNotInstalledError says what to do; then `folder` is unchanged.
+    `report` gets a line of progress for each file. Raises DeltaNotInstalledError with advice; `folder` is then
+    unchanged.
     """
     missing = missing_in(folder)
     if missing:
@@ -94,7 +96,7 @@ def install(folder: Path, report: Callable[[str], None]) -> list[str]:
 
 
 def check_loaded(session: "SparkSession") -> None:
-    """DeltaNotInstalledError unless the running Spark has Delta's classes."""
+    """Raise DeltaNotInstalledError unless the running Spark has Delta's classes."""
     jvm: Any = session.sparkContext._jvm
     if not all(jvm.org.apache.spark.util.Utils.classIsLoadable(name) for name in DELTA_SETTINGS.values()):
         raise DeltaNotInstalledError(NOT_INSTALLED)
@@ -121,7 +123,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Whole or not at all: a Spark that starts meanwhile never sees a partial file."""
+    """Copy the whole file or nothing: a Spark that starts meanwhile never sees a partial file."""
     partial = target.with_suffix(".partial")
     shutil.copyfile(source, partial)
     os.replace(partial, target)
@@ -157,7 +159,7 @@ def _download(scratch: Path, report: Callable[[str], None]) -> None:
 
 
 def _reason(said: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Advice on a spark-submit that failed, from its output."""
+    """Return advice on a spark-submit that failed, from its output."""
     if any("JAVA_HOME is not set" in line for line in said):
         return "Spark needs Java 17 or later: install it, or set JAVA_HOME"
     failures = [line for line in said if line.startswith(("Server access error", "Host "))]

@@ -52,14 +52,14 @@ _STATUS = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 _status: int | None = None
-"""Exit code of the program that has ended in this process."""
+"""Exit code of the program of this process, or None while it runs."""
 
 
 def take_over(arguments: Sequence[str]) -> list[str] | None:
     """Let a fork of the server run the module `arguments[0]`, if there is a server, and end with the fork's status.
 
-    Returns in processes that have to run a module: None means their own one. In a fork of the server it returns the
-    arguments of the request, with the environment, folder and streams of the process that asked.
+    Returns in processes that have to run a module. None means that the process runs its own module. In a fork of the
+    server it returns the arguments of the request, with the environment, folder and streams of the process that asked.
     """
     if not any(name.startswith(_SERVED) for name in arguments[:2]) or sys.platform != "linux":
         return None
@@ -83,7 +83,7 @@ def take_over(arguments: Sequence[str]) -> list[str] | None:
 
 
 def _address(jvm: int) -> bytes:
-    """The name of the server's socket, in Linux's abstract namespace: it disappears together with the server."""
+    """Return the name of the server's socket in Linux's abstract namespace, where it disappears with the server."""
     with open(f"/proc/{jvm}/stat") as file:
         started = file.read().rpartition(")")[2].split()[19]
     fixed = {
@@ -134,13 +134,13 @@ def _close_streams() -> None:
 
 
 def _receive(connection: socket.socket) -> int | None:
-    """A number from the server or its fork; None if it has ended."""
+    """Return a number from the server or its fork, or None if it has ended."""
     data = connection.recv(_STATUS.size, socket.MSG_WAITALL)
     return int(_STATUS.unpack(data)[0]) if len(data) == _STATUS.size else None
 
 
 def _serve(address: bytes, jvm_ended: int) -> list[str]:
-    """Import, then fork for each request; returns in a fork, with its arguments. The server itself ends here."""
+    """Import, then fork for each request. Returns in a fork, with its arguments; the server itself ends here."""
     atexit.register(end_without_teardown)  # before the handlers of imported modules, so that it runs after them
     try:
         os.setsid()
@@ -186,7 +186,7 @@ def _report_end(pid: int, connection: socket.socket) -> None:
 
 
 def _become(connection: socket.socket) -> list[str]:
-    """Take over the streams, environment and folder of the process that asks; returns its arguments."""
+    """Take over the streams, environment and folder of the process that asks; return its arguments."""
     message, descriptors, _, _ = socket.recv_fds(connection, _CHUNK, 3)
     while more := connection.recv(_CHUNK):
         message += more
@@ -203,7 +203,7 @@ def _become(connection: socket.socket) -> list[str]:
 
 
 def run_program(program: Callable[[], object]) -> None:
-    """Run the program of this process. `end_without_teardown` ends the process with its status."""
+    """Run the program of this process, and store the status with which `end_without_teardown` ends the process."""
     global _status
     try:
         program()
@@ -217,7 +217,7 @@ def run_program(program: Callable[[], object]) -> None:
 
 
 def end_without_teardown() -> None:
-    """To be registered with atexit before all other handlers, so that it runs last, after the ends of all threads.
+    """End the process if its program has ended. As the first handler of atexit, it runs last, after all threads.
 
     The interpreter would take 0.1 s of CPU time to tear down the modules that a fork has inherited.
     """

@@ -20,7 +20,7 @@ _DAEMON = "pyspark.daemon"
 
 
 def executable() -> str:
-    """The interpreter for Spark's Python processes: the command that was installed with this one, else this one."""
+    """Return the interpreter for Spark's Python processes: the installed `spark-log-python`, else this interpreter."""
     from sysconfig import get_path
 
     command = os.path.join(get_path("scripts"), COMMAND)
@@ -28,7 +28,7 @@ def executable() -> str:
 
 
 def without_installed_zips(paths: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """`paths` without Spark's zips of which one of `folders` has the package in the same version."""
+    """Return `paths` without Spark's zips of which one of `folders` has the package in the same version."""
     folders = list(folders)
     return [path for path in paths if not _is_installed(path, folders)]
 
@@ -56,7 +56,7 @@ def _package_in(file_name: str) -> str | None:
 
 
 def main() -> None:
-    """Run what `python` would run with these arguments."""
+    """Run the program that `python` would run with these arguments."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = without_installed_zips(paths, sys.path)
     if kept != paths:

@@ -1,4 +1,4 @@
-"""Mirroring in this process, without Spark, for topics of moderate size. (`jobs/mirror.py` copies in Spark tasks.)"""
+"""Mirrors in this process, without Spark, for topics of moderate size. (`jobs/mirror.py` copies in Spark tasks.)"""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
 
 
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:
-    """Copy the records that the target lacks, each at its offset in the source. Returns the number of records copied.
+    """Copy the records that the target lacks, each at its offset in the source. Return the number of records copied.
 
     `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are created
     with the configs of the source. After an interruption call it again: it continues where the target ends, and no

@@ -1,4 +1,4 @@
-"""Mirroring: copies topics from one cluster to another. A record keeps its offset, timestamp, key, value and headers.
+"""Copies topics from one cluster to another. A record keeps its offset, timestamp, key, value and headers.
 
 The progress is the target's log end offset. A step copies from there on, and its append is refused unless it begins
 exactly there. So a mirror that was killed continues where the target ends, two mirrors of the same topic cannot
@@ -62,24 +62,24 @@ from spark_log.spark.mirror.mirror_positions import (
 logger = logging.getLogger(__name__)
 
 _COMPARED_OFFSETS = 100
-"""Offsets at the end of the target whose records are compared with the source's."""
+"""Number of offsets at the end of the target whose records are compared with the source's."""
 _COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """The topics to mirror, and options."""
+    """The topics to mirror, and how to mirror them."""
 
     topics: SubscribeTopics | SubscribePattern
     prefix: str = ""
-    """Put in front of each topic's name in the target."""
+    """Text in front of each topic's name in the target."""
     create: bool = False
     """Create topics and partitions that the target lacks, with the source's configs."""
     replication_factor: int | None = None
-    """Of the topics that are created; None: the source's."""
+    """Replication factor of the topics that are created. With None, it is the source's."""
     offsets_per_step_max: int = 5_000_000
     allow_data_loss: bool = False
-    """Continue after records that the source deleted before they were copied: the target has a gap there."""
+    """Continue after records that the source deleted before they were copied. The target then has a gap there."""
 
 
 class Pair(NamedTuple):
@@ -88,22 +88,22 @@ class Pair(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of a step. `before` and `after`: log end offsets of the target, by its topics."""
+    """The result of a step. `before` and `after` are log end offsets of the target, by its topics."""
 
     records: int
     record_bytes: int
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     behind: int
-    """Offsets of the source that are not copied yet."""
+    """Number of offsets of the source that are not copied yet."""
 
 
 class _TruncatedMeanwhile(SparkLogError):
-    """The source was truncated during the step: the step has to be repeated."""
+    """The source was truncated during the step, so the step has to be repeated."""
 
 
 Run = Callable[[Sequence[Transfer]], list[Transferred]]
-"""Calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
+"""A function that calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
 
 
 class _Lacking(NamedTuple):
@@ -118,7 +118,7 @@ class _Lacking(NamedTuple):
 
 @dataclass
 class Mirror:
-    """A mirror between two open clusters. Not thread-safe. New topics that match are included from the next step on."""
+    """Mirrors one open cluster to another. Not thread-safe. It includes new topics that match from the next step on."""
 
     source: Cluster
     target: Cluster
@@ -138,7 +138,7 @@ class Mirror:
         self._target_log.close()
 
     def pairs(self) -> dict[str, Pair]:
-        """The mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
+        """Return the mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
 
         Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
         DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
@@ -183,7 +183,7 @@ class Mirror:
         return target
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
-        """The records that each partition of the target lacks, by the source's topics.
+        """Return the records that each partition of the target lacks, by the source's topics.
 
         Raises the errors of `mirror_positions.compare` and `next_range`, and DataLossError if an unclean election has
         truncated records in the source that the target has.
@@ -261,8 +261,8 @@ class Mirror:
     def _compare_last_records(
         self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
     ) -> None:
-        """OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's records at
-        the same offsets.
+        """Raise OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's
+        records at the same offsets.
 
         Records that compaction or retention has removed on either side are not compared.
         """
@@ -286,7 +286,7 @@ class Mirror:
 
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
         """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
-        of `until` on. None if there is no new record.
+        of `until` on. Returns None if there is no new record.
         """
         while True:
             with contextlib.suppress(_TruncatedMeanwhile):
@@ -335,8 +335,8 @@ class Mirror:
         )
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
-        """_TruncatedMeanwhile if records below the positions were truncated in the source since they were looked up:
-        the records that were read may come from before and from after the truncation.
+        """Raise _TruncatedMeanwhile if records below the positions were truncated in the source since they were looked
+        up. Then the records that were read may come from before and from after the truncation.
         """
         keys: dict[Key, MirrorPosition] = {
             (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()

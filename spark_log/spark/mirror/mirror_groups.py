@@ -19,7 +19,7 @@ Commits = Mapping[TopicPartition, Commit]
 
 
 def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
-    """The commits that move a group forward in the target, limited to the ends of its partitions. Keys: its topics.
+    """Return the commits that move a group forward in the target, by the target's partitions and limited to their ends.
 
     A group that has read further in the target is not moved back. A group that has read records that are not copied yet
     reads them again (at least once).
@@ -38,7 +38,7 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
 def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topic, Topic]]) -> dict[str, int]:
     """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
 
-    Returns the number of offsets committed for each group that was moved. A group with live members in the target is
+    Return the number of offsets committed for each group that was moved. A group with live members in the target is
     left unchanged.
     """
     topics = {name: its_copy for name, (_, its_copy) in pairs.items()}

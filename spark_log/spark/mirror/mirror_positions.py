@@ -1,4 +1,4 @@
-"""The position of a mirror in each partition. It is kept in the target and updated in the transaction of each append.
+"""The position of a mirror in each partition. It is kept in the target and updated in each append transaction.
 
 The offset is the target's log end offset. The id of the source's topic, and its leader epoch when the records were
 looked up, identify the log to which the offset belongs.
@@ -27,7 +27,7 @@ from spark_log.metadata.store import StoreClock
 class MirrorPosition:
     """The target has the records that this source's partition had below `end_offset` in `leader_epoch`.
 
-    `target_leader_epoch`: the target's leader epoch at that time.
+    `target_leader_epoch` is the target's leader epoch at that time.
     """
 
     cluster_id: str
@@ -50,7 +50,7 @@ class SourcePartition:
 
 @dataclass(frozen=True)
 class TargetPartition:
-    """A partition of the target, read in one snapshot. `known`: the mirror's position, None before the first copy."""
+    """A partition of the target, read in one snapshot. `known` is the mirror's position, None before the first copy."""
 
     log: OffsetRange
     high_watermark: int
@@ -63,8 +63,8 @@ class TargetPartition:
 class Comparison:
     """The part of the target that is not known to come from the source.
 
-    `unverified_from`: the records from this offset on have to be compared, None if there are none. `diverged_from`: the
-    target has other records than the source from this offset on.
+    The records from offset `unverified_from` on have to be compared; None means that there are none. From offset
+    `diverged_from` on, the target has other records than the source.
     """
 
     unverified_from: int | None
@@ -98,11 +98,11 @@ def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comp
 def next_range(
     name: str, source: Positions, target: OffsetRange, *, begun: bool, ahead: bool = False, allow_data_loss: bool
 ) -> OffsetRange:
-    """The offsets of a partition that the target lacks, empty if it has all. `target`: its log start and end.
+    """Return the offsets of a partition that the target lacks, empty if it has all. `target` is its log start and end.
 
-    `begun`: the target has had records. `ahead`: it may have more than the source, whose log was truncated. Raises
-    OffsetOutOfRangeError if it has more otherwise, DataLossError if the source has deleted records that the target
-    lacks (a target that has never had a record may begin where the source does).
+    `begun` means that the target has had records; `ahead`, that it may have more than the source, whose log was
+    truncated. Raises OffsetOutOfRangeError if it has more otherwise, or DataLossError if the source has deleted records
+    that the target lacks (a target that has never had a record may begin where the source does).
     """
     end = source.high_watermark
     if target.end > end and not ahead:
@@ -123,7 +123,7 @@ def next_range(
 
 
 def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:
-    """The partitions of a topic of the target."""
+    """Return the partitions of a topic of the target."""
     states = read_partitions(connection, topic_id)
     truncations = read_truncations(connection, states.keys())
     query = sa.select(
@@ -163,7 +163,7 @@ def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPos
 
 
 def save_positions_hook(positions: Mapping[Key, MirrorPosition]) -> CommitHook:
-    """The hook that stores the positions in the append transaction."""
+    """Return a hook that stores the positions in the append transaction."""
 
     def write(connection: sa.Connection, _now: StoreClock) -> bool:
         write_positions(connection, positions)
