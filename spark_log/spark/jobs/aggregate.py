@@ -1,4 +1,4 @@
-"""`jobs/aggregate.py`: running aggregates by group, into a topic, a Delta table or the console."""
+"""`jobs/aggregate.py` writes running aggregates by group to a topic, a Delta table or the console."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class AggregateOptions:
     group_by: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Repeatable.")] = None
 
     def checked(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Columns to group by, and aggregates. Usage error."""
+        """Return the columns to group by, and the aggregates. Raises a usage error for an invalid aggregate."""
         from spark_log.spark.streams.aggregation import parse_aggregate
 
         for text in self.aggregate:
@@ -85,13 +85,13 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
     return guarded(JOB.name, lambda: run(given))
 
 
 def run(given: AggregateArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.aggregation import running
 

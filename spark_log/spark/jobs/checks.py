@@ -1,4 +1,4 @@
-"""Checks before Spark starts: a job with wrong arguments fails at once, with one line."""
+"""Checks before Spark starts, so that a job with wrong arguments fails at once, with one line."""
 
 import glob
 import os
@@ -18,9 +18,9 @@ from spark_log.spark.jobs.options.job_arguments import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
-    """InvalidOptionError for a local path or glob without a match.
+    """Raise InvalidOptionError for a local path or glob without a match.
 
-    Where Hadoop is configured, only Spark knows the file system of a path without a scheme: it is not checked.
+    Where Hadoop is configured, only Spark knows the file system of a path without a scheme, so it is not checked.
     """
     for path in paths:
         local = _local(path, environ)
@@ -29,16 +29,16 @@ def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
 
 
 def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
-    """InvalidOptionError for a local folder that is not empty."""
+    """Raise InvalidOptionError for a local folder that is not empty."""
     local = _local(path, environ)
     if local is not None and os.path.isdir(local) and os.listdir(local):
         raise InvalidOptionError(f"{path!r} is not empty: choose --mode append or overwrite, or a new folder")
 
 
 def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: str = "") -> Topic:
-    """The topic; created if it does not exist and `new` is given.
+    """Return the topic. Create it if it does not exist and `new` is given.
 
-    UnknownTopicOrPartitionError says how to create it: with `spark-log topic create`, or `option` of the job.
+    UnknownTopicOrPartitionError explains how to create it: with `spark-log topic create`, or `option` of the job.
     """
 
     def find(connection: Connection) -> Topic | UnknownTopicOrPartitionError:
@@ -60,7 +60,7 @@ def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: st
 
 
 def end_offsets(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    """The high watermark of each partition."""
+    """Return the high watermark of each partition."""
     return {
         TopicPartition(found.topic.name, part.partition): part.high_watermark
         for found in describe_topics(cluster, list(topics))

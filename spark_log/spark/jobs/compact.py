@@ -1,4 +1,4 @@
-"""`jobs/compact.py`: compaction of large topics."""
+"""`jobs/compact.py` compacts large topics."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class CompactArguments:
 
     @property
     def topics(self) -> tuple[str, ...] | None:
-        """None: all that are compacted."""
+        """The topics to compact, or None for all that are compacted."""
         return None if self.topic is None else tuple(dict.fromkeys(self.topic))
 
 
@@ -59,13 +59,13 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
     return guarded(JOB.name, lambda: run(given))
 
 
 def run(arguments: CompactArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the compaction; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.spark.jobs.session import end_session, start_session
 
@@ -90,7 +90,7 @@ def check(cluster: "Cluster", arguments: CompactArguments) -> None:
 
 
 def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:
-    """Compact, and report: progress, a report for each topic, a summary."""
+    """Compact, and report progress, each topic and a summary."""
     from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
     from spark_log.spark.jobs.summary import print_lines
 

@@ -1,4 +1,4 @@
-"""`jobs/consume.py`: topics into the console, files, a Delta table or another topic."""
+"""`jobs/consume.py` copies topics to the console, files, a Delta table or another topic."""
 
 import re
 from collections.abc import Sequence
@@ -177,7 +177,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.consume_query import run

@@ -1,4 +1,4 @@
-"""`jobs/erase.py`: erase every record of given keys, with Spark's tasks."""
+"""`jobs/erase.py` erases every record of given keys, with Spark's tasks."""
 
 import json
 from collections.abc import Sequence
@@ -74,13 +74,13 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
     return guarded(JOB.name, lambda: run(given))
 
 
 def run(arguments: EraseArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Erase the records; return the exit code. Raises errors of spark-log and of Spark."""
     import pyarrow as pa
 
     from spark_log.cluster.cluster import Cluster

@@ -1,4 +1,4 @@
-"""Errors in one line: of spark-log, also inside an error of Spark."""
+"""Shows errors in one line: those of spark-log, also inside an error of Spark."""
 
 import re
 import sys
@@ -20,12 +20,12 @@ _STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=
 
 
 def _ours(error: BaseException) -> list[str]:
-    """Messages of spark-log, and of Spark SQL's raise_error, inside an error of Spark."""
+    """Return messages of spark-log, or of Spark SQL's raise_error, inside an error of Spark."""
     return _OURS_INSIDE_SPARKS.findall(str(error)) or _RAISED_IN_A_QUERY.findall(str(error))
 
 
 def one_line(error: BaseException) -> str:
-    """The message for the user, without a traceback and without passwords."""
+    """Return the message for the user, without a traceback and without passwords."""
     text = str(error)
     if inside := _ours(error):
         text = inside[-1]
@@ -39,7 +39,7 @@ def one_line(error: BaseException) -> str:
 
 
 def guarded(job: str, body: Callable[[], int]) -> int:
-    """Exit code of `body`; 1 for an error of spark-log, Spark or the machine, reported in one line on stderr."""
+    """Return the exit code of `body`, or 1 after an error of spark-log, Spark or the machine, printed in one line."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

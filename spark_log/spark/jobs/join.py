@@ -1,4 +1,4 @@
-"""`jobs/join.py`: a topic joined with another one, with a table, or with files."""
+"""`jobs/join.py` joins a topic with another one, with a table, or with files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,7 +160,7 @@ def _static_join(given: _StaticOptions) -> WithStatic | None:
 
 
 def _columns(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Left column -> right column."""
+    """Return left column -> right column. Raises a usage error without columns."""
     if not texts:
         raise usage_error(option, "needed: the columns that must be equal")
     return parse_pairs([text if "=" in text else f"{text}={text}" for text in texts], option)
@@ -185,7 +185,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.join_query import run

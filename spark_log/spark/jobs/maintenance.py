@@ -1,4 +1,4 @@
-"""`jobs/maintenance.py`: maintenance of large clusters, with merging and compaction as Spark tasks."""
+"""`jobs/maintenance.py` maintains large clusters, with merging and compaction as Spark tasks."""
 
 import json
 import sys
@@ -51,12 +51,12 @@ class MaintenanceArguments:
 
     @property
     def topics(self) -> tuple[str, ...] | None:
-        """None: all."""
+        """The topics to maintain, or None for all."""
         return None if self.topic is None else tuple(dict.fromkeys(self.topic))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """In the order in which they run."""
+        """The tasks, in the order in which they run."""
         return tuple(name for name in _NAMES if name in (_SCHEDULED if self.task is None else self.task))
 
 
@@ -78,13 +78,13 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
     return guarded(JOB.name, lambda: run(given))
 
 
 def run(arguments: MaintenanceArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the tasks; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.session import end_session, start_session
 
     with Cluster.open(arguments.cluster) as cluster:
@@ -100,12 +100,12 @@ def run(arguments: MaintenanceArguments) -> int:
 
 
 def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
-    """Check the topics before Spark starts. UnknownTopicOrPartitionError."""
+    """Check the topics before Spark starts. Raises UnknownTopicOrPartitionError."""
     cluster.store.read(lambda connection: [find_topic(connection, name) for name in names or ()])
 
 
 def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
-    """Run the tasks, and report progress, each topic and a summary. Returns one line for each failed task."""
+    """Run the tasks, and report progress, each topic and a summary. Return one line for each failed task."""
     began = clock.monotonic_s()
     failures: list[str] = []
     count = 0

@@ -1,4 +1,4 @@
-"""`jobs/mirror.py`: topics of one cluster into another one."""
+"""`jobs/mirror.py` copies topics of one cluster to another one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class _ClusterOptions:
 
 @dataclass(frozen=True)
 class TopicChoice:
-    """--subscribe or --subscribe-pattern."""
+    """The options --subscribe and --subscribe-pattern."""
 
     subscribe: Annotated[str | None, typer.Option(metavar="TOPIC[,TOPIC]", help="These topics.")] = None
     subscribe_pattern: Annotated[
@@ -51,7 +51,7 @@ class TopicChoice:
     ] = None
 
     def parsed(self) -> SubscribeTopics | SubscribePattern:
-        """Usage error."""
+        """Return the chosen topics. Raises a usage error if they are invalid."""
         given = {"subscribe": self.subscribe, "subscribePattern": self.subscribe_pattern}
         try:
             topics = parse_subscription(OptionText({name: text for name, text in given.items() if text is not None}))
@@ -124,7 +124,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.mirror_steps import run

@@ -1,4 +1,4 @@
-"""`jobs/produce.py`: files or a stream into a topic."""
+"""`jobs/produce.py` sends files or a stream to a topic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,7 +157,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.produce_query import run

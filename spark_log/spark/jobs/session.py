@@ -37,13 +37,11 @@ _started: SparkSession | None = None
 
 
 def start_session(name: str, *, delta: bool) -> SparkSession:
-    """A session that knows format("spark_log"), and with `delta` format("delta"). `end_session` ends it.
+    """Return a session that has format("spark_log"), and with `delta` format("delta"). `end_session` ends it.
 
-    DeltaNotInstalledError if `delta` is asked for and Spark does not have its JARs.
-
+    Raises DeltaNotInstalledError with `delta` if Spark does not have its JARs.
     It logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. On one machine, where
     the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is set.
-
     In a program that has an active session, the job uses that session's Spark, with SQL settings of its own.
     """
     # failures.py reports the error; this logger writes a stack trace as one line of JSON
@@ -57,7 +55,7 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
 
 
 def jvm_start_ms(session: SparkSession) -> int | None:
-    """When the JVM of a session that `start_session` started did start, in ms since 1970; None for other sessions."""
+    """Return the start of the JVM of a session from `start_session`, in ms since 1970; None for other sessions."""
     if session is not _started or is_remote():
         return None
     jvm: Any = SparkContext._jvm

@@ -1,4 +1,4 @@
-"""Reports of a job: progress of each batch and a summary, as lines for people or as JSON lines for scripts."""
+"""Reports of a job: progress of each batch and a summary, as text lines or as JSON lines for scripts."""
 
 import json
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ _PARTITIONS_SHOWN_MAX = 32
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """One batch of a streaming query."""
+    """The progress of one batch of a streaming query."""
 
     batch_id: int
     records: int
     bytes: int
     records_per_s: float
     behind: int | None
-    """Records of the sources that the query has not read; None if the sources do not report it."""
+    """Number of records of the sources that the query has not read, or None if the sources do not report it."""
     late: int = 0
-    """Late rows that were dropped (see `spark_log.spark.streams.windows.late_records`)."""
+    """Number of late rows that were dropped (see `spark_log.spark.streams.windows.late_records`)."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Stages:
     """Seconds of the parts of a job. For a stream they are sums over its batches, without the waits between them."""
 
     start: float = 0.0
-    """Of Spark, until its session is there; 0 in a session that the job did not start."""
+    """Start of Spark, until its session is ready; 0 in a session that the job did not start."""
     planning: float = 0.0
-    """Until the first task: schema inference, offsets, query plan."""
+    """Time until the first task: schema inference, offsets, query plan."""
     writing: float = 0.0
-    """Until the last task has ended: reading, transforming and writing."""
+    """Time until the last task has ended: reading, transforming and writing."""
     commit: float = 0.0
-    """After the last task: the commit of the write, and what the summary needs."""
+    """Time after the last task: the commit of the write, and the reads for the summary."""
 
     def plus(self, other: "Stages") -> "Stages":
         return Stages(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -44,23 +44,23 @@ class Stages:
 
 @dataclass(frozen=True)
 class Summary:
-    """Result of a job.
+    """The result of a job.
 
-    `before` and `after`: next offset of each partition, of the source for consume, of the target for produce.
+    `before` and `after` are next offsets of each partition, of the source for consume, of the target for produce.
     """
 
     job: str
     records: int
     bytes: int
-    """Of keys and values."""
+    """Total bytes of keys and values."""
     seconds: float
-    """Without the start of Spark."""
+    """Duration without the start of Spark."""
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     malformed: int = 0
-    """Values that do not match --value-schema."""
+    """Number of values that do not match --value-schema."""
     late: int = 0
-    """Rows dropped after the watermark."""
+    """Number of rows dropped after the watermark."""
     expired: Expired | None = None
     """Written records that retention.ms does not keep."""
     stages: Stages | None = None
@@ -128,7 +128,7 @@ def _stages_text(stages: Stages, records: int) -> str:
 
 
 def print_lines(*lines: str) -> None:
-    """Print and flush: stdout of a job is a pipe to spark-submit."""
+    """Print and flush, because stdout of a job is a pipe to spark-submit."""
     print("\n".join(lines), flush=True)
 
 

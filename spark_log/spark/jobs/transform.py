@@ -1,4 +1,4 @@
-"""`jobs/transform.py`: a function over the records of topics, exactly once, in plain Python."""
+"""`jobs/transform.py` calls a function with the records of topics, exactly once, in plain Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class _RunOptions:
     json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON line.")] = False
 
     def consumer(self) -> dict[str, int | str]:
-        """Settings of the consumer, by their names."""
+        """Return settings of the consumer, by their names."""
         from spark_log.clients.consume.consumer_settings import ConsumerSettings
 
         settings: dict[str, int | str | None] = {
@@ -140,7 +140,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code. An error of the function is raised with its traceback."""
+    """Run the job; return its exit code. An error of the function is raised with its traceback."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.transform_loop import run_guarded

@@ -1,4 +1,4 @@
-"""`jobs/window.py`: aggregates by window of event time and group, into a topic, a Delta table or the console."""
+"""`jobs/window.py` writes aggregates by window of event time and group to a topic, a Delta table or the console."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class _WindowOptions:
     slide: Annotated[str | None, typer.Option(metavar="STEP", help="With --window: one begins every STEP.")] = None
 
     def parsed(self) -> "Window":
-        """Usage error."""
+        """Return the chosen kind of window. Raises a usage error if it is invalid."""
         from spark_log.spark.streams.windows import Session, Sliding, Tumbling
 
         try:
@@ -104,13 +104,13 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code."""
+    """Run the job; return its exit code."""
     given = JOB.parse(arguments)
     return guarded(JOB.name, lambda: run(given))
 
 
 def run(given: WindowArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.windows import START, windowed
 

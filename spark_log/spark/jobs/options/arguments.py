@@ -10,7 +10,7 @@ import typer
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
-"""A file whose first line is the address."""
+"""Names a file whose first line is the address."""
 
 
 class _Variables(list[str]):
@@ -35,18 +35,18 @@ ClusterAddress = Annotated[
 
 
 def usage_error(option: str, text: str) -> typer.BadParameter:
-    """Wrong usage of `option`."""
+    """Return an error for a wrong usage of `option`."""
     return typer.BadParameter(text, param_hint=option)
 
 
 def explain_missing_cluster(error: typer.BadParameter) -> None:
-    """Add what a cluster is to the error for a missing --cluster; leave other errors as they are."""
+    """Add an explanation of clusters to the error for a missing --cluster; leave other errors as they are."""
     if error.param is not None and error.param.name == "cluster" and not error.message:
         error.message = _ABOUT_CLUSTERS
 
 
 def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """`name=value`; the first `=` separates."""
+    """Parse `name=value`, at the first `=`. Raises a usage error without a name or a `=`."""
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise usage_error(option, f"expected name=value, got {text!r}")
@@ -54,7 +54,7 @@ def parse_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """`name=value` texts as a dict. Usage error for a name given twice."""
+    """Parse `name=value` texts to a dict. Raises a usage error for a name given twice."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, value = parse_pair(text, option)

@@ -1,4 +1,4 @@
-"""A job's command line: groups of options -> one typer command -> the job's arguments."""
+"""Makes a job's command line: groups of options -> one typer command -> the job's arguments."""
 
 import inspect
 import sys
@@ -32,7 +32,7 @@ class Group:
     required: tuple[str, ...] = ()
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters of a typer command for these options, by field."""
+        """Return the parameters of a typer command for these options, by field."""
         hints = get_type_hints(self.options, include_extras=True)
         found = {}
         for field in fields(self.options):
@@ -53,7 +53,7 @@ class Group:
 
 @dataclass(frozen=True)
 class OneOf:
-    """At most one of these options may be given, exactly one if `required`.
+    """Options of which at most one may be given, and exactly one if `required`.
 
     One on the command line replaces another one in the file of --config.
     """
@@ -62,7 +62,7 @@ class OneOf:
     required: bool = False
 
     def apply(self, context: typer.Context, values: dict[str, Any]) -> None:
-        """Remove replaced options from `values`. Usage error."""
+        """Remove replaced options from `values`. Raises a usage error for too many or too few options."""
         given = [name for name in self.names if values[name] is not None]
         typed = [name for name in given if _source(context, name) == "COMMANDLINE"]
         for name in given:
@@ -119,7 +119,7 @@ class Job(Generic[T]):
         return app
 
     def parse(self, arguments: Sequence[str] | None = None) -> T:
-        """The job's arguments. SystemExit: 0 after --help, 2 with a message on stderr for wrong usage."""
+        """Return the job's arguments. Raises SystemExit: 0 after --help, 2 with a message on stderr for wrong usage."""
         command = get_command(self.app)
         program = f"{self.started_by} {JOBS_FOLDER}/{self.name}.py"
         given = list(sys.argv[1:] if arguments is None else arguments)
@@ -134,12 +134,12 @@ class Job(Generic[T]):
 
 
 def option_name(parameter: str) -> str:
-    """`--group-by` for `group_by`."""
+    """Return the option of a parameter, such as `--group-by` for `group_by`."""
     return f"--{parameter.replace('_', '-')}"
 
 
 def only_with(option: str, given: Mapping[str, object]) -> None:
-    """Usage error for a parameter in `given` that has a value: it needs `option`."""
+    """Raise a usage error for a parameter in `given` that has a value, because it needs `option`."""
     for name, value in given.items():
         if value is not None and value is not False:
             raise usage_error(option_name(name), f"only with {option}")

@@ -1,4 +1,4 @@
-"""Option --config: a TOML file with arguments by their names. The command line wins over it."""
+"""The option --config: a TOML file with arguments by their names. The command line overrides it."""
 
 import tomllib
 from datetime import datetime
@@ -11,7 +11,7 @@ from spark_log.spark.jobs.options.arguments import usage_error
 
 
 def _load(context: typer.Context, path: str | None) -> str | None:
-    """Make the file's values the defaults of the command's parameters. Usage error."""
+    """Make the file's values the defaults of the command's parameters. Raises a usage error for an invalid file."""
     if path is None:
         return None
     try:
@@ -38,7 +38,7 @@ def _load(context: typer.Context, path: str | None) -> str | None:
 
 
 def _default(value: Any, is_flag: bool, multiple: bool) -> Any:
-    """The value as the command line would have it. ValueError says what is expected."""
+    """Return the value in the form that the command line has. ValueError names the expected type."""
     if is_flag:
         if not isinstance(value, bool):
             raise ValueError("expected true or false")

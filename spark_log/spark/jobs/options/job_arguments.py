@@ -1,4 +1,4 @@
-"""What the command lines of the jobs give to their queries."""
+"""The arguments that the command lines of the jobs pass to their queries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ Format = Literal["csv", "json", "parquet", "orc", "text", "delta", "rate"]
 
 @dataclass(frozen=True)
 class Columns:
-    """SQL expressions over the input's columns, one for each record field. None: the default of a topic write."""
+    """SQL expressions over the input's columns, one for each record field. None is the default of a topic write."""
 
     key: str | None
-    """None: null keys, distributed round-robin."""
+    """With None, keys are null and records are distributed round-robin."""
     value: str | None
-    """None: all columns as one JSON object."""
+    """With None, the value is all columns as one JSON object."""
     timestamp: str | None
-    """A timestamp, or a text that casts to one. None: the time of the write."""
+    """A timestamp, or a text that casts to one. With None, it is the time of the write."""
     partition: str | None
     headers: tuple[tuple[str, str], ...]
 
@@ -44,10 +44,10 @@ class ProduceArguments:
     shared: Shared
     topic: str
     paths: tuple[str, ...]
-    """Empty for --format rate."""
+    """Paths of the input. They are empty for --format rate."""
     format: Format
     schema: str | None
-    """DDL; None: inferred (files) or the format's own."""
+    """DDL of the input. With None, it is inferred (files) or the format's own."""
     options: Mapping[str, str]
     """Options for Spark's reader."""
     columns: Columns
@@ -60,7 +60,7 @@ Mode = Literal["append", "overwrite", "errorifexists", "ignore"]
 @dataclass(frozen=True)
 class Console:
     limit: int
-    """Rows shown: of the result, or of each batch of a stream."""
+    """Number of rows shown, of the result or of each batch of a stream."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Files:
 
 @dataclass(frozen=True)
 class OtherTopic:
-    """Records are copied to another topic with key, value, headers and timestamp; with `keep_partitions` they also keep
+    """Copies records to another topic with key, value, headers and timestamp; with `keep_partitions` they also keep
     their partition.
     """
 
@@ -92,7 +92,7 @@ class ConsumeArguments:
     options: Mapping[str, str]
     """Options of format("spark_log"), without the cluster."""
     value_schema: str | None
-    """DDL; the values are JSON objects and become these columns. None: key and value stay bytes."""
+    """DDL of the columns that the values, JSON objects, become. With None, key and value stay bytes."""
     sink: Sink
 
 
@@ -108,14 +108,14 @@ class OtherStream:
 
     input: Input
     on: Mapping[str, str]
-    """Left column -> right column."""
+    """Left column -> right column that must be equal."""
     within: "Bounds | None"
     how: Kind
 
 
 @dataclass(frozen=True)
 class WithTable:
-    """A compacted topic of the same cluster."""
+    """A compacted topic of the same cluster to join with."""
 
     topic: str
     value_schema: str
@@ -125,19 +125,19 @@ class WithTable:
 
 @dataclass(frozen=True)
 class WithStatic:
-    """Files or a Delta table, read once."""
+    """Files or a Delta table to join with, read once."""
 
     path: str
     format: str
     schema: str | None
     on: Mapping[str, str]
-    """Left column -> the static side's."""
+    """Left column -> column of the static side that must be equal."""
     how: OneSided
 
 
 @dataclass(frozen=True)
 class JoinArguments:
-    """At least one of `right`, `static` and `table`; they are joined in this order."""
+    """A join with at least one of `right`, `static` and `table`, which are joined in this order."""
 
     stream: StreamArguments
     left: Input
@@ -150,7 +150,7 @@ class JoinArguments:
 class MirrorArguments:
     cluster: str = field(repr=False)
     to_cluster: str = field(repr=False)
-    """Addresses; they may hold passwords."""
+    """Address of the target. Both addresses may hold passwords."""
     settings: "MirrorSettings"
     run: AvailableNow | Every
     groups: bool
@@ -160,15 +160,15 @@ class MirrorArguments:
 @dataclass(frozen=True)
 class TransformArguments:
     cluster: str = field(repr=False)
-    """May hold a password."""
+    """Address of the cluster. It may hold a password."""
     topics: SubscribeTopics | SubscribePattern
     function: str | None
-    """`module:function`; None: copy to `to_topic`."""
+    """`module:function`. With None, records are copied to `to_topic`."""
     arrow: bool
     to_topic: str | None
     group_id: str
     transactional_id: str | None
-    """None: one of this run alone."""
+    """With None, the id is of this run alone."""
     consumer: Mapping[str, int | str]
     """Settings of the consumer, by their names."""
     producer: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""How a job runs: on which cluster, once or as a streaming query, and how it reports."""
+"""Options of how a job runs: on which cluster, once or as a streaming query, and how it reports."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,22 +12,22 @@ from spark_log.text import parse_interval_ms
 
 @dataclass(frozen=True)
 class Batch:
-    """One read of what the input has now, without a checkpoint."""
+    """Reads once the records that the input has now, without a checkpoint."""
 
 
 @dataclass(frozen=True)
 class AvailableNow:
-    """A streaming query that processes what has arrived since its last run, and ends."""
+    """Runs a streaming query that processes the records that have arrived since its last run, and ends."""
 
 
 @dataclass(frozen=True)
 class Every:
-    """A streaming query that runs until it is stopped and starts a batch each interval; 0: as soon as possible."""
+    """Runs a streaming query until it is stopped, with a batch each interval; 0 starts each as soon as possible."""
 
     interval_ms: int
 
     def __str__(self) -> str:
-        """As Spark's processing-time trigger reads it."""
+        """Return the interval in the form that Spark's processing-time trigger reads."""
         whole_s, rest_ms = divmod(self.interval_ms, 1000)
         return f"{self.interval_ms} milliseconds" if rest_ms else f"{whole_s} seconds"
 
@@ -46,14 +46,14 @@ Checkpoint = typer.Option(metavar="DIR", help="Where the streaming query keeps i
 
 @dataclass(frozen=True)
 class Shared:
-    """How the job runs."""
+    """How the job runs: its cluster, its kind of run and its reports."""
 
     cluster: str = field(repr=False)
-    """Folder or URL; may hold a password."""
+    """Folder or URL of the cluster. It may hold a password."""
     run: Run
     checkpoint: str | None
     json: bool
-    """Progress and summary as JSON lines."""
+    """Whether progress and summary are JSON lines."""
     metrics: bool = True
     """Whether the streaming query is reported in `__metrics` of the cluster."""
 
@@ -81,7 +81,7 @@ class RunOptions:
     json: Json = False
 
     def shared(self, default: Run) -> Shared:
-        """`default`: how a --stream without --trigger runs. Usage error."""
+        """Return the run. `default` is that of --stream without --trigger. Raises a usage error."""
         if not self.stream:
             only_with("--stream", {"trigger": self.trigger, "checkpoint": self.checkpoint})
             return Shared(self.cluster, Batch(), None, self.json)
@@ -92,7 +92,7 @@ class RunOptions:
 
 
 def parse_trigger(text: str) -> AvailableNow | Every:
-    """Usage error."""
+    """Parse available-now or an interval. Raises a usage error for another text."""
     if text.strip().lower() == "available-now":
         return AvailableNow()
     try:

@@ -28,31 +28,31 @@ class Input:
     """One or more topics, whose values become columns."""
 
     options: dict[str, str] = field(repr=False)
-    """Of format("spark_log"), the cluster included."""
+    """Options of format("spark_log"), including the cluster."""
     codec: "Codec"
     """The record's own columns follow the schema's: _key, _topic, _partition, _offset, _timestamp."""
     event_time: str
     """Column of the event time."""
     watermark: str | None
-    """How late a record may be, such as "10 minutes"; None: no watermark."""
+    """Maximum delay of a record, such as "10 minutes". With None, there is no watermark."""
 
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """Arguments of every stream job, besides its inputs and its own arguments."""
+    """Arguments of every stream job, in addition to its inputs and its own arguments."""
 
     shared: Shared
     output: "Output"
     output_mode: "OutputMode"
     key: str | None
-    """SQL expression over the result's columns: the key of a record in an output topic. None: the job's default."""
+    """SQL expression over the result's columns for a record's key in an output topic. None is the job's default."""
     dead_letter_topic: str | None
-    """For records whose values cannot be read. None: such a record is an error."""
+    """Topic for records whose values cannot be read. With None, such a record is an error."""
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """One input. `prefix` of the group ("left-") comes before each name."""
+    """Options of one input. `prefix` of the group ("left-") comes before each name."""
 
     subscribe: Annotated[str | None, typer.Option(metavar="TOPIC[,TOPIC]", help="Topics to read.")] = None
     value_format: Annotated[
@@ -79,7 +79,7 @@ class InputOptions:
     ] = "earliest"
 
     def input(self, run: "StreamRunOptions", dead_letters: bool, prefix: str = "") -> Input:
-        """Usage error."""
+        """Return the checked input. Raises a usage error."""
         if self.subscribe is None or self.value_schema is None:
             missing = "value-schema" if self.value_schema is None else "subscribe"
             raise usage_error(f"--{prefix}{missing}", f"needed with --{prefix}subscribe")
@@ -133,7 +133,7 @@ class OutputOptions:
     ] = None
 
     def stream(self, run: "StreamRunOptions", output_mode: "OutputMode", keys: Sequence[str] = ()) -> StreamArguments:
-        """`output_mode` is the job's default; `keys` are the columns that identify a row of the result. Usage error."""
+        """Return checked arguments. `output_mode` is the job's default; `keys` identify a row. Raises a usage error."""
         mode = self.output_mode or output_mode
         if self.to_topic is None:
             only_with("--to-topic", {"to_cluster": self.to_cluster, "key": self.key})
@@ -184,7 +184,7 @@ ONE_OUTPUT = OneOf(("to_topic", "to_delta", "limit"))
 
 
 def check_output_topic(option: str, name: str | None) -> None:
-    """Usage error for the name of a topic that the job cannot write to."""
+    """Raise a usage error for the name of a topic that the job cannot write to."""
     if name is not None:
         try:
             validate_user_topic(name, "write to", option)
@@ -193,7 +193,7 @@ def check_output_topic(option: str, name: str | None) -> None:
 
 
 def check_interval(option: str, text: str) -> None:
-    """Usage error."""
+    """Raise a usage error if the text is not an interval."""
     try:
         parse_sql_interval_ms(text)
     except ValueError as error:

@@ -10,13 +10,13 @@ from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments
 from spark_log.spark.jobs.queries.measurement import Measured, bytes_of, measured
 
 MALFORMED = "_malformed"
-"""Column with --value-schema: the text of a value that is not JSON of that schema; else null."""
+"""Column with --value-schema. It has the text of a value that is not JSON of that schema, else null."""
 
 _BYTES = "_bytes_of_key_and_value"
 
 
 def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observation | None) -> DataFrame:
-    """The rows for the sink. `observation` (None for a stream) gets their counts."""
+    """Return the rows for the sink. `observation` (None for a stream) gets their counts."""
     rows = _rows(frame, arguments)
     malformed = sf.col(MALFORMED) if MALFORMED in rows.columns else None
     return measured(rows, sf.col(_BYTES), malformed, observation).drop(_BYTES)
@@ -36,11 +36,11 @@ def show_first(frame: DataFrame, arguments: ConsumeArguments, limit: int) -> Mea
 
 
 def _rows(frame: DataFrame, arguments: ConsumeArguments) -> DataFrame:
-    """The rows for the sink, with the bytes of each record.
+    """Return the rows for the sink, with the bytes of each record.
 
     A copy has the columns of a write. With --value-schema the columns are those of the value, and the record's own
     columns with a `_`: _key (as text), _topic, _partition, _offset, _timestamp, _headers. Otherwise all columns of the
-    read, on the console with key and value as text.
+    read are returned, on the console with key and value as text.
     """
     frame = frame.withColumn(_BYTES, bytes_of("key", "value"))
     if isinstance(arguments.sink, OtherTopic):

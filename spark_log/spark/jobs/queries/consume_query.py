@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/consume.py`: records of topics into a sink."""
+"""The Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
 
 import json
 import os
@@ -28,7 +28,7 @@ Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 def run(arguments: ConsumeArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     ranges = check(arguments)
     delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
     spark = start_session("consume", delta=delta)
@@ -50,7 +50,7 @@ def run(arguments: ConsumeArguments) -> int:
 
 
 def check(arguments: ConsumeArguments) -> Ranges:
-    """Check arguments without Spark. The ranges of a batch that are not empty; none for a stream."""
+    """Check arguments without Spark. Return the ranges of a batch that are not empty; none for a stream."""
     match arguments.sink:
         case OtherTopic(topic, address):
             with Cluster.open(address) as cluster:
@@ -75,7 +75,7 @@ def _options(arguments: ConsumeArguments) -> dict[str, str]:
 
 
 def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
-    """The options for exactly these ranges: the summary then reports what was read."""
+    """Return the options for exactly these ranges, so that the summary reports the records that were read."""
     replaced = ("subscribe", "subscribepattern", "assign")
     kept = {
         name: value

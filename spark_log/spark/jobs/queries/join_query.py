@@ -16,7 +16,7 @@ _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
 
 def run(given: JoinArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     cluster = given.stream.shared.cluster
     opened: list[Table] = []  # filled by the first batch: opening the table needs a Spark session
 
@@ -54,7 +54,7 @@ def _table(batch: DataFrame, cluster: str, given: WithTable) -> Table:
 
 
 def _with_stream(left: DataFrame, of: Input, right: DataFrame, given: OtherStream) -> DataFrame:
-    """The right side's columns of the record, which the left side has too, are called _right_…"""
+    """Join two streams. The right side's columns of the record, which the left side has too, become _right_…."""
     names = {name: f"_right{name}" for name in _OF_THE_RECORD}
     on = {ours: names.get(theirs, theirs) for ours, theirs in given.on.items()}
     time = names.get(given.input.event_time, given.input.event_time)

@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as sf
 
 NAME = "spark_log_job"
-"""Name of the observation in the progress of a streaming query; a suffix identifies one of several inputs."""
+"""Name of the observation in the progress of a streaming query. A suffix identifies one of several inputs."""
 
 
 class Measured(NamedTuple):
@@ -26,7 +26,7 @@ class Measured(NamedTuple):
 def measured(
     frame: DataFrame, size: Column, malformed: Column | None, observation: Observation | None, name: str = ""
 ) -> DataFrame:
-    """`frame` with an observation. `size`: bytes of a row; `malformed`: null in a valid row.
+    """Return `frame` with an observation. `size` is the bytes of a row; `malformed` is null in a valid row.
 
     `observation` is given for a batch, `name` for one of several inputs of a stream.
     """
@@ -39,7 +39,7 @@ def measured(
 
 
 def bytes_of(*columns: str) -> Column:
-    """Total bytes of string or binary columns; null has 0."""
+    """Return the total bytes of string or binary columns; null has 0."""
     total = sf.lit(0)
     for column in columns:
         total = total + sf.coalesce(sf.octet_length(sf.col(column)), sf.lit(0))

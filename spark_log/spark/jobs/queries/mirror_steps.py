@@ -1,4 +1,4 @@
-"""The steps of `jobs/mirror.py`, with Spark's tasks."""
+"""Runs the steps of `jobs/mirror.py`, with Spark's tasks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,11 +18,11 @@ from spark_log.spark.mirror.mirror_groups import copy_groups
 
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1
-"""Shortest pause between two steps: each reads the positions of all partitions."""
+"""Shortest pause between two steps, because each reads the positions of all partitions."""
 
 
 def run(arguments: MirrorArguments) -> int:
-    """Raises errors of spark-log and of Spark."""
+    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark."""
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
         mirror = Mirror(source, target, arguments.settings)
         try:
@@ -60,7 +60,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
 
 
 class _Steps:
-    """Totals of the steps so far; reports each step."""
+    """Counts the totals of the steps so far, and reports each step."""
 
     def __init__(self, as_json: bool) -> None:
         self._json = as_json
@@ -89,7 +89,7 @@ def _step(
     steps: _Steps,
     until: Mapping[TopicPartition, int] | None = None,
 ) -> bool:
-    """Copy one step, and the groups. False if there was nothing to copy."""
+    """Copy one step, and the groups. Return False if there was nothing to copy."""
     begun = clock.monotonic_s()
     step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
     if step is not None:

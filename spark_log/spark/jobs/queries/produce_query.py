@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/produce.py`: the input's rows become records of a topic."""
+"""The Spark query of `jobs/produce.py`, which makes records of a topic from the input's rows."""
 
 import os
 from contextlib import suppress
@@ -37,7 +37,7 @@ from spark_log.spark.streams.formats.typed_records import typed_records
 
 
 def run(arguments: ProduceArguments) -> int:
-    """Exit code. Raises errors of spark-log and of Spark."""
+    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     shared = arguments.shared
     with Cluster.open(shared.cluster) as cluster:
         check_paths(arguments.paths, os.environ)
@@ -63,7 +63,7 @@ def run(arguments: ProduceArguments) -> int:
 
 
 def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
-    """The input; its schema is given, inferred (csv with its header line) or that of the format."""
+    """Return the input. Its schema is given, inferred (csv with its header line) or that of the format."""
     streaming = not isinstance(arguments.shared.run, Batch)
     options = dict(arguments.options)
     if arguments.format == "csv":
@@ -83,8 +83,8 @@ def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
 
 
 def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> DataFrame:
-    """Rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers. For a
-    typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
+    """Return rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers.
+    For a typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
     """
     others = _others(frame, columns)
     values = None if topic is None or topic.columns is None else topic.columns.value
@@ -118,7 +118,7 @@ def _type_of(frame: DataFrame, expression: str) -> DataType:
 
 
 def _text(frame: DataFrame, option: str, expression: str) -> Column:
-    """The expression as string or binary: structs, arrays and maps as JSON, other types as text."""
+    """Return the expression as string or binary: structs, arrays and maps as JSON, other types as text."""
     column, kind = sf.expr(expression), _type_of(frame, expression)
     if isinstance(kind, StringType | BinaryType):
         return column
@@ -128,7 +128,7 @@ def _text(frame: DataFrame, option: str, expression: str) -> Column:
 
 
 def _timestamp(frame: DataFrame, expression: str) -> Column:
-    """InvalidOptionError for numbers: they could be seconds, milliseconds or microseconds."""
+    """Return a timestamp. Raises InvalidOptionError for numbers: they could be in s, ms or µs."""
     kind = _type_of(frame, expression)
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidOptionError(

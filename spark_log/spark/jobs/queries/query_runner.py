@@ -30,11 +30,11 @@ _COMMIT = ("walCommit", "commitOffsets", "commitBatch")
 
 _POLL_S = 1
 STOP_WAIT_S = 60.0
-"""Time that the current batch has to finish after a signal. A batch that is stopped later is repeated at a restart."""
+"""Time that the current batch has to finish after a signal. A batch stopped after it is repeated at a restart."""
 
 
 def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
-    """`writer` with the job's checkpoint and trigger."""
+    """Return `writer` with the job's checkpoint and trigger."""
     assert shared.checkpoint is not None
     writer = writer.option("checkpointLocation", shared.checkpoint)
     match shared.run:
@@ -52,9 +52,9 @@ class Totals:
 
     counted: Measured = field(default_factory=Measured)
     late: int = 0
-    """Late rows that were dropped."""
+    """Number of late rows that were dropped."""
     first: Any = None
-    """Progress of the first such batch."""
+    """Progress of the first batch with records."""
     last: Any = None
     stages: Stages = field(default_factory=Stages)
 
@@ -71,10 +71,10 @@ def run_to_end(
     topics: Iterable[tuple[str, str]],
     reports_to: str | None,
 ) -> Totals:
-    """Start a query and wait for its end; after a signal, its current batch is the last one. StreamingQueryException.
+    """Start a query and wait for its end. After a signal, its current batch is the last one.
 
     `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
-    `reports_to`: the cluster in whose `__metrics` the query is reported.
+    `reports_to` is the cluster in whose `__metrics` the query is reported. Raises StreamingQueryException.
     """
     stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
     totals = Totals()
@@ -96,7 +96,7 @@ def run_to_end(
 
 
 def _is_after_last_batch(query: StreamingQuery) -> bool:
-    """Let the query start no more batches. True if none is running, so that `query.stop()` interrupts only a wait.
+    """Let the query start no more batches. Return True if none is running: then `query.stop()` interrupts only a wait.
 
     `query.stop()` alone interrupts a batch that starts just before it: its records would be written, but not counted.
     Spark checks the state before each batch and then marks the trigger as active. So a thread that was waiting after
@@ -113,7 +113,7 @@ def _is_after_last_batch(query: StreamingQuery) -> bool:
 
 
 def measured_in(progress: Any) -> Measured:
-    """The counts of `measurement.measured` in a batch, over all inputs."""
+    """Return the counts of `measurement.measured` in a batch, over all inputs."""
     total = Measured()
     for name, row in (progress.observedMetrics or {}).items():
         if name.startswith(NAME):
@@ -122,7 +122,7 @@ def measured_in(progress: Any) -> Measured:
 
 
 def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[BatchProgress], None]) -> Totals:
-    """`totals` and the batches since. Spark keeps the last 100 progresses, oldest first."""
+    """Return `totals` with the batches since. Spark keeps the last 100 progresses, oldest first."""
     for progress in query.recentProgress:
         counted = measured_in(progress)
         if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
@@ -143,7 +143,7 @@ def _stages_of(progress: Any) -> Stages:
 
 
 def _behind(progress: Any) -> int | None:
-    """None if no source reports it."""
+    """Return the number of offsets that the query has not read, or None if no source reports it."""
     behind = None
     for source in progress.sources:
         latest, end = _offsets_in(source.latestOffset), _offsets_in(source.endOffset)
@@ -153,7 +153,7 @@ def _behind(progress: Any) -> int | None:
 
 
 def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Next offset of each partition of the spark_log sources, before the first and after the last batch."""
+    """Return the next offset of each partition of the spark_log sources, before the first and after the last batch."""
     before: dict[TopicPartition, int] = {}
     after: dict[TopicPartition, int] = {}
     if totals.first is not None:
@@ -165,7 +165,7 @@ def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[Topi
 
 
 def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartition, int]:
-    """Offsets from the JSON of a progress; empty for a source of another kind (files, rate)."""
+    """Return the offsets from the JSON of a progress; empty for a source of another kind (files, rate)."""
     try:
         shown = json.loads(text or "null")
         shown = shown.get(field) if field else shown
@@ -180,7 +180,7 @@ def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartiti
 
 
 def stop_on_signals(spark: SparkSession) -> Stop:
-    """A stop flag that SIGTERM or SIGINT to this process, or to the JVM of spark-submit, sets."""
+    """Return a stop flag that SIGTERM or SIGINT to this process, or to the JVM of spark-submit, sets."""
     stop = Stop().on_signals()
     with contextlib.suppress(Exception):  # Spark Connect has no local JVM; the Python handlers remain
         _listen_in_jvm(spark, stop)
@@ -188,7 +188,7 @@ def stop_on_signals(spark: SparkSession) -> Stop:
 
 
 def _listen_in_jvm(spark: SparkSession, stop: Stop) -> None:
-    """A signal to spark-submit reaches its JVM, which would end the query at once; now it sets the flag instead."""
+    """Set the flag on signals to spark-submit. They reach its JVM, which would otherwise end the query at once."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     class Handler:

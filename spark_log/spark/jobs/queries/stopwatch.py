@@ -1,4 +1,4 @@
-"""Where the time of a job goes: the start of Spark, planning, writing, and what follows the last task."""
+"""Measures the time of a job: the start of Spark, planning, writing, and the time after the last task."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from spark_log.spark.jobs.summary import Stages
 class Stopwatch:
     """Times the query of a job.
 
-    A batch: `with stopwatch.query(): <the action>`, then `stages()`. A stream: `stages_of`.
+    A batch uses `with stopwatch.query(): <the action>`, then `stages()`. A stream uses `stages_of`.
     """
 
     def __init__(self, spark: SparkSession, jvm_start_ms: int | None) -> None:
-        """Starts now, when the session is ready. `jvm_start_ms` is None if the job did not start the JVM."""
+        """Start now, when the session is ready. `jvm_start_ms` is None if the job did not start the JVM."""
         self._spark = spark
         self._ready_ms, self._ready_s = clock.wall_ms(), clock.monotonic_s()
         self._start_s = 0.0 if jvm_start_ms is None else (self._ready_ms - jvm_start_ms) / 1000
@@ -29,12 +29,12 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since the session was ready."""
+        """The time since the session was ready."""
         return clock.monotonic_s() - self._ready_s
 
     @contextmanager
     def query(self) -> Iterator[None]:
-        """Times the Spark jobs of an action."""
+        """Time the Spark jobs of an action."""
         if is_remote():  # the server has the times, and Spark Connect does not ask for them
             yield
             return
@@ -47,7 +47,7 @@ class Stopwatch:
         self._writing = _times_of(context, tag)
 
     def stages(self) -> Stages | None:
-        """None if Spark did not tell the times of the query."""
+        """Return the stages of the query, or None if Spark did not report its times."""
         if self._writing is None:
             return None
         first, last = self._writing
@@ -55,12 +55,12 @@ class Stopwatch:
         return Stages(self._start_s, max(0, planning) / 1000, writing / 1000, max(0, rest) / 1000)
 
     def stages_of(self, totals: Totals) -> Stages:
-        """The stages of a streaming query: sums over its batches."""
+        """Return the stages of a streaming query, summed over its batches."""
         return replace(totals.stages, start=self._start_s)
 
 
 def _times_of(context: Any, tag: str) -> tuple[int, int] | None:
-    """(start of the first, end of the last) job with a tag, in milliseconds since 1970."""
+    """Return (start of the first, end of the last) job with a tag, in milliseconds since 1970."""
     scala = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty()  # the last job's end is reported asynchronously
     jobs = [scala.statusStore().job(number) for number in scala.statusTracker().getJobIdsForTag(tag)]

@@ -1,4 +1,4 @@
-"""The query of a stream job: check, decode, build, run to its end or until SIGTERM, report."""
+"""The query of a stream job: it checks, decodes, builds, runs to its end or until SIGTERM, and reports."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ _BYTES = "_bytes_of_key_and_value"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 Build = Callable[..., DataFrame]
-"""The decoded inputs, in order -> the result."""
+"""A function from the decoded inputs, in order, to the result."""
 PerBatch = Callable[[DataFrame], DataFrame]
 """A function that is applied to the result of each micro-batch (a join with a table)."""
 
@@ -44,11 +44,10 @@ def run_stream_job(
     *,
     delta: bool = False,
 ) -> int:
-    """Exit code. `keys`: columns that identify a row of the result: the key of its record in an output topic.
+    """Run a stream job; return its exit code. Raises errors of spark-log and of Spark.
 
-    `delta`: `build` reads Delta tables.
-
-    Raises errors of spark-log and of Spark.
+    `keys` are the columns that identify a row of the result; they are the key of its record in an output topic. `delta`
+    means that `build` reads Delta tables.
     """
     check(arguments, inputs)
     shared = arguments.shared
@@ -86,7 +85,7 @@ def run_stream_job(
 
 
 def check(arguments: StreamArguments, inputs: Sequence[Input]) -> None:
-    """All that can be checked without Spark: clusters, topics, offsets."""
+    """Check clusters, topics and offsets: all that can be checked without Spark."""
     for one in inputs:
         planner = ReadPlanner(ReadOptions.parse(one.options, streaming=True, environ={}))
         try:
@@ -110,10 +109,10 @@ def source(spark: SparkSession, given: Input) -> DataFrame:
 
 
 def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
-    """(valid records as columns of the schema, dead letters), counted under `name`.
+    """Return valid records as columns of the schema, and dead letters, counted under `name`.
 
-    A tombstone is neither. Without `go_on` a dead letter ends the query. InvalidOptionError if the event time is not a
-    timestamp.
+    A tombstone is neither. Without `go_on` a dead letter ends the query. Raises InvalidOptionError if the event time is
+    not a timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
     read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), given.codec)
@@ -135,7 +134,7 @@ def routed(
     keys: Sequence[str],
     per_batch: PerBatch | None = None,
 ) -> tuple[DataFrame, Output | Route]:
-    """The frame of the single query that writes results and dead letters, and the route of its rows.
+    """Return the frame of the single query that writes results and dead letters, and the route of its rows.
 
     It is a single query so that both belong to the same batch: a result is null in the column of letters, a letter in
     the column of results.
@@ -169,9 +168,9 @@ def routed(
 
 
 def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataFrame:
-    """Columns key and value. The value is all columns as JSON.
+    """Return the columns key and value. The value is all columns as JSON.
 
-    The key is `key` (an SQL expression), or the columns `keys`: one as text, several as JSON, none: null.
+    The key is `key` (an SQL expression) or the columns `keys`: one as text, several as JSON. Without either it is null.
     """
     chosen: Column
     if key is not None:
