@@ -22,9 +22,9 @@ class AdminSettings:
     """The supported settings of kafka-python's admin client that are not in client_settings."""
 
     client_id: str = "spark-log-admin"
-    """A name for people."""
+    """Name of this program. It has no effect."""
     request_timeout_ms: int = 30_000
-    """Default time-out of calls to the metadata store."""
+    """Accepted without effect: no call has this time-out."""
     metadata_max_age_ms: int = 300_000
     """Accepted without effect: nothing is cached, and every call reads the store."""
 

@@ -192,7 +192,7 @@ class Admin(AccessCalls):
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Reset the named configs, or all, to their defaults."""
+        """Reset the configs that the resources name, or all configs of a resource that names none, to defaults."""
         return configs.reset_configs(
             self._cluster, config_resources, validate_only=validate_only, raise_on_unknown=raise_on_unknown
         )

@@ -127,5 +127,5 @@ def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any,
 
 
 def _partitions(described: inspection.TransactionDescription) -> list[KafkaTopicPartition]:
-    """The partitions, sorted."""
+    """Return the partitions of the transaction, sorted."""
     return [KafkaTopicPartition(each.topic, each.partition) for each in described.pending]

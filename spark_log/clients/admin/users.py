@@ -91,7 +91,7 @@ def known_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str
 
 
 def describe_scram_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """Return {user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}, for None of all users."""
+    """Return {user: {'error', 'credential_infos': [{'mechanism', 'iterations'}]}}; None means all users."""
     return {
         user: {
             "error": None if known else str(ResourceNotFoundError(f"there is no user {user!r}")),

@@ -150,7 +150,7 @@ class Consumer(ConsumerQueries):
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Return up to `max_records` (default: max_poll_records) records. Waits up to `timeout_ms` for the first.
+        """Return the next records, at most `max_records` (default: max_poll_records). Waits up to `timeout_ms` for one.
 
         Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
         With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
@@ -230,7 +230,7 @@ class Consumer(ConsumerQueries):
                 raise StopIteration
 
     def _iterate(self) -> Iterator[ConsumerRecord]:
-        """Yield the records of one poll. Each yield moves the position by one record: commits cover no later record."""
+        """Yield the records of one poll. A yield moves the position past its record: commits cover no later record."""
         left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():

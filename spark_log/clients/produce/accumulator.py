@@ -33,7 +33,7 @@ class Queue:
 
 
 class Accumulator:
-    """Buffers records of all threads. The thread `sender` never waits for room, because it would wait for itself."""
+    """Buffers the records of all threads. Thread `sender` never waits for room: it would wait for itself."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._linger_s = settings.linger_ms / 1000
@@ -73,7 +73,7 @@ class Accumulator:
         timestamp_ms: int,
         size: int,
     ) -> tuple[TopicBatch, int]:
-        """Add a record; return its topic batch and row. Raises KafkaTimeoutError if max_block_ms brings no room."""
+        """Add a record; return its topic batch and row. Raises KafkaTimeoutError without room within max_block_ms."""
         with self._lock:
             if self._used + size > self._limit:
                 self._wait_for_room(size)

@@ -101,7 +101,7 @@ class KnownTopics:
             clock.sleep_s(min(left, _RETRY_S))
 
     def read_topic(self, name: str) -> KnownTopic | None:
-        """Read a topic, or return None if it does not exist; allow_auto_create_topics creates it instead."""
+        """Read a topic. If it does not exist, create it (with allow_auto_create_topics) or return None."""
         topic = self._cluster.store.read(
             lambda connection: find_topics(connection, [name]), timeout_ms=min(10_000, int(self._settings.max_block_ms))
         ).get(name)
@@ -114,7 +114,7 @@ class KnownTopics:
         return self._know(topic)
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
-        """Return the topic, read again if it is outdated; the cached one if the store does not answer."""
+        """Return the topic, read again if it is outdated. If the store does not answer, return the cached one."""
         cached = self.by_name[name]
         age_s = clock.monotonic_s() - cached.looked_up_s
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):

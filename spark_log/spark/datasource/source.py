@@ -81,7 +81,7 @@ class SparkLogDataSource(DataSource):
 
         `load()` calls it without the information whether it is for a batch or a stream, so it raises InvalidOptionError
         for options that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the
-        table its own options. So options of ours that queries would miss are refused.
+        table its own options. So spark-log's options that queries would miss are refused.
         """
         if _TABLE_PROPERTY in self.options:
             lost = [name for name in self.options if is_option(name) and name.lower() not in _OPTIONS_OF_TABLES]

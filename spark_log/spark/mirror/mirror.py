@@ -185,8 +185,8 @@ class Mirror:
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.
 
-        Raises the errors of `mirror_positions.compare` and `next_range`, and DataLossError if an unclean election has
-        truncated records in the source that the target has.
+        Raises OffsetOutOfRangeError if the target has other records than the source, and DataLossError if the source's
+        topic was recreated, or if it deleted records that the target lacks or truncated records that the target has.
         """
         return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
 

@@ -67,8 +67,8 @@ class ReadOptions:
     include_headers: bool = False
     """Whether rows have the field `headers`, because of includeHeaders or because `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order, and fields of records by their dotted paths. By default all; option `columns`,
-    which Kafka's connector does not have, chooses them.
+    """Fields of the rows, in order, and fields of records by their dotted paths. Option `columns`, which Kafka's
+    connector does not have, chooses them; by default they are all.
     """
     min_partitions: int | None = None
     max_records_per_partition: int | None = None

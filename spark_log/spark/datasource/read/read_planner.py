@@ -106,7 +106,7 @@ class ReadPlanner:
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Return the offsets where the query starts, and their leader epochs; for committed offsets of a group the
-        epochs of the commits, if known. Raises the errors of `offsets` and `resolve`.
+        epochs of the commits, if known. Raises UnknownTopicOrPartitionError and InvalidOptionError.
         """
         position = self.options.starting
         committed = {tp: commit.offset for tp, commit in available.commits.items()}

@@ -1,4 +1,4 @@
-"""`read_topic`: a topic on Spark's own Parquet scan (`log.segments.segment_scan`), with its tail. Batch only."""
+"""`read_topic` reads a topic with Spark's own Parquet scan (`log.segments.segment_scan`), and its tail. Batch only."""
 
 from collections.abc import Iterator, Sequence
 from functools import reduce

@@ -156,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return resolved.ranges
 
     def commit(self, end: dict[str, Any]) -> None:
-        """End a batch: with `group.id`, its end offsets become the group's committed offsets."""
+        """Commit the end offsets of a finished batch to the group of option `group.id`, if it is set."""
         planner = self._driver()
         if planner.options.group_id is not None:
             self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))

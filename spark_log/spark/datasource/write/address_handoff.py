@@ -15,7 +15,7 @@ from spark_log.errors import SparkLogError
 from spark_log.ids import WriteId
 
 _KEPT_MS = 7 * ClusterSettings().spark_write_id_lease_ms
-"""Retention of an address. It is longer than the lifetime of the write id, after which the commit is refused."""
+"""Longer than the lifetime of the write id. By then clean-up may have deleted the id, and a commit is refused."""
 
 
 def leave(write_id: WriteId, address: str) -> None:

@@ -63,7 +63,7 @@ class TaskWriter:
             self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
-        """Close the open files; make blobs in the task's commit message of small outputs, up to a limit per task."""
+        """Close the open files. Small outputs become blobs in the task's commit message, up to a limit per task."""
         inline_bytes = 0
         for part in list(self._parts.values()):
             blob = None

@@ -54,7 +54,7 @@ def _table(batch: DataFrame, cluster: str, given: WithTable) -> Table:
 
 
 def _with_stream(left: DataFrame, of: Input, right: DataFrame, given: OtherStream) -> DataFrame:
-    """Join two streams. The right side's columns of the record, which the left side has too, become _right_…."""
+    """Join two streams. The right side's columns of the record, which the left has too, get the prefix _right."""
     names = {name: f"_right{name}" for name in _OF_THE_RECORD}
     on = {ours: names.get(theirs, theirs) for ours, theirs in given.on.items()}
     time = names.get(given.input.event_time, given.input.event_time)
