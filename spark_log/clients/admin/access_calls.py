@@ -15,7 +15,7 @@ _SOURCE = "admin"
 
 
 class AccessCalls:
-    """Mixin. Every process that can open the store may call them: rights apply to clients of gateways only."""
+    """Mixin of `Admin`. Each process that opens the store may call it: rights apply to clients of gateways only."""
 
     _cluster: Cluster
 

@@ -1,4 +1,4 @@
-"""Access control lists, with kafka-python's types. Changes are recorded in `__audit`."""
+"""Manages access control lists, with kafka-python's types. Changes are recorded in `__audit`."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient that spark-log supports."""
+"""`Admin` has the methods, keyword names and results of kafka-python 3's KafkaAdminClient that spark-log supports."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Consumer groups, in kafka-python's arguments and results."""
+"""Manages consumer groups, with kafka-python's arguments and results."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Elections, reassignments and log dirs, in kafka-python's arguments and results."""
+"""Runs elections and reassignments and describes log dirs, with kafka-python's arguments and results."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Client quotas. Changes are recorded in `__audit`."""
+"""Sets client quotas. Changes are recorded in `__audit`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Topics, partitions, offsets and records, in kafka-python's arguments and results."""
+"""Manages topics, partitions, offsets and records, with kafka-python's arguments and results."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence

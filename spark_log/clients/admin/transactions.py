@@ -1,4 +1,4 @@
-"""Transactions and producers, in kafka-python's arguments and results.
+"""Describes producers and manages transactions, with kafka-python's arguments and results.
 
 Every transaction is in the metadata store and has no broker as its coordinator: the coordinator id is -1.
 """

@@ -1,4 +1,4 @@
-"""Users of gateways and their SCRAM credentials, with kafka-python's types. Changes are recorded in `__audit`."""
+"""Manages users of gateways and SCRAM credentials, with kafka-python's types. Changes are recorded in `__audit`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The consumer: the interface of kafka-python's KafkaConsumer for a spark-log cluster, extended by Arrow batches."""
+"""The consumer has the interface of kafka-python's KafkaConsumer for a spark-log cluster, and reads Arrow batches."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Polling:
         self._short_since_s = None
 
     def resolve_positions(self, awaited: TopicPartition | None = None, timeout_s: float = 0.0) -> None:
-        """Find a position for every assigned partition. Raises the same errors as `poll`.
+        """Find a position for every assigned partition. With auto_offset_reset none, a missing one is an error.
 
         Waits while an open transaction may change the committed offset of the partition `awaited`.
         """

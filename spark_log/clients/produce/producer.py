@@ -1,4 +1,4 @@
-"""The producer: the interface of kafka-python's KafkaProducer for a spark-log cluster."""
+"""The producer has the interface of kafka-python's KafkaProducer for a spark-log cluster."""
 
 import logging
 import os

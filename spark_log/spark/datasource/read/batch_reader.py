@@ -1,4 +1,4 @@
-"""The batch reader."""
+"""Reads a batch DataFrame from topics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any

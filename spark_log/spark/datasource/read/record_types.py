@@ -1,4 +1,4 @@
-"""The types of the structs of typed columns, record and key_record, that a topic has when a query begins. Driver."""
+"""Finds the types of the typed columns, record and key_record, that a topic has when a query begins. Driver."""
 
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType

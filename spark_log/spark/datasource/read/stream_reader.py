@@ -1,4 +1,4 @@
-"""The streaming reader, with admission control and Trigger.AvailableNow."""
+"""Reads a stream from topics, with admission control and Trigger.AvailableNow."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The active Spark session of a thread that writes. Driver."""
+"""Sets the active Spark session of a thread that writes. Driver."""
 
 from typing import Any
 

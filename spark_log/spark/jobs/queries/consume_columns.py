@@ -1,4 +1,4 @@
-"""The rows that a consume job writes to its sink, with their counts."""
+"""Makes the rows that a consume job writes to its sink, and counts them."""
 
 from typing import cast
 

@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/join.py`."""
+"""The Spark query of `jobs/join.py`, which joins a topic with a stream, a table or files."""
 
 from pyspark.sql import DataFrame
 
