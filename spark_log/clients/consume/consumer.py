@@ -154,8 +154,8 @@ class Consumer(ConsumerQueries):
 
         Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
         With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
-        OffsetOutOfRangeError, CorruptRecordError, and the error of a deserializer; the position is then at the failed
-        record, and `seek` skips it.
+        OffsetOutOfRangeError, LogTruncationError, CorruptRecordError, and the error of a deserializer; the position is
+        then at the failed record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._raise_deferred()

@@ -87,7 +87,8 @@ class Fetching:
         """Settle positions and open streams for partitions with records to read, all as of one snapshot.
 
         Return whether streams were opened. None are if less than `bytes_min` stored bytes can be fetched over all
-        partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
+        partitions. With auto_offset_reset none, raises NoOffsetForPartitionError, OffsetOutOfRangeError or
+        LogTruncationError.
         """
         began_s = clock.monotonic_s()
         try:
