@@ -1,4 +1,4 @@
-"""Kafka's wire protocol: any Kafka client works on a spark-log cluster.
+"""Serves Kafka's wire protocol, so that any Kafka client works on a spark-log cluster.
 
-A gateway keeps no state of its own. Any number of processes serve one cluster; to clients they are its brokers.
+A gateway keeps no state of its own. Any number of processes serve one cluster, and clients see them as its brokers.
 """

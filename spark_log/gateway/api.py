@@ -1,4 +1,4 @@
-"""The description of an API of the protocol in a gateway, and the arguments of its handler."""
+"""Describes an API of the protocol in a gateway, and the arguments of its handler."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,19 +24,19 @@ class Client:
     client_id: str
     host: str
     software: str = ""
-    """Name and version of the client's library (KIP-511), if it has told them."""
+    """Name and version of the client's library (KIP-511), if the client has sent them."""
     claims: Claims = field(default_factory=Claims)
-    """Those of the connection."""
+    """The claims of the connection on transactional producers."""
     principal: str = ANONYMOUS
     """`User:` and the name in its certificate, or the user that SASL has authenticated."""
     access: Access = EVERYTHING
-    """Decides on its rights."""
+    """Decides on the rights of the client."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of the connection: holds it who hands records to the appender, so that they stay in the order of the requests."""
+    """A lock of the connection, held while records go to the appender, so that they keep the order of the requests."""
 
     @property
     def checked_principal(self) -> str | None:
-        """The principal, where a gateway checks the rights of clients."""
+        """The principal if the gateway checks the rights of clients, otherwise None."""
         return None if self.access.rights is None else self.principal
 
     @property
@@ -46,12 +46,12 @@ class Client:
 
     @property
     def key(self) -> str:
-        """Whose share of the gateway's threads its requests use."""
+        """The principal and network whose shares of the gateway's threads and memory the requests use."""
         return f"{self.principal}@{network_of(self.host)}"
 
     @property
     def zone(self) -> str | None:
-        """The zone that the client names in its client id: `zone=eu-1` or `app,zone=eu-1`."""
+        """The zone that the client id names, such as eu-1 in `zone=eu-1` or `app,zone=eu-1`."""
         for part in self.client_id.replace(";", ",").split(","):
             name, _, value = part.strip().partition("=")
             if name == "zone" and value:
@@ -62,18 +62,18 @@ class Client:
 _OWNER_FIELDS = ("group_id", "transactional_id", "v3_and_below_transactional_id")
 
 Handler = Callable[[Services, Message, Client], Awaitable[Message | None]]
-"""Answers a request; None: the client expects no answer. Its part before the first `await` runs in the order of the
-requests of a connection."""
+"""Answers a request, or returns None if the client expects no answer. Its part before the first `await` runs in the
+order of the requests of a connection."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """`advertised`: the lowest and highest version that clients are told. `served_from`: the lowest that is served.
+    """An API of the protocol, and how a gateway serves it.
 
-    `rights`: what a client must be allowed to do, where a gateway checks it; () for an API that needs no right.
-
-    `pipelined`: the next request of the connection may be handled before this one is answered. `limits`: what a request
-    may cost. `lane`: whose threads its blocking calls use.
+    `advertised` is the lowest and highest version that clients see. `served_from` is the lowest version that is served.
+    `rights` are the rights that a client needs if the gateway checks rights. If `pipelined`, the next request of the
+    connection may be handled before this one is answered. `limits` bound the size of a request. Its blocking calls use
+    threads of `lane`.
     """
 
     request: type[Message]
@@ -91,12 +91,12 @@ class Api:
 
     @cached_property
     def name(self) -> str:
-        """Kafka's name, such as ListOffsets."""
+        """Kafka's name of the API, such as ListOffsets."""
         return self.request.__name__.removesuffix("Request")
 
     @cached_property
     def owner_field(self) -> str | None:
-        """The field that has the group or transactional id, if its requests have one."""
+        """The field that has the group id or transactional id, or None if the requests have no such field."""
         return next((field for field in _OWNER_FIELDS if field in self.request._struct.fields), None)
 
     def is_flexible(self, version: int) -> bool:
@@ -109,5 +109,5 @@ class Api:
 
 
 def read_header(frame: memoryview, apis: Mapping[int, Api]) -> RequestHeader:
-    """The header of a request. MalformedRequestError."""
+    """Read the header of a request. Raises MalformedRequestError."""
     return read_request_header(frame, lambda key, version: key in apis and apis[key].is_flexible(version))

@@ -1,4 +1,4 @@
-"""Wakes requests that wait for a change of the store: one thread for all of them."""
+"""Wakes all requests that wait for a change of the store, with one thread."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _WAIT_S = 1.0
 
 
 class ChangeWatch(threading.Thread):
-    """Looks at the store only while a request waits."""
+    """A thread that reads the number of the store's last change, but only while a request waits."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="gateway change watch", daemon=True)
@@ -25,11 +25,11 @@ class ChangeWatch(threading.Thread):
         self._next: asyncio.Future[None] = loop.create_future()
 
     def current(self) -> int:
-        """The number of the last change; to be read before the state that `wait` refers to. Blocks for a moment."""
+        """Return the number of the last change. Call it before reading the state that `wait` refers to. It blocks."""
         return self._store.changes.current()
 
     async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when something has changed since `seen`, or after the time."""
+        """Return when the store has changed since change number `seen`, or after the timeout."""
         self._waiting += 1
         self._wanted.set()
         try:

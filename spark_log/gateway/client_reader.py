@@ -1,4 +1,4 @@
-"""The bytes that clients send, in frames, and the end of their connections."""
+"""Reads frames from client connections, and notices and completes the end of connections."""
 
 import asyncio
 import contextlib
@@ -10,22 +10,22 @@ from spark_log.gateway.limits.memory_budget import Hold
 from spark_log.gateway.protocol.wire import MalformedRequestError
 
 STREAM_BYTES = 32 * 1024
-"""asyncio reads ahead until it has more than twice as much, of each connection that is read from."""
+"""asyncio reads ahead on each connection until it has more than twice as many bytes."""
 _READ_BYTES = 16 * 1024
-"""Bytes that asyncio reads at a time, without TLS; more while it reads a frame that has memory."""
+"""The bytes that asyncio reads at a time without TLS; it reads more at a time while a frame has memory."""
 _HEADER_BYTES, _ID_START = 8, 10
-"""Bytes of API key, version and correlation id; and of the length of the client id besides."""
+"""The bytes of API key, version and correlation id, and these with the length of the client id."""
 _STEP_BYTES = 256 * 1024
 _ID_BYTES_MAX = 4 * 1024
-"""Of a client id. It is read before its frame has memory."""
+"""The longest client id. It is read before its frame has memory."""
 _LAST_BYTES_S = 10.0
-"""How long a client may take for the last bytes of a connection that is closed, and for the end of TLS."""
+"""How long a client may take to read the last bytes of a closed connection, and to end TLS."""
 _RECEIVED_END = getattr(select, "POLLRDHUP", 0)
-"""The client has closed its side, whether its bytes before that were read or not. Linux has it."""
+"""The event that the client has closed its side, even if bytes before that are unread. Only Linux has it."""
 
 
 class ClientReader(asyncio.StreamReader):
-    """`gone` has a result when the client has closed the connection: who waits for something else can wait for both."""
+    """A reader whose future `gone` completes when the client has closed the connection; others can wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(STREAM_BYTES, loop)
@@ -38,13 +38,13 @@ class ClientReader(asyncio.StreamReader):
         self.read_at_once(_READ_BYTES)
 
     def read_at_once(self, size: int) -> None:
-        """Let asyncio read up to so many bytes at a time. A TLS transport has a size of its own."""
+        """Let asyncio read up to `size` bytes at a time. A TLS transport keeps its own size."""
         if hasattr(self._reads_from, "max_size"):
             self._reads_from.max_size = size
 
     @property
     def paused_socket(self) -> int | None:
-        """The descriptor of the socket from which asyncio does not read now, so that it would not see its end."""
+        """The descriptor of the socket while asyncio does not read from it and cannot see its end; otherwise None."""
         transport = self._reads_from
         if self.gone.done() or transport is None or transport.is_closing() or transport.is_reading():
             return None
@@ -64,7 +64,7 @@ class ClientReader(asyncio.StreamReader):
 
 
 def notice_gone(readers: Iterable[ClientReader]) -> None:
-    """Complete `gone` of those whose clients have closed connections that are not read from at the moment."""
+    """Complete `gone` of the readers that do not read at the moment and whose clients have closed the connection."""
     paused = {socket: reader for reader in readers if (socket := reader.paused_socket) is not None}
     poll = select.poll()
     for socket in paused:
@@ -74,7 +74,7 @@ def notice_gone(readers: Iterable[ClientReader]) -> None:
 
 
 async def end_connection(writer: asyncio.StreamWriter) -> None:
-    """Close the connection, and return when it is closed: it has a place until then."""
+    """Close the connection, and return when it is closed. Until then it counts as a connection."""
     if not writer.is_closing():  # a TLS transport that is closed twice cannot be aborted any more
         writer.close()
     try:
@@ -89,7 +89,7 @@ Connected = Callable[[ClientReader, asyncio.StreamWriter], Any]
 
 
 async def start_server(connected: Connected, host: str, port: int, *, reuse_port: bool) -> asyncio.Server:
-    """As asyncio.start_server, with readers of ours."""
+    """Start a server like asyncio.start_server, but with a ClientReader for each connection."""
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.StreamReaderProtocol:
@@ -99,9 +99,9 @@ async def start_server(connected: Connected, host: str, port: int, *, reuse_port
 
 
 class FrameStart(NamedTuple):
-    """`data` has the bytes up to the end of the client id, or the whole frame if it is small.
+    """The start of a frame. `data` has the bytes up to the end of the client id, or the whole frame if it is small.
 
-    `size` is the number of bytes of the whole frame, without its length.
+    `size` is the number of bytes of the whole frame, without the length field.
     """
 
     size: int
@@ -113,9 +113,10 @@ class FrameStart(NamedTuple):
 async def read_start(
     reader: asyncio.StreamReader, bytes_max: Callable[[int], int], uncounted_bytes: Callable[[], int]
 ) -> FrameStart:
-    """The start of the next frame. MalformedRequestError.
+    """Read the start of the next frame. Raises MalformedRequestError.
 
-    `bytes_max`: of a frame, by its API key. `uncounted_bytes`: of a small frame, asked for when the frame begins.
+    `bytes_max` gives the limit of a frame by its API key. `uncounted_bytes` gives the limit of a small frame; it is
+    called when the frame begins.
     """
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if size < _ID_START:
@@ -138,8 +139,8 @@ async def read_start(
 
 
 async def read_rest(reader: ClientReader, frame: bytearray, size: int, hold: Hold) -> None:
-    """Read a frame that has begun to its `size`, without its length. One that is counted is read as soon as there is
-    memory for all of it.
+    """Read the rest of a frame up to its `size`, as soon as there is memory for the whole frame. Raises
+    IncompleteReadError if the client ends the connection.
     """
     if len(frame) == size:
         return

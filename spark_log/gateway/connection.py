@@ -1,7 +1,7 @@
-"""A client's connection: frames in, responses out, in the order of the requests.
+"""Serves the connection of a client: reads frames, and writes responses in the order of the requests.
 
-As in a broker, a request is handled after the one before it has been answered. Produce requests that follow one another
-are handed to the appender at once, so that they share a transaction.
+As in a broker, a request is handled after the one before it has been answered. Consecutive produce requests go to the
+appender without waiting for each other, so that they share a transaction.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
 _STEP_BYTES = 64 * 1024
-"""Bytes of an answer that are written before the client must have taken most of them."""
+"""The bytes of an answer that are written at a time. The next ones wait until the client has read most of them."""
 _LAST_ANSWER_S = _LONG_S = 1.0
 _INT32_MAX = 2**31 - 1
 
@@ -63,7 +63,7 @@ class Connection:
         self._host = (self._writer.get_extra_info("peername") or ("", 0))[0]
         self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue(services.settings.pipelined_max)
         self._memory: set[RequestMemory] = set()
-        """Of the requests that are not answered yet."""
+        """The memory of the requests that are not answered yet."""
         self._serving: asyncio.Task[None] | None = None
         self._last: _Answer | None = None
         """The last answer that was begun, until it is written."""
@@ -74,17 +74,17 @@ class Connection:
         self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
         self._client_key = self._client.key
         self._cpu_share: tuple[Bucket, float] | None = None
-        """The bucket that pays for the CPU time of the last request that was read, and what it was charged already."""
+        """The bucket that is charged for the CPU time of the last request that was read, and the charge so far."""
         self._active_s = clock.monotonic_s()
 
     @property
     def idle_since_s(self) -> float | None:
-        """When the last request came; None while one is being answered."""
+        """The time of the last request, or None while a request is being answered."""
         return self._active_s if self._last is None else None
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether a request has been answered for long, and those that follow it wait."""
+        """Whether the answer to a request takes long, and the requests after it wait."""
         waits = self._last is not None and not self._last_is_pipelined
         return waits and clock.monotonic_s() - self._active_s >= _LONG_S
 
@@ -93,8 +93,9 @@ class Connection:
         self._writer.transport.abort()
 
     async def serve(self) -> None:
-        """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
-        begun are answered, unless there is a second one. If the client has gone, what waits for it ends too.
+        """Serve requests until the client or the gateway ends the connection. The first cancellation ends the reading;
+        requests that have begun are answered. A second one ends these too. If the client has disconnected, the handler
+        that waits for it is cancelled.
         """
         self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
@@ -124,7 +125,7 @@ class Connection:
                 memory.close()
 
     async def _handle_all(self) -> bool:
-        """Handle requests until the client ends the connection; False: or until one is malformed."""
+        """Handle requests until the client ends the connection. Return False if a malformed request ends it."""
         try:
             while await self._handle_next():
                 pass
@@ -134,7 +135,7 @@ class Connection:
         return True
 
     async def _handle_next(self) -> bool:
-        """Nothing keeps the frame while the next one is awaited. False at the end of the connection."""
+        """Handle the next request, and keep no reference to its frame. Return False at the end of the connection."""
         request = await self._read_frame()
         if request is None:
             return False
@@ -142,12 +143,12 @@ class Connection:
         return True
 
     def _end_waiting(self) -> None:
-        """The client has gone, or is sent away. Records that it has sent are appended; nothing else is of use to it."""
+        """Cancel the answer that a client does not need after its connection ends. Records it sent are appended."""
         if self._last is not None and not self._last_is_pipelined:
             self._last.task.cancel()
 
     async def _read_frame(self) -> tuple[memoryview, RequestMemory] | None:
-        """The next frame without its length, and its memory; None at the end of the connection."""
+        """Read the next frame without its length, and return it with its memory, or None at the connection's end."""
         services = self._services
         memory = RequestMemory(
             services.frames, services.records, services.responses, services.settings.response_bytes_max, self.close,
@@ -176,11 +177,11 @@ class Connection:
         return min(settings.frame_bytes_max, settings.small_frame_bytes_max if own is None else own)
 
     def _uncounted_bytes(self) -> int:
-        """The size up to which the next frame is not counted: a connection has one uncounted frame at most."""
+        """Return the size up to which the next frame is not counted. A connection has one uncounted frame at most."""
         return UNCOUNTED_BYTES if len(self._memory) == 1 else 0
 
     async def _admit(self, start: FrameStart) -> None:
-        """Wait until the use of the client's quotas is paid for, and charge what is known of the request (KIP-219)."""
+        """Wait until the client's quotas admit a request, and charge the part that is known already (KIP-219)."""
         quotas, user, began_s = self._services.quotas, self._client.user, clock.monotonic_s()
         cpu = quotas.bucket(REQUEST_PERCENTAGE, user, start.client_id)
         self._cpu_share = None if cpu is None else (cpu, quotas.expected_cpu_s(cpu))
@@ -193,7 +194,7 @@ class Connection:
         self._services.counters.throttled_seconds += clock.monotonic_s() - began_s
 
     async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
-        """Begin to answer a request."""
+        """Start to answer a request."""
         try:
             begun = await self._begun(frame, memory)
         except MalformedRequestError:
@@ -239,9 +240,9 @@ class Connection:
         return await self._services.bulkheads.run(Lane.CODEC, client.key, function, memory=memory)
 
     async def _until_written(self, memory: RequestMemory) -> None:
-        """Wait until the last answer is written. ConnectionResetError if the client goes meanwhile.
+        """Wait until the last answer is written. Raises ConnectionResetError if the client disconnects meanwhile.
 
-        The client has sent the request of this `memory` too early, so it counts as one that stalls.
+        The client has sent the request of this `memory` too early, so its frame counts as stalled.
         """
         if self._last is not None:
             written = self._last.written
@@ -252,7 +253,7 @@ class Connection:
                 raise ConnectionResetError
 
     def _client_of(self, header: RequestHeader, access: Access) -> Client:
-        """The same value as for the request before, unless something has changed."""
+        """Return the client of a request: the same object as for the request before, unless something has changed."""
         last = self._client
         if (header.client_id, self._software) != (last.client_id, last.software) or access is not last.access:
             self._client = Client(
@@ -263,7 +264,7 @@ class Connection:
     async def _logged_in_again(
         self, login: Login, header: RequestHeader, frame: memoryview, memory: RequestMemory
     ) -> "_Answer":
-        """The answer to a request of SASL: the client authenticates again (KIP-368)."""
+        """Answer a SASL request of a client that authenticates again (KIP-368)."""
         await self._until_written(memory)
         answer = _Answer(asyncio.create_task(_done(await login.answer(header, frame))), memory)
         if login.failed or login.takes_token:
@@ -275,7 +276,7 @@ class Connection:
         self, api: Api, request: Message, header: RequestHeader, client: Client,
         share: tuple[Bucket, float] | None, memory: RequestMemory,
     ) -> bytes | None:  # fmt: skip
-        """`share`: the bucket that pays for the CPU time, and what it was charged already."""
+        """Handle a request. `share` is the bucket that is charged for the CPU time, and the charge so far."""
         quotas, counters, began_s = self._services.quotas, self._services.counters, clock.monotonic_s()
         cpu = None if share is None else CpuTime()
         name = None if api.owner_field is None else getattr(request, api.owner_field) or None
@@ -318,7 +319,7 @@ class Connection:
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
     async def _send(self, data: bytes, memory: RequestMemory) -> None:
-        """Write an answer in steps, so that the transport keeps no copy of it, and what the client takes counts."""
+        """Write an answer in steps, so that the transport does not copy it whole, and progress of the client counts."""
         view = memoryview(data)
         for start in range(0, len(data), _STEP_BYTES):
             step = view[start : start + _STEP_BYTES]
@@ -352,14 +353,14 @@ class Connection:
 
 
 class _Answer:
-    """An answer that was begun. `written` has a result when it is written, or will not be."""
+    """An answer that was begun. `written` completes when the answer is written, or will not be written."""
 
     def __init__(self, task: "asyncio.Task[bytes | None]", memory: RequestMemory) -> None:
         self.task, self.memory = task, memory
         self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
-        """Give the memory back, as soon as nothing works for the answer any more."""
+        """Give the memory back as soon as the task of the answer is done."""
         if self.task.done():
             self.memory.close()
         else:
@@ -373,7 +374,7 @@ def _array_fields(kind: type) -> list[str]:
 
 
 def _is_large(response: Message) -> bool:
-    """Whether encoding it may take long: an array of it is long, or of the first elements of an array."""
+    """Whether encoding may take long, because the response or the first element of its arrays has a long array."""
     for _ in range(2):
         if not (fields := _array_fields(type(response))):  # type: ignore[arg-type]
             return False

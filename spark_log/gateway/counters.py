@@ -1,4 +1,4 @@
-"""Counters of a gateway, for its metrics."""
+"""Counts the work of a gateway for its metrics."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Requests:
-    """`seconds`: from the whole request until its response is encoded, with the time that a fetch waits for records."""
+    """The requests of an API. `seconds` is the time from reading a request until its response is encoded, including the
+    time that a fetch waits for records.
+    """
 
     count: int = 0
     seconds: float = 0.0
@@ -19,11 +21,11 @@ class Counters:
     """
 
     requests: defaultdict[str, Requests] = field(default_factory=lambda: defaultdict(Requests))
-    """By the name of the API, such as Produce."""
+    """Requests by the name of the API, such as Produce."""
     produced_bytes: int = 0
-    """Of produce requests."""
+    """Bytes of produce requests."""
     fetched_bytes: int = 0
-    """Of fetch responses."""
+    """Bytes of fetch responses."""
     throttled_seconds: float = 0.0
     """Time that requests waited because of quotas."""
     appends: int = 0

@@ -11,7 +11,7 @@ from spark_log.metadata.address import is_loopback
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """`host`, `port`: where it listens. `advertised_host`, `advertised_port`: the address that clients are told."""
+    """The settings of a gateway that listens at `host` and `port`. Clients see the advertised address."""
 
     host: str
     port: int
@@ -19,23 +19,24 @@ class GatewaySettings:
     advertised_port: int
     zone: str | None = None
     session_ms: int = 10_000
-    """A gateway that was killed disappears from the list of brokers after so long (broker.session.timeout.ms)."""
+    """The time after which a killed gateway disappears from the list of brokers (broker.session.timeout.ms)."""
     frame_bytes_max: int = 100 * 1024 * 1024
-    """socket.request.max.bytes, for produce requests."""
+    """Limit of a produce request (socket.request.max.bytes)."""
     small_frame_bytes_max: int = 1024 * 1024
-    """Of all other requests, unless their API has a lower limit."""
+    """Limit of any other request, unless its API has its own limit."""
     login_bytes_max: int = 16 * 1024
-    """sasl.server.max.receive.size: of a frame before the client has authenticated."""
+    """Limit of a frame before the client has authenticated (sasl.server.max.receive.size)."""
     fetch_bytes_max: int = 55 * 1024 * 1024
-    """fetch.max.bytes: records of a response, or one batch."""
+    """Limit of the records of a fetch response (fetch.max.bytes); a single batch may be larger."""
     response_bytes_max: int = 100 * 1024 * 1024
-    """Memory of a response while it is made, apart from records."""
+    """Limit of the memory of a response while it is made, without records."""
     memory_bytes_max: int = 128 * 1024 * 1024
-    """queued.max.request.bytes: frames of all connections; what is decoded, and the responses, have as much each."""
+    """Limit of the frames of all connections (queued.max.request.bytes). Decoded data and responses have the same limit
+    each."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
-    """Records of one produce request, decompressed."""
+    """Limit of the decompressed records of one produce request."""
     records_max: int = 1_000_000
-    """Of one produce request."""
+    """Limit of the number of records of one produce request."""
     connections_max: int = 10_000
     """max.connections."""
     connections_per_ip_max: int = 1_000
@@ -43,35 +44,35 @@ class GatewaySettings:
     connections_max_idle_ms: int = 600_000
     """connections.max.idle.ms."""
     pipelined_max: int = 16
-    """Requests of a connection that are read before the first of them is answered."""
+    """The number of requests of a connection that are read before the first of them is answered."""
     auto_create_topics: bool = True
     """auto.create.topics.enable."""
     partitions_of_new_topics: int = 1
     """num.partitions."""
     provisional_offsets: bool = False
-    """Records of an open transaction are acknowledged with the offsets that they would have if it were committed now,
-    instead of none. Another commit may take these offsets."""
+    """Whether records of an open transaction are acknowledged with the offsets that they would have if it were
+    committed now, instead of without offsets. Another commit may take these offsets."""
     shares_port: bool = False
-    """Several processes listen on the port, and the kernel spreads the connections over them (SO_REUSEPORT)."""
+    """Whether several processes listen on the port. The kernel spreads the connections over them (SO_REUSEPORT)."""
     has_lease: bool = True
-    """False: another process on the same port is in the list of brokers."""
+    """Whether this process is in the list of brokers. Otherwise another process on the same port is."""
     tls: TlsFiles | None = None
-    """None: connections are not encrypted."""
+    """The files for TLS. None means that connections are not encrypted."""
     sasl_mechanisms: tuple[str, ...] = ()
-    """sasl.enabled.mechanisms; empty: clients do not authenticate by SASL."""
+    """sasl.enabled.mechanisms. If there are none, clients do not authenticate by SASL."""
     allow_plain_without_tls: bool = False
-    """Passwords may cross a network in the clear."""
+    """Whether passwords may cross a network in the clear."""
     connections_max_reauth_ms: int = 0
-    """connections.max.reauth.ms (KIP-368); 0: clients authenticate once."""
+    """connections.max.reauth.ms (KIP-368). 0 means that clients authenticate once."""
     acls: bool = False
-    """Rights are checked (authorizer.class.name)."""
+    """Whether rights are checked (authorizer.class.name)."""
     super_users: frozenset[str] = frozenset()
     """super.users, such as User:admin."""
     allow_everyone_if_no_acl_found: bool = False
     """allow.everyone.if.no.acl.found."""
     unauthenticated_connections_max: int = 1_000
     authentication_timeout_s: float = 10.0
-    """For TLS and SASL together."""
+    """The time for TLS and SASL together."""
     failed_authentication_delay_ms: int = 100
     """connection.failed.authentication.delay.ms."""
 
@@ -93,7 +94,7 @@ class GatewaySettings:
 
     @property
     def security_protocol(self) -> str:
-        """Kafka's name of what a client has to set."""
+        """The value that a client has to set as security.protocol."""
         transport = "PLAINTEXT" if self.tls is None else "SSL"
         return f"SASL_{transport}" if self.sasl_mechanisms else transport
 
@@ -111,11 +112,11 @@ LIMITS: Mapping[str, str] = {
     "max.connections.per.ip": "connections_per_ip_max",
     "connections.max.idle.ms": "connections_max_idle_ms",
 }
-"""Settings of GatewaySettings by the names of configs: Kafka's, and our own where a broker has no such limit."""
+"""Fields of GatewaySettings by the names of configs: Kafka's names, or new ones if a broker has no such limit."""
 
 
 def limits_of(configs: Sequence[str]) -> dict[str, int]:
-    """The settings in texts NAME=VALUE, the names as in LIMITS. InvalidConfigurationError."""
+    """Parse texts NAME=VALUE with names of LIMITS into settings. Raises InvalidConfigurationError."""
     settings: dict[str, int] = {}
     for text in configs:
         name, equals, value = text.partition("=")
@@ -128,7 +129,7 @@ def limits_of(configs: Sequence[str]) -> dict[str, int]:
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [IPV6]:PORT. InvalidConfigurationError."""
+    """Parse HOST:PORT or [IPV6]:PORT into host and port. Raises InvalidConfigurationError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise InvalidConfigurationError(f"{option}: expected HOST:PORT, got {text!r}")

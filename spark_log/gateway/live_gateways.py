@@ -1,7 +1,7 @@
-"""Which gateways are alive, and which one a client should use for a partition or a group.
+"""Tracks which gateways are alive, and chooses the one that a client should use for a partition or a group.
 
-Any gateway serves any request. Clients send the records of a partition to one of them only so that its appends are
-done together.
+Any gateway serves any request. Clients send the records of a partition to one gateway only so that it can append them
+together.
 """
 
 import os
@@ -23,7 +23,7 @@ _LEADER_NOT_AVAILABLE = 5
 
 @dataclass(frozen=True)
 class LiveGateway:
-    """A gateway as clients see it: a broker."""
+    """A gateway that clients see as a broker."""
 
     gateway_id: int
     host: str
@@ -32,9 +32,9 @@ class LiveGateway:
 
 
 class GatewaySession:
-    """The lease of this process' gateway. Used by one thread.
+    """Holds the lease of the gateway of this process. Used by one thread.
 
-    A gateway that is started again at the same address has the same id, as a broker of Kafka has.
+    A gateway that is started again at the same address has the same id, like a Kafka broker.
     """
 
     def __init__(self, store: Store, host: str, port: int, zone: str | None, duration_ms: int) -> None:
@@ -44,7 +44,7 @@ class GatewaySession:
         self.gateway_id = -1
 
     def renew(self) -> None:
-        """Begin the lease, or renew it; one that has ended is begun again with the same id."""
+        """Begin the lease, or renew it. A lease that has ended begins again with the same id."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> int:
             now = self._store.clock(connection)
@@ -68,14 +68,14 @@ class GatewaySession:
         self.gateway_id = self._store.transact(body, announce=True)
 
     def end(self) -> None:
-        """Disappear from the list of brokers at once, unless another process is there already."""
+        """End the lease at once, unless another process has taken it over."""
         mine = (GATEWAY.gateway_id == self.gateway_id) & (GATEWAY.holder == self._holder)
         over = t.gateway.update().where(mine).values(lease_until_ms=0)
         self._store.transact(lambda connection, _: connection.execute(over), announce=True)
 
 
 def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGateway]:
-    """The gateways whose leases have not ended, by id."""
+    """Return the gateways whose leases have not ended, in the order of their ids."""
     now = store.clock(connection)
     return [
         LiveGateway(row.gateway_id, row.host, row.port, row.zone)
@@ -85,16 +85,17 @@ def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGate
 
 
 def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: object) -> LiveGateway | None:
-    """The gateway for a partition or a group: the same for all clients of a zone, and another one for few keys only
-    when a gateway comes or goes (rendezvous hashing). Of the zone, if one is there. None if no gateway is alive: the
-    one that asks has just started, or could not renew its lease.
+    """Return the gateway for a partition or a group, by rendezvous hashing: few keys move when a gateway comes or goes.
+
+    It is the same for all clients of a zone, and in that zone if a gateway is. Return None if no gateway is alive. This
+    happens while the calling gateway has just started, or could not renew its lease.
     """
     near = [each for each in gateways if zone is not None and each.zone == zone] or gateways
     return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id), default=None)
 
 
 def partition_fields(leader: LiveGateway | None, number: int, leader_epoch: int) -> dict[str, object]:
-    """The fields of a partition in descriptions of topics: the leader and only replica is a gateway."""
+    """Return the fields of a partition in descriptions of topics. A gateway is its leader and only replica."""
     nodes = [] if leader is None else [leader.gateway_id]
     return {
         "error_code": NONE if nodes else _LEADER_NOT_AVAILABLE,

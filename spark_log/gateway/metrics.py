@@ -1,4 +1,4 @@
-"""The metrics of a gateway process, by names that Strimzi's rules give to Kafka's JMX metrics."""
+"""Exports the metrics of a gateway process, by the names that Strimzi's rules give to Kafka's JMX metrics."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from spark_log.gateway.server import Gateway
 
 
 class GatewayCollector(Collector):
-    """The connections, requests and appends of this process."""
+    """Collects the metrics of the connections, requests and appends of this process."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        """Called for each scrape."""
+        """Yield the current metrics, for each scrape."""
         counters = self._gateway.services.counters
         yield GaugeMetricFamily(
             "kafka_server_socket_server_metrics_connection_count", "Connected clients.", self._gateway.connections

@@ -1,4 +1,4 @@
-"""A gateway process: listens, serves connections, and holds its lease."""
+"""Runs a gateway process: listens, serves connections, and holds its lease."""
 
 import asyncio
 import contextlib
@@ -45,15 +45,15 @@ T = TypeVar("T")
 
 _GONE_EVERY_S = 1.0
 _IDLE_CHECKS = 10
-"""Within connections.max.idle.ms."""
+"""The number of checks for idle connections within connections.max.idle.ms."""
 _RENEWALS_PER_SESSION = 3
 _LAST_ANSWERS_S = 1.0
 """How long a stopped gateway waits for the answers of the requests that it has begun."""
 _GRACE_S = 10.0
-"""How long it then waits for the appends that it has begun."""
+"""How long a stopped gateway then waits for the appends that it has begun."""
 _HEALTH_S = 2.0
 _FORGET_S = 10.0
-"""After a rewriting, what a gateway has kept of the old segments is forgotten at the next fetch, or in this time."""
+"""Cached records of segments that were rewritten are forgotten at the next fetch, or after this time."""
 
 APIS: Sequence[Api] = (
     *metadata_requests.APIS,
@@ -77,7 +77,7 @@ APIS: Sequence[Api] = (
 
 
 class Gateway:
-    """Serves Kafka clients on a cluster until `stop`. Made in the event loop that runs it."""
+    """Serves Kafka clients on a cluster until `stop`. It is created in the event loop that runs it."""
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
         self._cluster, self._settings = cluster, settings
@@ -99,11 +99,11 @@ class Gateway:
 
     @property
     def connections(self) -> int:
-        """Number of connected clients."""
+        """The number of connected clients."""
         return len(self._tasks)
 
     def health(self) -> str | None:
-        """Why this process does not serve; None while it does. For other threads than the event loop's."""
+        """Return why this process does not serve, or None while it does. Call it outside the event loop's thread."""
         if not self.services.appender.is_alive():
             return "the gateway does not run"
         answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
@@ -153,7 +153,7 @@ class Gateway:
             services.bulkheads.close()
 
     def stop(self) -> None:
-        """End gracefully: leave the list of brokers, append what was received, close the connections."""
+        """Stop gracefully: leave the list of brokers, append the received records, and close the connections."""
         self._stopping.set()
 
     async def _serve(self, reader: ClientReader, writer: asyncio.StreamWriter) -> None:
@@ -207,7 +207,7 @@ class Gateway:
                     connection.close()
 
     async def _notice_gone(self) -> None:
-        """End the answers that wait for something although the client has gone, and is not read from meanwhile."""
+        """Notice periodically which clients have disconnected while their connections are not read, and wait."""
         while True:
             await asyncio.sleep(_GONE_EVERY_S)
             notice_gone(each.reader for each in self._connections if each.waits_for_answer)

@@ -1,4 +1,4 @@
-"""What the handlers of requests use: one value for each gateway process."""
+"""Bundles the parts of a gateway process that the handlers of requests use."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -32,9 +32,10 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 _PORTION_BYTES = 256 * 1024
-"""About as much of a response is made before memory is held for it."""
+"""The approximate size of the part of a response that is made before memory is held for it."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
-"""Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
+"""Batches up to the first size are stored as blobs, and a tail of the second size is sealed. Clients send batches of up
+to 1 MiB."""
 
 
 class Needed(NamedTuple):
@@ -45,7 +46,7 @@ class Needed(NamedTuple):
 
 @dataclass(frozen=True)
 class Services:
-    """The parts of a gateway that serve requests. It imports no handler, and each handler gets it."""
+    """The parts of a gateway that serve requests. Each handler gets them; this module imports no handler."""
 
     cluster: Cluster
     settings: GatewaySettings
@@ -62,14 +63,14 @@ class Services:
     records: MemoryBudget
     responses: MemoryBudget
     authorizer: Authorizer | None
-    """None: the gateway does not check rights."""
+    """Decides on the rights of clients. None means that the gateway does not check rights."""
     counters: Counters
     versions: Mapping[int, tuple[int, int]] = field(repr=False)
-    """The lowest and highest version of each API that clients are told."""
+    """The lowest and highest version of each API that clients see."""
 
     @classmethod
     def of(cls, cluster: Cluster, settings: GatewaySettings, versions: Mapping[int, tuple[int, int]]) -> "Services":
-        """Of a gateway whose event loop runs. Nothing is started yet."""
+        """Create the parts of a gateway in its running event loop, without starting them."""
         loop, store = asyncio.get_running_loop(), cluster.store
         bulkheads, topics, counters = Bulkheads(), TopicCache(cluster), Counters()
         changes = ChangeWatch(store, loop)
@@ -91,7 +92,7 @@ class Services:
         )  # fmt: skip
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Run a function that blocks, in a thread of the request that this task answers."""
+        """Call a blocking function in a thread of the request that this task answers."""
         context = request_context.get()
         work = partial(function, *arguments, **keywords)
         if context.cpu is not None:
@@ -99,17 +100,17 @@ class Services:
         return await self.bulkheads.run(context.lane, context.client, work, context.name, context.memory)
 
     async def compute(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call a function that only computes: in a thread if the request is large, so that the event loop goes on."""
+        """Call a function that only computes. For a large request it runs in a thread, to keep the event loop free."""
         memory = request_context.get().memory
         if memory is None or not memory.is_large:
             return function(*arguments, **keywords)
         return await self.call(function, *arguments, **keywords)
 
     async def in_portions(self, make: Callable[[K], Message], keys: Iterable[K]) -> list[Message]:
-        """An element of the response for each key, once for equal keys, in their order. They are made in a thread.
+        """Make an element of the response for each distinct key, in the order of the keys, in a thread.
 
-        A portion that finds no memory is thrown away, and made again when there is as much as it takes: so requests
-        that wait hold nothing uncounted. ResponseTooLargeError above response.max.bytes.
+        A portion for which there is no memory is dropped, and made again when there is enough, so that waiting requests
+        hold no uncounted memory. Raises ResponseTooLargeError above response.max.bytes.
         """
         memory, names = _memory(), list(dict.fromkeys(keys))
         elements: list[Message] = []
@@ -134,8 +135,8 @@ class Services:
         return elements
 
     async def call_in_memory(self, make: Callable[[int], T | Needed]) -> T:
-        """Call a function that blocks, in a thread. Its argument is the memory that it may use for the response; if it
-        needs more it returns how much, and is called again when there is so much. Errors as of `in_portions`.
+        """Call a blocking function in a thread. Its argument is the memory in bytes that it may use for the response.
+        If it needs more it returns Needed, and is called again when there is as much. Raises ResponseTooLargeError.
         """
         memory = _memory()
         while isinstance(made := await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes)), Needed):
@@ -143,17 +144,17 @@ class Services:
         return made
 
     def live_gateways(self) -> list[LiveGateway]:
-        """The gateways of the cluster whose leases have not ended."""
+        """Return the gateways of the cluster whose leases have not ended."""
         store = self.cluster.store
         return store.read(lambda connection: read_live_gateways(store, connection))
 
     def is_at(self, gateway: LiveGateway) -> bool:
-        """Whether clients reach this gateway, or another process of it, at that address."""
+        """Whether the address of `gateway` is the advertised address of this process."""
         return (gateway.host, gateway.port) == (self.settings.advertised_host, self.settings.advertised_port)
 
 
 def _memory() -> RequestMemory:
-    """That of the request that this task answers."""
+    """Return the memory of the request that this task answers."""
     memory = request_context.get().memory
     assert memory is not None
     return memory

@@ -1,4 +1,4 @@
-"""Further processes of a gateway, on the same port."""
+"""Runs further processes of a gateway on the same port."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,8 @@ _RESTART_S = 1.0
 
 
 class Workers:
-    """Runs this command again with --no-lease, once with each of `options`; one that ends is started again. A context
-    manager.
+    """Runs this command with --no-lease in further processes, one with each of `options`, while the context is entered.
+    A process that ends is started again.
     """
 
     def __init__(self, options: Sequence[Sequence[str]]) -> None:
@@ -51,5 +51,5 @@ class Workers:
 
 
 def end_with_the_parent() -> None:
-    """Get SIGTERM when the process that started this one ends, however it does (prctl(2))."""
+    """Let the kernel send SIGTERM to this process when its parent ends for any reason (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Avro schemas: parsing and compatibility by Apache Avro's own package."""
+"""Parses and compares Avro schemas with Apache Avro's own package."""
 
 import json
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 _COMPARISONS_MAX = 500_000
-"""Avro's package compares each field with each, and each branch of a union with each: it takes minutes for more."""
+"""The limit of comparisons. Avro's package compares each field, and each branch of a union, with all others."""
 _FIELDS_PER_BRANCH = 200
-"""Comparisons of fields in the time of one comparison of branches."""
+"""The number of comparisons of fields that take as long as one comparison of branches."""
 
 
 def parse(schema: SchemaText) -> "avro.schema.Schema":
-    """InvalidSchemaError says what is not valid."""
+    """Parse a schema with its imports. Raises InvalidSchemaError, which names what is not valid."""
     try:
         import avro.errors
         import avro.name
@@ -36,12 +36,12 @@ def parse(schema: SchemaText) -> "avro.schema.Schema":
 
 
 def column_source(schema: SchemaText) -> str:
-    """The schema with the types of its imports inside."""
+    """Return the text of the schema, with the types of its imports in it."""
     return json.dumps(parse(schema).to_json()) if schema.imports else schema.text
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schema_types.problems`."""
+    """Return why `reader` cannot read records of `writer`, as `schema_types.problems` does."""
     parsed = parse(reader), parse(writer)
     if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
         return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]
@@ -56,7 +56,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
 
 
 def _comparisons(schema: "avro.schema.Schema") -> int:
-    """About how many branches of unions are compared with each other, if the schema is compared with itself."""
+    """Estimate how many comparisons of branches the comparison of the schema with itself is worth."""
     from avro.schema import ArraySchema, MapSchema, RecordSchema, UnionSchema
 
     fields = branches = 0

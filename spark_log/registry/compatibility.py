@@ -1,4 +1,4 @@
-"""The rule of compatibility levels: which versions a new schema is compared with, and in which direction. Pure."""
+"""Defines by compatibility levels which versions a new schema is compared with, and in which direction. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,10 +23,10 @@ def incompatibilities(
     versions: Sequence[tuple[int, SchemaText]],
     compare: Callable[[SchemaText, SchemaText], list[str]] = problems,
 ) -> list[str]:
-    """Why `new` is not compatible with the versions of its subject, which are in order; empty if it is.
+    """Return why `new` is not compatible with `versions` of its subject, which are in order. Empty if it is compatible.
 
-    BACKWARD: the new schema reads the records of the last version. FORWARD: the last version reads those of the new
-    one. FULL: both. With _TRANSITIVE, of all versions.
+    BACKWARD requires that the new schema can read records of the last version, FORWARD that the last version can read
+    records of the new schema, and FULL both. With _TRANSITIVE the same holds for all versions.
     """
     direction, _, transitive = level.partition("_")
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""A schema registry outside of the cluster, by its REST API. Versions and ids never change: they are cached."""
+"""Reads a schema registry outside of the cluster by its REST API. It caches versions and ids, which never change."""
 
 import json
 from functools import lru_cache
@@ -23,9 +23,9 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
-    """The version, or the latest one for None, and all versions as pairs of schema id and text.
+    """Return the version, or the latest one for None, and all versions as pairs of schema id and text.
 
-    Raises SchemaRegistryUnavailableError, SchemaNotFoundError, SchemaRegistryError.
+    Raises SchemaRegistryUnavailableError, SchemaNotFoundError and SchemaRegistryError.
     """
     numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
     versions = [_version(url, subject, number) for number in numbers]
@@ -37,7 +37,7 @@ def find_subject(url: str, subject: str, version: int | None) -> tuple[Registere
 
 @lru_cache(maxsize=4096)
 def find_id(url: str, schema_id: int) -> SchemaText:
-    """The schema with this id, with its imports. Raises as `find_subject` does."""
+    """Return the schema with this id, with its imports. Raises the errors of `find_subject`."""
     path = f"/schemas/ids/{schema_id}"
     return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
 
@@ -50,7 +50,7 @@ def _version(url: str, subject: str, version: int) -> RegisteredSchema:
 
 
 def _serialized(url: str, path: str, answer: Any) -> Any:
-    """For Protobuf the answer with a descriptor instead of a .proto text, which would have to be compiled."""
+    """Return the answer; for Protobuf with a descriptor instead of a .proto text, which would have to be compiled."""
     return _get(url, f"{path}?format=serialized") if answer.get("schemaType") == "PROTOBUF" else answer
 
 
@@ -74,7 +74,7 @@ def _text(url: str, schema: Schema) -> SchemaText:
 
 
 def _get(urls: str, path: str) -> Any:
-    """The answer of the first of the addresses that answers."""
+    """Return the answer of the first address that answers. The addresses are separated by commas."""
     failure: Exception | None = None
     for url in urls.split(","):
         address = url.strip().rstrip("/")

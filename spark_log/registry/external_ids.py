@@ -1,4 +1,4 @@
-"""Schemas of an external registry become part of a topic's definition when the topic meets their ids."""
+"""Adds schemas of an external registry to the definition of a topic when records with their ids arrive."""
 
 import logging
 from collections.abc import Iterable, Mapping, Set
@@ -27,11 +27,11 @@ from spark_log.registry.topic_schemas import SubjectName, external_subjects, sub
 logger = logging.getLogger(__name__)
 
 _IDS_MAX = 100
-"""Unknown ids that are asked for at once: bytes that are no schema ids may look like many."""
+"""The number of unknown ids that one call requests, because other bytes may look like many schema ids."""
 
 
 def unknown_ids(topic: Topic, ids: Mapping[str, Iterable[int]]) -> dict[str, set[int]]:
-    """Those of the schema ids of keys and values that are not in the topic's definitions and that its external registry
+    """Return the schema ids of keys and values that are not in the topic's definitions, but that its external registry
     may know.
     """
     columns, found = topic.columns, {}
@@ -43,10 +43,10 @@ def unknown_ids(topic: Topic, ids: Mapping[str, Iterable[int]]) -> dict[str, set
 
 
 def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = MappingProxyType({})) -> Topic:
-    """Ask the topic's external registry for the present versions of its subjects, and for the schemas of these ids of
-    keys and values, and add them to the topic's definitions. Returns the topic as it is then.
+    """Read the present versions of the topic's subjects, and the schemas of `ids` of keys and values, from its external
+    registry, and add them to the topic's definitions. Return the changed topic.
 
-    An id that the registry does not know stays unknown. Raises SchemaRegistryUnavailableError.
+    An id that the registry does not know remains unknown. Raises SchemaRegistryUnavailableError.
     """
     config, columns = topic.config, topic.columns
     if columns is None or not config.schema_registry_url:
@@ -87,7 +87,7 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
 def _schemas_of(
     topic: Topic, source: str, definition: ColumnsDefinition, name: SubjectName, ids: Set[int]
 ) -> SubjectSchemas:
-    """The present versions of the subject of the keys or values, and the schemas of these ids."""
+    """Return the present versions of the subject of the keys or values, and the schemas of `ids`."""
     schemas = SubjectSchemas(definition.schema, (), follows=name.version is None)
     try:
         schemas = external_subjects(topic.config, [source])[source]

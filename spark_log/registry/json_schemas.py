@@ -1,4 +1,4 @@
-"""JSON Schemas. They are compatible if their columns are: the rule of `log.columns.evolution`."""
+"""Parses and compares JSON Schemas. They are compatible if their columns are (`log.columns.evolution`)."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from spark_log.registry.schemas import SchemaText
 
 
 def parse(schema: SchemaText) -> Any:
-    """The schema as Python objects. InvalidSchemaError if it is not JSON, or neither an object nor a boolean."""
+    """Return the schema as Python objects. Raises InvalidSchemaError unless it is a JSON object or boolean."""
     try:
         parsed = json.loads(schema.text)
     except (RecursionError, ValueError) as error:
@@ -21,7 +21,7 @@ def parse(schema: SchemaText) -> Any:
 
 
 def column_source(schema: SchemaText) -> str:
-    """The schema with its imports among its definitions, under the names by which it refers to them."""
+    """Return the text of the schema with its imports in the object `$imports`, under the names of its references."""
     parsed = parse(schema)
     if not schema.imports or not isinstance(parsed, dict):
         return schema.text
@@ -30,7 +30,7 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schema_types.problems`. Schemas without columns are compatible if they are equal."""
+    """Return why `reader` cannot read records of `writer`. Schemas without columns are compatible if they are equal."""
     try:
         evolve(json_schema_fields(column_source(reader)), json_schema_fields(column_source(writer)))
     except InvalidSchemaError as error:

@@ -1,6 +1,7 @@
-"""Protobuf schemas: a .proto text, or the descriptor of a file in base64, as Confluent's Python client sends it.
+"""Parses and compares Protobuf schemas.
 
-A .proto text is compiled with the protoc that the package grpcio-tools contains.
+A schema is a .proto text, or the descriptor of a file in base64, which Confluent's Python client sends. A .proto text
+is compiled with protoc of the package grpcio-tools.
 """
 
 import base64
@@ -25,14 +26,14 @@ _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
 _NAME_BYTES_MAX = 200
 _MESSAGES_MAX = 2_000
-"""The columns of each message are compared, for which its whole file is read."""
+"""The limit of messages. The comparison of the columns of each message reads the whole file."""
 _IMPORT = re.compile(r'\bimport\s+(?:public\s+|weak\s+)?"([^"]+)"\s*;')
 _INSTALLED = ("google/protobuf/", "google/type/")
-"""Files that schemas import without a reference. The descriptors are in Python packages."""
+"""The folders of files that schemas import without a reference. Python packages contain their descriptors."""
 
 
 def canonical(schema: SchemaText) -> str:
-    """The file's descriptor in base64, without its name: equal for a .proto text and its descriptor."""
+    """Return the file's descriptor in base64, without its name. It is equal for a .proto text and its descriptor."""
     file = _copy(_files(schema)[-1])
     file.ClearField("name")
     file.ClearField("source_code_info")
@@ -43,12 +44,12 @@ def canonical(schema: SchemaText) -> str:
 
 
 def serialized(schema: SchemaText) -> str:
-    """The file's descriptor in base64, as Confluent's Python client asks for it (format=serialized)."""
+    """Return the file's descriptor in base64, as Confluent's Python client requests it (format=serialized)."""
     return base64.b64encode(_files(schema)[-1].SerializeToString()).decode()
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """A text of `protobuf_schema`: of the message with this full name, or of the first one of the file."""
+    """Return a text of `protobuf_schema` for the message with this full name, or for the first one of the file."""
     from spark_log.log.columns.protobuf.schema import protobuf_schema
 
     files = _files(schema)
@@ -60,7 +61,9 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    """Return why `reader` cannot read records of `writer`. The columns of each message have to be compatible, and
+    fields must keep their numbers.
+    """
     differences: list[str] = []
     messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:
@@ -88,8 +91,8 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _files(schema: SchemaText) -> tuple[Any, ...]:
-    """The descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports, and last
-    the schema's. InvalidSchemaError if they do not make a schema.
+    """Return the descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports,
+    and last that of the schema. Raises InvalidSchemaError if they do not make a schema.
     """
     try:
         from google.protobuf import descriptor_pool
@@ -110,7 +113,7 @@ def _files(schema: SchemaText) -> tuple[Any, ...]:
 
 
 def _add(files: dict[str, Any], name: str, text: str) -> None:
-    """Add the file and those files of Python packages that it imports. `name`: empty for the schema itself."""
+    """Add the file, and the files of Python packages that it imports. `name` is empty for the schema itself."""
     file = _decoded(text)
     imported = _IMPORT.findall(text) if file is None else file.dependency
     for each in imported:
@@ -137,7 +140,7 @@ def _add_installed(files: dict[str, Any], name: str) -> None:
 
 
 def _decoded(text: str) -> Any | None:
-    """The descriptor of a file, if the text is one in base64."""
+    """Return the descriptor of a file if the text is one in base64, otherwise None."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -189,7 +192,7 @@ def _set_of(files: Any) -> bytes:
 
 
 def _messages(file: Any) -> dict[str, Any]:
-    """The messages of the file by their full names, nested ones too."""
+    """Return the messages of the file, including nested ones, by their full names."""
     messages: dict[str, Any] = {}
     waiting = [(_full_name(file.package, each.name), each) for each in file.message_type]
     while waiting:

@@ -1,4 +1,4 @@
-"""Registration of schemas and deletion of versions, inside a transaction that has locked the registry."""
+"""Registers schemas and deletes versions, inside a transaction that has locked the registry."""
 
 import sqlalchemy as sa
 
@@ -10,13 +10,13 @@ from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, Sche
 from spark_log.registry.topic_schemas import FollowingTopic, following_topics, update_following_topics
 
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207
-"""Confluent's error codes."""
+"""Error codes of Confluent's registry."""
 
 
 def register(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
 ) -> RegisteredSchema:
-    """Add the schema as the next version of the subject, unless the subject has it."""
+    """Add the schema as the next version of the subject, unless the subject has it. Return the version that has it."""
     known = find(connection, subject, type_, text, references)
     if known is not None:
         return known
@@ -31,7 +31,7 @@ def register(
 def topics_to_change(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
 ) -> list[FollowingTopic]:
-    """The topics that would follow the schema as the next version of the subject. Errors as of `register`."""
+    """Return the topics that would follow the schema as the next version. Raises the errors of `register`."""
     new, hash_ = _accepted(connection, subject, type_, text, references)
     schema = rows.find_hash(connection, hash_) or Schema(rows.next_id(connection), type_, text, references)
     return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), new)))
@@ -40,7 +40,7 @@ def topics_to_change(
 def _accepted(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
 ) -> tuple[SchemaText, str]:
-    """The schema and its hash, if it may become the next version of the subject."""
+    """Return the schema and its hash. Raises an error if it may not become the next version of the subject."""
     check_writable(connection, subject)
     if mode_of(connection, subject) == "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
@@ -64,7 +64,7 @@ def import_schema(
     schema_id: int,
     version: int | None,
 ) -> RegisteredSchema:
-    """Add a schema with an id that another registry gave it, whatever its compatibility."""
+    """Add a schema with the id that it has in another registry, without a check of compatibility."""
     if mode_of(connection, subject) != "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is not in import mode", _NOT_PERMITTED)
     hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
@@ -92,7 +92,7 @@ def find(
     *,
     deleted: bool = False,
 ) -> RegisteredSchema | None:
-    """The latest version of the subject that has the schema."""
+    """Return the latest version of the subject that has the schema, or None."""
     hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
     schema = rows.find_hash(connection, hash_)
     if schema is None:
@@ -104,20 +104,20 @@ def find(
 def problems_with(
     connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
 ) -> list[str]:
-    """Why the schema is not compatible with these versions, at the level of the subject."""
+    """Return why the schema is not compatible with these versions, by the compatibility level of the subject."""
     return incompatibilities(*compared(connection, subject, new, versions))
 
 
 def compared(
     connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
 ) -> tuple[str, SchemaText, list[tuple[int, SchemaText]]]:
-    """The arguments of `incompatibilities` for the schema and these versions."""
+    """Return the arguments of `incompatibilities` for the schema and these versions."""
     texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
     return _level_of(connection, subject), new, texts
 
 
 def versions_to_compare(connection: sa.Connection, subject: str) -> list[RegisteredSchema]:
-    """The versions that the level of the subject compares a new schema with. All texts may be many MiB."""
+    """Return the versions with which the subject's level compares a new schema. Others, maybe large, are not read."""
     if _level_of(connection, subject).endswith("_TRANSITIVE"):
         return rows.versions_of(connection, subject)
     versions = rows.version_ids(connection, subject)
@@ -130,7 +130,7 @@ def _level_of(connection: sa.Connection, subject: str) -> str:
 
 
 def delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:
-    """Delete the versions, unless other schemas refer to them."""
+    """Delete the versions. Raises SchemaRegistryError if other schemas refer to them."""
     referring = rows.referring_ids(connection, subject, versions)
     if referring:
         raise SchemaRegistryError(
@@ -144,7 +144,7 @@ def delete(connection: sa.Connection, subject: str, versions: list[int], permane
 
 
 def mode_of(connection: sa.Connection, subject: str) -> str | None:
-    """The mode that applies to the subject; None: READWRITE."""
+    """Return the mode that applies to the subject. None means READWRITE."""
     return rows.config_of(connection, subject)[1] or rows.config_of(connection, rows.ALL_SUBJECTS)[1]
 
 

@@ -1,4 +1,4 @@
-"""The schema registry: the subjects of a cluster, with the rules of Confluent's Schema Registry."""
+"""Implements the schema registry of a cluster, with the rules of Confluent's Schema Registry."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 Version = int | Literal["latest"]
 Compared = tuple[str, SchemaText, list[tuple[int, SchemaText]]]
-"""Arguments of `incompatibilities`."""
+"""The arguments of `incompatibilities`."""
 
 MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
@@ -28,14 +28,14 @@ _SUBJECT_DELETED, _SUBJECT_NOT_DELETED, _VERSION_DELETED, _VERSION_NOT_DELETED =
 
 
 class Registry:
-    """The schemas of a cluster, kept in its metadata store. Safe to share between threads.
+    """Keeps the schemas of a cluster in its metadata store. Safe to share between threads.
 
     >>> registry = Registry(cluster)                                         # doctest: +SKIP
     >>> registry.register("orders-value", schema_text, "AVRO").id            # doctest: +SKIP
     1
 
-    Subjects, versions, ids and compatibility levels are those of Confluent's Schema Registry; `spark-log registry`
-    serves the same over HTTP. References are (name, subject, version).
+    Subjects, versions, ids and compatibility levels work like those of Confluent's Schema Registry. `spark-log
+    registry` serves them over HTTP. References are (name, subject, version).
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -51,11 +51,11 @@ class Registry:
         id: int | None = None,
         version: int | None = None,
     ) -> RegisteredSchema:
-        """Add a schema as the next version of the subject; returns the version that has it already, if there is one.
+        """Add a schema as the next version of the subject, or return the version that has it already.
 
         The same schema has one id under all subjects. Topics that follow the subject get its new columns in the same
-        transaction. `id`, and `version` with it, are given in the mode IMPORT, to copy the schemas of another registry.
-        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaRegistryError.
+        transaction. Give `id`, and optionally `version`, in the mode IMPORT, to copy the schemas of another registry.
+        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field) and SchemaRegistryError.
         """
         _check_subject(subject)
         check_type(type)
@@ -84,7 +84,7 @@ class Registry:
         *,
         deleted: bool = False,
     ) -> RegisteredSchema:
-        """The version of the subject that has this schema. SchemaNotFoundError if there is none."""
+        """Return the version of the subject that has this schema. Raises SchemaNotFoundError if there is none."""
         check_type(type)
         given = _references(references)
 
@@ -99,51 +99,51 @@ class Registry:
         return self._store.read(find)
 
     def schema(self, schema_id: int) -> Schema:
-        """The schema with this id. SchemaNotFoundError."""
+        """Return the schema with this id. Raises SchemaNotFoundError."""
         found = self._store.read(lambda connection: rows.find_schema(connection, schema_id))
         if found is None:
             raise SchemaNotFoundError(f"Schema {schema_id} not found", rows.SCHEMA_NOT_FOUND)
         return found
 
     def with_imports(self, schema: Schema) -> SchemaText:
-        """The schema with the texts of all schemas that it refers to."""
+        """Return the schema with the texts of all schemas that it refers to."""
         return self._store.read(lambda c: rows.text_of(c, schema.type, schema.text, schema.references))
 
     def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
-        """The names of the subjects; with `deleted` those too that have only softly deleted versions."""
+        """Return the names of the subjects. With `deleted`, include those that have only softly deleted versions."""
         return self._store.read(lambda connection: rows.subject_names(connection, prefix, deleted=deleted))
 
     def subjects_of(self, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
-        """The subjects and versions that have the schema. SchemaNotFoundError if there is no such schema."""
+        """Return the subjects and versions that have the schema. Raises SchemaNotFoundError for an unknown id."""
         self.schema(schema_id)
         return self._store.read(lambda connection: rows.subjects_of(connection, schema_id, deleted=deleted))
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
-        """The version numbers of the subject. SchemaNotFoundError if it has none."""
+        """Return the version numbers of the subject. Raises SchemaNotFoundError if it has none."""
         found = self._store.read(lambda connection: rows.version_ids(connection, subject, deleted=deleted))
         if not found:
             raise rows.subject_not_found(subject)
         return [version for version, _ in found]
 
     def version(self, subject: str, version: Version = "latest", *, deleted: bool = False) -> RegisteredSchema:
-        """A version of the subject. SchemaNotFoundError."""
+        """Return a version of the subject. Raises SchemaNotFoundError."""
         number = _version(version)
         return self._store.read(lambda connection: rows.find_version(connection, subject, number, deleted=deleted))
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The latest version of the subject. SchemaNotFoundError."""
+        """Return the latest version of the subject. Raises SchemaNotFoundError."""
         return self.version(subject)
 
     def referring_ids(self, subject: str, version: Version) -> list[int]:
-        """Ids of the schemas that refer to the version."""
+        """Return the ids of the schemas that refer to the version."""
         found = self.version(subject, version, deleted=True)
         return self._store.read(lambda connection: rows.referring_ids(connection, subject, [found.version]))
 
     def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
-        """Delete all versions of the subject, and its compatibility level and mode; returns the version numbers.
+        """Delete all versions of the subject, and its compatibility level and mode. Return the version numbers.
 
-        A soft deletion keeps the versions for lookups with `deleted`. A permanent one has to follow a soft one. Ids are
-        never used again for another schema.
+        A soft deletion keeps the versions for lookups with `deleted`. A permanent deletion has to follow a soft one. An
+        id is never used again for another schema.
         """
 
         def delete(connection: sa.Connection) -> list[int]:
@@ -168,7 +168,7 @@ class Registry:
         return self._write(delete)
 
     def delete_version(self, subject: str, version: Version, *, permanent: bool = False) -> int:
-        """Delete one version; returns its number. See `delete_subject`."""
+        """Delete one version, softly or permanently as in `delete_subject`. Return its number."""
         number = _version(version)
 
         def delete(connection: sa.Connection) -> int:
@@ -192,12 +192,12 @@ class Registry:
         return self._write(delete)
 
     def compatibility(self, subject: str | None = None) -> str | None:
-        """The compatibility level that is set for the subject, None if none is; without a subject that of all."""
+        """Return the level that is set for the subject, or None; without a subject, the level of all subjects."""
         level, _ = self._store.read(lambda connection: rows.config_of(connection, subject or rows.ALL_SUBJECTS))
         return level or (None if subject else DEFAULT_LEVEL)
 
     def set_compatibility(self, level: str | None, subject: str | None = None) -> None:
-        """Set the compatibility level of the subject, or of all subjects; None: back to the default."""
+        """Set the compatibility level of the subject, or of all subjects. None resets it to the default."""
         if level is not None and level not in LEVELS:
             raise SchemaRegistryError(
                 f"Invalid compatibility level {level!r}. Valid values are {', '.join(LEVELS)}", _INVALID_LEVEL
@@ -212,9 +212,9 @@ class Registry:
         references: Iterable[tuple[str, str, int]] = (),
         version: Version | None = None,
     ) -> list[str]:
-        """Why the schema cannot become the next version of the subject; empty if it can.
+        """Return why the schema cannot become the next version of the subject. Empty if it can.
 
-        `version`: compare with this version alone, at the subject's compatibility level.
+        If `version` is given, the schema is compared only with this version, by the subject's compatibility level.
         """
         check_type(type)
         given = _references(references)
@@ -226,12 +226,12 @@ class Registry:
         return incompatibilities(*self._store.read(test))
 
     def mode(self, subject: str | None = None) -> str | None:
-        """READWRITE, READONLY or IMPORT, as set for the subject, None if none is; without a subject that of all."""
+        """Return READWRITE, READONLY or IMPORT, as set for the subject, or None; without a subject, as set for all."""
         _, mode = self._store.read(lambda connection: rows.config_of(connection, subject or rows.ALL_SUBJECTS))
         return mode or (None if subject else DEFAULT_MODE)
 
     def set_mode(self, mode: str | None, subject: str | None = None) -> None:
-        """Set the mode of the subject, or of all subjects; None: back to the default."""
+        """Set the mode of the subject, or of all subjects. None resets it to the default."""
         if mode is not None and mode not in MODES:
             raise SchemaRegistryError(f"Invalid mode {mode!r}. Valid values are {', '.join(MODES)}", _INVALID_MODE)
         self._set(subject, mode=mode)
@@ -257,8 +257,8 @@ def _compared(
     references: tuple[Reference, ...],
     only: tuple[int | None] | None = None,
 ) -> Compared:
-    """The new schema and the versions that it is compared with. `only`: a version, which may be the latest one (None).
-    InvalidSchemaError if it is not a schema of its type.
+    """Return the arguments of `incompatibilities` for a new schema. If `only` is given, compare with this version;
+    (None,) is the latest one. Raises InvalidSchemaError if the text is not a schema of its type.
     """
     new = rows.text_of(connection, type_, text, references)
     schema_hash(new, references)
@@ -280,7 +280,7 @@ def _check_subject(subject: str) -> None:
 
 
 def _version(version: Version) -> int | None:
-    """None for the latest version."""
+    """Return the number of a version, or None for the latest one."""
     return None if version == "latest" or version == -1 else _number(version)
 
 

@@ -1,4 +1,4 @@
-"""The rows of the schema registry."""
+"""Reads and writes the rows of the schema registry."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,20 +13,20 @@ from spark_log.metadata.sql_columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSI
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
 ALL_SUBJECTS = ""
-"""subject_config.subject of the row that applies to subjects without one."""
+"""The value of subject_config.subject in the row that applies to subjects without their own row."""
 
 SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
-"""Confluent's error codes."""
+"""Error codes of Confluent's registry."""
 
 _REFERENCES_DEPTH_MAX = 100
 _IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 16 << 20
-"""Of all schemas that one refers to, directly or not: a short reference may name a schema of 1 MiB."""
+"""The limits of all schemas that one refers to, directly or not. A short reference may name a schema of 1 MiB."""
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 
 
 def lock_registry(connection: sa.Connection) -> None:
-    """Wait for other writers of the registry, and for changes of topics that follow a subject. To be taken before a
+    """Lock the registry against other writers, and against changes of topics that follow a subject. Call it before a
     topic is locked.
     """
     insert_if_missing(connection, t.subject_config, {"subject": ALL_SUBJECTS, "compatibility": None, "mode": None})
@@ -35,7 +35,7 @@ def lock_registry(connection: sa.Connection) -> None:
 
 
 def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
-    """The schema with this id, if a subject has it or had it before a soft deletion."""
+    """Return the schema with this id if a subject has it, or had it before a soft deletion; otherwise None."""
     if not 0 < schema_id < 2**31:
         return None
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
@@ -49,7 +49,7 @@ def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
 
 
 def has_id(connection: sa.Connection, schema_id: int) -> bool:
-    """Whether the id is, or was, that of a schema."""
+    """Whether a schema has, or had, the id."""
     return connection.execute(sa.select(SCHEMA.schema_id).where(SCHEMA.schema_id == schema_id)).first() is not None
 
 
@@ -61,7 +61,7 @@ def insert_schema(
     hash_: str,
     schema_id: int | None = None,
 ) -> Schema:
-    """A new schema; its id is one more than the largest, unless one is given that is free."""
+    """Insert a new schema. Its id is one more than the largest, unless a free one is given."""
     schema = Schema(schema_id or next_id(connection), type_, text, tuple(references))
     row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
@@ -69,7 +69,7 @@ def insert_schema(
 
 
 def next_id(connection: sa.Connection) -> int:
-    """The id that a new schema gets."""
+    """Return the id that a new schema gets."""
     last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
     return int(last) + 1
 
@@ -88,7 +88,9 @@ def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool 
 
 
 def version_ids(connection: sa.Connection, subject: str, *, deleted: bool = False) -> list[tuple[int, int]]:
-    """The numbers of the versions of a subject and the ids of their schemas, in order; see `versions_of`."""
+    """Return the numbers of the versions of a subject, in order, with their schema ids. With `deleted`, include softly
+    deleted versions.
+    """
     if not can_be_stored(subject):
         return []
     query = sa.select(SUBJECT_VERSION.version, SUBJECT_VERSION.schema_id).where(SUBJECT_VERSION.subject == subject)
@@ -100,8 +102,8 @@ def version_ids(connection: sa.Connection, subject: str, *, deleted: bool = Fals
 def versions_of(
     connection: sa.Connection, subject: str, *, deleted: bool = False, only: int | None = None
 ) -> list[RegisteredSchema]:
-    """The versions of a subject, in order, with their texts; with `deleted` those that are softly deleted too. `only`:
-    this version.
+    """Return the versions of a subject, in order, with their texts. With `deleted`, include softly deleted versions. If
+    `only` is given, return this version only.
     """
     if not can_be_stored(subject):
         return []
@@ -120,7 +122,7 @@ def versions_of(
 def find_version(
     connection: sa.Connection, subject: str, version: int | None, *, deleted: bool = False
 ) -> RegisteredSchema:
-    """The version, or the latest one for None. SchemaNotFoundError."""
+    """Return the version, or the latest one for None. Raises SchemaNotFoundError."""
     numbers = [number for number, _ in version_ids(connection, subject, deleted=deleted)]
     if not numbers:
         raise subject_not_found(subject)
@@ -132,7 +134,7 @@ def find_version(
 
 
 def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
-    """The subjects and versions that have the schema."""
+    """Return the subjects and versions that have the schema."""
     query = sa.select(SUBJECT_VERSION.subject, SUBJECT_VERSION.version).where(SUBJECT_VERSION.schema_id == schema_id)
     query = query.order_by(SUBJECT_VERSION.subject, SUBJECT_VERSION.version)
     rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
@@ -140,7 +142,7 @@ def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = Fa
 
 
 def referring_ids(connection: sa.Connection, subject: str, versions: Iterable[int]) -> list[int]:
-    """Ids of the schemas of subjects that refer to one of the versions."""
+    """Return the ids of the schemas that a subject has and that refer to one of the versions."""
     wanted = {(subject, version) for version in versions}
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id, ~SUBJECT_VERSION.deleted)
     rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
@@ -155,13 +157,13 @@ def set_deleted(connection: sa.Connection, subject: str, versions: Sequence[int]
 
 
 def delete_versions(connection: sa.Connection, subject: str, versions: Sequence[int]) -> None:
-    """Delete the rows of the versions; the schemas stay, so that their ids are never used for others."""
+    """Delete the rows of the versions. The schemas remain, so that their ids are never used for others."""
     where = (SUBJECT_VERSION.subject == subject) & SUBJECT_VERSION.version.in_(versions)
     connection.execute(t.subject_version.delete().where(where))
 
 
 def config_of(connection: sa.Connection, subject: str) -> tuple[str | None, str | None]:
-    """Compatibility and mode that are set for the subject itself."""
+    """Return the compatibility level and the mode that are set for the subject itself. None means not set."""
     if not can_be_stored(subject):
         return None, None
     query = sa.select(SUBJECT_CONFIG.compatibility, SUBJECT_CONFIG.mode).where(SUBJECT_CONFIG.subject == subject)
@@ -170,13 +172,13 @@ def config_of(connection: sa.Connection, subject: str) -> tuple[str | None, str 
 
 
 def set_config(connection: sa.Connection, subject: str, **values: str | None) -> None:
-    """Set `compatibility` or `mode` of a subject; None: that of all subjects."""
+    """Set `compatibility` or `mode` of a subject. With None, the value of all subjects applies."""
     insert_if_missing(connection, t.subject_config, {"subject": subject, "compatibility": None, "mode": None})
     connection.execute(t.subject_config.update().where(SUBJECT_CONFIG.subject == subject).values(**values))
 
 
 def text_of(connection: sa.Connection, type_: str, text: str, references: Sequence[Reference]) -> SchemaText:
-    """The schema with the texts of all that it refers to. SchemaNotFoundError for a reference that does not exist."""
+    """Return the schema with the texts of all that it refers to. Raises SchemaNotFoundError and InvalidSchemaError."""
     imports: dict[str, str] = {}
     characters = 0
 

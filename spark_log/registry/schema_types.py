@@ -1,6 +1,6 @@
-"""What each type of schema can do: be checked, compared, and turned into columns.
+"""Checks and compares schemas of all types, and turns them into columns. Each type has its own module.
 
-`canonical` and `problems` are the rules of the registry; each type has a module.
+`canonical` decides which schemas are the same, and `problems` which are compatible.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from spark_log.errors import InvalidSchemaError
 from spark_log.registry.schemas import Reference, SchemaText
 
 SCHEMA_CHARACTERS_MAX = 1 << 20
-"""Confluent's registry keeps its schemas in records of at most 1 MiB."""
+"""The longest schema. Confluent's registry stores schemas in records of at most 1 MiB."""
 
 
 @lru_cache(maxsize=64)
 def canonical(schema: SchemaText) -> str:
-    """A text that is equal for schemas that are the same. InvalidSchemaError if it is not a schema of its type."""
+    """Return a text that is equal for equal schemas. Raises InvalidSchemaError if it is not a schema of its type."""
     if schema.type == "AVRO":
         from spark_log.registry.avro_schemas import parse
 
@@ -35,7 +35,7 @@ def canonical(schema: SchemaText) -> str:
 
 
 def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
-    """Column schema.hash. InvalidSchemaError if it is not a schema of its type."""
+    """Return the value of column schema.hash. Raises InvalidSchemaError if it is not a schema of its type."""
     if not schema.text.strip():
         raise InvalidSchemaError("Empty schema")
     if len(schema.text) > SCHEMA_CHARACTERS_MAX:
@@ -48,7 +48,7 @@ def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
 
 @lru_cache(maxsize=256)
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Why consumers with the schema `reader` cannot read the records of `writer`; empty if they can."""
+    """Return why consumers with the schema `reader` cannot read records of `writer`. Empty if they can."""
     if reader.type != writer.type:
         return [f"the schema type is {reader.type}, not {writer.type}"]
     if reader.type == "AVRO":
@@ -61,9 +61,9 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """The text from which `log.columns.decoding.schema_fields` makes columns: the schema with all that it imports.
+    """Return the text from which `log.columns.decoding.schema_fields` makes columns: the schema with all its imports.
 
-    `message`: full name of the Protobuf message; the first one of the file if it is empty.
+    `message` is the full name of a Protobuf message. If it is empty, the first one of the file is used.
     """
     if schema.type == "AVRO":
         from spark_log.registry.avro_schemas import column_source as source

@@ -1,4 +1,4 @@
-"""Schemas as values."""
+"""Defines the values that represent schemas, versions and references."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ FORMATS = {"AVRO": "avro", "JSON": "json", "PROTOBUF": "protobuf"}
 
 
 class Reference(NamedTuple):
-    """A schema that another one imports. `name`: an Avro type, the $ref of a JSON Schema, or the path of a .proto."""
+    """A schema that another one imports. `name` is an Avro type, the $ref of a JSON Schema, or the path of a .proto."""
 
     name: str
     subject: str
@@ -44,7 +44,7 @@ class SchemaText(NamedTuple):
     type: str
     text: str
     imports: tuple[tuple[str, str], ...] = ()
-    """Pairs of the name in the reference, and the text."""
+    """Pairs of the name in the reference and the text of the schema."""
 
 
 def check_type(type_: str) -> str:

@@ -1,8 +1,8 @@
-"""Topics whose key.schema or value.schema is a subject of a schema registry: their typed columns follow from the
-subject's versions.
+"""Derives the typed columns of topics whose key.schema or value.schema is a subject of a schema registry.
 
 The texts of the schemas become part of the topic's definition, so that decoders need no registry. The cluster's own
-registry changes the definitions in the transaction that registers a schema; an external one is asked (`external.py`).
+registry changes the definitions in the transaction that registers a schema. An external registry is read over HTTP
+(`external.py`).
 """
 
 import re
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
-"""Of column topic.typed_columns, when a new version of a subject changes it: with framing confluent it has the texts of
-all versions, and every process that uses the topic reads it.
+"""The limit of column topic.typed_columns after a new version of a subject. With framing confluent the column has the
+texts of all versions, and every process that uses the topic reads it.
 """
 
 _PREFIX = "registry:"
@@ -34,8 +34,8 @@ _NAME = re.compile(r"registry:(?P<subject>.+?)(@(?P<version>[1-9][0-9]{0,9}))?(#
 
 
 class SubjectName(NamedTuple):
-    """A schema `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject; the
-    message is a full name in a Protobuf schema, empty for the first one of the file.
+    """A schema `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject. The message is
+    a full name in a Protobuf schema, or empty for the first one of the file.
     """
 
     subject: str
@@ -44,7 +44,9 @@ class SubjectName(NamedTuple):
 
 
 def subject_name(part: PartConfigs) -> SubjectName | None:
-    """None if the part has bytes, or its schema is the text of a schema. InvalidConfigurationError."""
+    """Return the subject of a part, or None if the part has bytes, or its schema is a text. Raises
+    InvalidConfigurationError.
+    """
     if part.format == "bytes" or not part.schema.startswith(_PREFIX):
         return None
     match = _NAME.fullmatch(part.schema)
@@ -57,7 +59,7 @@ def subject_name(part: PartConfigs) -> SubjectName | None:
 
 
 def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
-    """The parts, key or value, whose typed columns follow from one of these configs."""
+    """Return the parts, key or value, whose typed columns depend on one of these configs."""
     both = "schema.registry.url" in configs
     return tuple(
         source
@@ -67,23 +69,22 @@ def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
 
 
 def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:
-    """Keep the subjects of a topic with these configs as they are. To be called before the topic is locked."""
+    """Lock the registry if a topic with these configs has a subject. Call it before the topic is locked."""
     if any(subject_name(part) is not None for part in config.parts):
         rows.lock_registry(connection)
 
 
 def asks_registry(config: TopicConfig, sources: Collection[str] = SOURCES) -> bool:
-    """Whether these parts name subjects of an external registry, which has to be asked for their schemas."""
+    """Whether these parts name subjects of an external registry, from which their schemas have to be read."""
     return bool(config.schema_registry_url) and any(
         part.source in sources and subject_name(part) is not None for part in config.parts
     )
 
 
 def external_subjects(config: TopicConfig, sources: Collection[str] = SOURCES) -> "dict[str, SubjectSchemas]":
-    """The schemas of the subjects of these parts, if the configs name some of an external registry, which is asked for
-    them.
+    """Read the schemas of the subjects of these parts from their external registry, if the configs name one.
 
-    Raises SchemaRegistryUnavailableError, SchemaNotFoundError.
+    Raises SchemaRegistryUnavailableError and SchemaNotFoundError.
     """
     if not asks_registry(config, sources):
         return {}
@@ -106,11 +107,12 @@ def typed_columns(
     *,
     reset: bool = False,
 ) -> str | None:
-    """Column topic.typed_columns of a topic with these configs; `current` is the text so far. Only the columns of the
-    parts `sources` change. `external`: the schemas of the subjects of an external registry. `reset`: see `define`.
+    """Return the new value of column topic.typed_columns of a topic with these configs. `current` is the old value.
+    Only the columns of the parts `sources` change. `external` has the schemas of the subjects of an external registry.
+    `reset` is an argument of `define`.
 
     Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
-    the columns that the topic has, SchemaNotFoundError. If a subject is named, the registry has to be locked.
+    the columns of the topic, and SchemaNotFoundError. If a subject is named, the registry has to be locked.
     """
     if not sources or (current is None and all(part.format == "bytes" for part in config.parts)):
         return current
@@ -129,7 +131,9 @@ def _columns_text(
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
     reset: bool,
 ) -> str | None:
-    """See `typed_columns`. `subjects`: those of the parts that change. Cached: it may take long for large schemas."""
+    """Return the value for `typed_columns`. `subjects` belong to the parts that change. It is cached, because large
+    schemas may take long.
+    """
     from spark_log.log.columns.definitions import define
     from spark_log.log.columns.topic_columns import changed, from_text, to_text
 
@@ -146,14 +150,16 @@ def _columns_text(
 
 
 class FollowingTopic(NamedTuple):
-    """A topic that has the subject, and the schemas of the parts that have it."""
+    """A topic with a subject, and the schemas of the parts that have the subject."""
 
     topic: Topic
     subject: str
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]"
 
     def typed_columns(self) -> str | None:
-        """See `typed_columns`. IncompatibleSchemaError names the topic and the field if it cannot have the columns."""
+        """Return the new value of column topic.typed_columns. Raises IncompatibleSchemaError, which names the topic and
+        the field, if the topic cannot have the columns.
+        """
         current = self.topic.typed_columns
         with _errors_of(self.topic, self.subject):
             text = _columns_text(self.topic.config.parts, current, self.subjects, False)
@@ -172,7 +178,9 @@ def following_topics(
     *,
     lock: bool = False,
 ) -> Iterator[FollowingTopic]:
-    """The topics with this subject. `new`: its next version, which is not there yet. IncompatibleSchemaError."""
+    """Yield the topics with this subject. `new` is its next version, which is not stored yet. Raises
+    IncompatibleSchemaError.
+    """
     by_key: dict[tuple[str, ...], SubjectSchemas | None] = {}  # the texts may be many MiB, and the topics hundreds
 
     def subject_of(part: PartConfigs) -> "SubjectSchemas | None":
@@ -193,8 +201,8 @@ def following_topics(
 def update_following_topics(connection: sa.Connection, subject: str) -> None:
     """Change the typed columns of the topics with this subject, which has a new version.
 
-    IncompatibleSchemaError if a topic that follows the subject cannot have the columns, or if their text would be too
-    long.
+    Raises IncompatibleSchemaError if a topic that follows the subject cannot have the columns, or if their text would
+    be too long.
     """
     for each in following_topics(connection, subject, lock=True):
         text = each.typed_columns()
@@ -213,7 +221,9 @@ def _errors_of(topic: Topic, subject: str) -> Iterator[None]:
 def subject_schemas(
     part: PartConfigs, name: SubjectName, chosen: RegisteredSchema, versions: list[tuple[int, SchemaText]]
 ) -> "SubjectSchemas":
-    """`versions`: all versions of the subject, as pairs of schema id and text; among them is the chosen one."""
+    """Return the schemas of a part with this subject. `versions` are all versions of the subject, including `chosen`,
+    as pairs of schema id and text. Raises InvalidConfigurationError and InvalidSchemaError.
+    """
     if FORMATS[chosen.schema.type] != part.format:
         raise InvalidConfigurationError(
             f"{part.source}.format={part.format}: version {chosen.version} of subject {name.subject!r} has the type"
@@ -253,7 +263,7 @@ def _own_subject(
 
 
 def _topics_of_registry(connection: sa.Connection, lock: bool) -> list[Topic]:
-    """The topics with a subject of a registry."""
+    """Return the topics with a subject of a registry."""
     query = sa.select(TOPIC.name).where(TOPIC.configs.contains(f': "{_PREFIX}', autoescape=True))
     names = list(connection.execute(query).scalars())
     return list(find_topics(connection, names, lock=lock).values()) if names else []

@@ -1,9 +1,10 @@
-"""Which connection may act for the producer of a Kafka client. Pure.
+"""Decides which connection may act for the producer of a Kafka client. Pure.
 
-The requests of KIP-98 name no transaction. One that a gateway executes late (it was paused, or the network was slow)
-could end the producer's next transaction. A client sends such a request again on another connection before it goes on.
-So each connection takes a *claim* before its first request is executed, in a call that changes nothing else, and a
-request is executed only under the newest claim: once another connection has acted, the late request changes nothing.
+The requests of KIP-98 name no transaction. A request that a gateway executes late (the gateway was paused, or the
+network was slow) could end the producer's next transaction. A client sends such a request again on another connection
+before it continues. So each connection takes a *claim* before its first request is executed, in a call that changes
+nothing else. A request is executed only if its claim is the newest one, so a late request changes nothing after another
+connection has acted.
 
 This needs no clock. It needs a client that has at most one request of a role in flight, and that uses a connection
 again only after an answer.
@@ -16,28 +17,28 @@ from spark_log.transactions.rules import Transaction
 
 
 class Role(Enum):
-    """The role of a connection. Clients use different connections for the two; each role has a claim of its own."""
+    """The role of a connection. Clients use different connections for the two roles; each role has its own claims."""
 
     COORDINATOR = "coordinator"
-    """AddPartitionsToTxn, AddOffsetsToTxn, EndTxn."""
+    """The role for AddPartitionsToTxn, AddOffsetsToTxn and EndTxn."""
     OFFSETS = "offsets"
-    """TxnOffsetCommit."""
+    """The role for TxnOffsetCommit."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim that a connection took: they are numbered for each producer and role."""
+    """The claim that a connection took. The claims of each producer and role are numbered."""
 
     role: Role
     number: int
 
 
 class ClaimLostError(Exception):
-    """Another connection has taken a later claim; nothing was executed."""
+    """Another connection has taken a later claim. Nothing was executed."""
 
 
 def take(transaction: Transaction, role: Role) -> tuple[Transaction, Claim]:
-    """The next claim. Earlier ones are lost."""
+    """Take the next claim of the role. Earlier ones are lost. Return the changed transaction, and the claim."""
     number = _newest(transaction, role) + 1
     if role is Role.COORDINATOR:
         return replace(transaction, claim=number), Claim(role, number)
@@ -45,13 +46,13 @@ def take(transaction: Transaction, role: Role) -> tuple[Transaction, Claim]:
 
 
 def check(transaction: Transaction, claim: Claim) -> None:
-    """ClaimLostError unless the claim is the newest one of its role."""
+    """Raise ClaimLostError unless the claim is the newest one of its role."""
     if _newest(transaction, claim.role) != claim.number:
         raise ClaimLostError
 
 
 def end_offsets_claim(transaction: Transaction) -> Transaction:
-    """For an abort: a client that has given up a TxnOffsetCommit aborts, and does not send it again."""
+    """Make the claim for TxnOffsetCommit invalid at an abort: a client may have given up such a request before it."""
     return replace(transaction, offsets_claim=transaction.offsets_claim + 1)
 
 

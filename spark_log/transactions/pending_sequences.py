@@ -1,6 +1,7 @@
-"""The sequences of a Kafka client's transactions. Pure.
+"""Checks and keeps the sequences of a Kafka client's transactions. Pure.
 
-The records of a client have sequences (KIP-98). An aborted transaction keeps the last ones, because clients count on.
+The records of a client have sequences (KIP-98). The last ones are kept after an abort, because clients count up from
+them.
 """
 
 from collections.abc import Sequence
@@ -24,10 +25,10 @@ from spark_log.log.append.sequence_rules import (
 def accept(
     state: ProducerState, pending: Sequence[RememberedBatch], batch: Batch
 ) -> tuple[Appended | Rejected, RememberedBatch | None]:
-    """Whether a partition takes a batch of the open transaction: its outcome, and the batch to remember if it is new.
+    """Return the outcome of a batch of the open transaction in a partition, and the batch to remember if it is new.
 
-    `state`: the producer in the partition before the transaction; `pending`: its last pending batches there, in order.
-    The offsets of pending batches are -1.
+    `state` is the producer in the partition before the transaction. `pending` are its last pending batches there, in
+    order. The offsets of pending batches are -1.
     """
     assert batch.sequence is not None
     with_pending = replace(state, batches=(*state.batches, *pending))
@@ -41,9 +42,9 @@ def accept(
 
 
 def provisional(log_end_offset: int, first_sequence: int, batch: Batch) -> Appended:
-    """The offsets that a pending batch would have if its transaction were committed now.
+    """Return the offsets that a pending batch would have if its transaction were committed now.
 
-    `first_sequence`: that of the transaction's first pending batch in the partition.
+    `first_sequence` is the first sequence of the transaction's first pending batch in the partition.
     """
     assert batch.sequence is not None
     base = log_end_offset + sequences_between(first_sequence, batch.sequence.first)
@@ -51,10 +52,10 @@ def provisional(log_end_offset: int, first_sequence: int, batch: Batch) -> Appen
 
 
 def remember_aborted(state: ProducerState, last: RememberedBatch) -> ProducerState:
-    """The producer in a partition after an abort: it knows the `last` batch of the aborted transaction.
+    """Return the producer in a partition after an abort. It remembers the `last` batch of the aborted transaction.
 
-    That batch has no offsets: it is empty, behind the last one that has some. Batches of earlier epochs are forgotten:
-    they may have the same sequences.
+    That batch has an empty range of offsets, after the last batch with offsets. Batches of earlier epochs are
+    forgotten, because they may have the same sequences.
     """
     epoch = [known for known in state.batches if known.producer_epoch == last.producer_epoch]
     # one with the same sequence is the batch of a stranger, for which the commit has failed

@@ -1,9 +1,9 @@
-"""The rules of transactions: the order of calls, and their effect on a transactional id's transaction. Pure.
+"""Defines the order of calls in a transaction, and their effect on the transaction of a transactional id. Pure.
 
-A transactional id has a producer id and an epoch. Each `init_transactions` raises the epoch: producers with a lower one
-are fenced. So does each end of a transaction (KIP-890): a delayed call of an older transaction cannot affect a newer
-one, and the producer goes on with the next epoch. The clients of a gateway do not know KIP-890: their commits and
-aborts keep the epoch (`keeps_epoch`), and `claim_rules` refuses their delayed calls.
+A transactional id has a producer id and an epoch. Each `init_transactions` raises the epoch, and fences producers with
+a lower one. Each end of a transaction also raises it (KIP-890), so that a delayed call of an older transaction cannot
+affect a newer one; the producer continues with the next epoch. The clients of a gateway do not know KIP-890: their
+commits and aborts keep the epoch (`keeps_epoch`), and `claim_rules` refuses their delayed calls.
 
 The batches of an open transaction are *pending*: they have no offsets, and no reader sees them. A commit is one
 transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
@@ -21,13 +21,13 @@ from spark_log.errors import (
 )
 
 PENDING_MAX = 50_000
-"""Pending batches of a transaction. The commit reads them all, and appends them in one SQL transaction."""
+"""The limit of pending batches of a transaction. The commit reads and appends all of them in one SQL transaction."""
 EPOCH_MAX = 2**15 - 2
-"""Epochs are int16. After this one the transactional id gets another producer id, as in Kafka."""
+"""The highest epoch, as epochs are int16. After it the transactional id gets another producer id, as in Kafka."""
 
 
 class TransactionState(StrEnum):
-    """Kafka's names."""
+    """The state of a transaction, with Kafka's names."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -43,15 +43,13 @@ TRANSITIONS = {
     COMMITTED: {COMMITTED, ONGOING, ABORTED},
     ABORTED: {ABORTED, ONGOING, COMMITTED},
 }
-"""State -> possible next states. After a state other than ONGOING the next transaction begins (one with group offsets
-only ends in the call that begins it)."""
+"""The possible next states of each state. After a state other than ONGOING the next transaction begins. A transaction
+with group offsets only begins and ends in the same call."""
 
 
 @dataclass(frozen=True)
 class ProducerRef:
-    """The identity that a producer sends in each call. If the epoch is raised at each end, it identifies one
-    transaction.
-    """
+    """The identity that a producer sends in each call. It identifies one transaction if each end raises the epoch."""
 
     producer_id: int
     epoch: int
@@ -65,32 +63,32 @@ class Transaction:
     epoch: int
     state: TransactionState
     pending: int = 0
-    """Number of registered batches."""
+    """The number of registered batches."""
     expired: bool = False
-    """Ongoing for longer than transaction.timeout.ms: it can only be aborted."""
+    """Whether it has been open for longer than transaction.timeout.ms, and can only be aborted."""
     transactional_id: str = ""
-    """For error messages."""
+    """The transactional id, for error messages."""
     previous_epoch: int = -1
-    """The epoch of the producer that may go on with the current one, until it does; -1: none. It has asked for it
-    (`bump`), or its transaction has ended as `state` says.
+    """The epoch of the producer that may continue with the current epoch, until it does, or -1. It has requested the
+    current epoch (`bump`), or its transaction has ended as `state` says.
     """
     claim: int = 0
-    """The newest claim of a connection of a Kafka client (`claim_rules`)."""
+    """The newest claim of a connection of a Kafka client with the role COORDINATOR (`claim_rules`)."""
     offsets_claim: int = 0
-    """The same for TxnOffsetCommit."""
+    """The newest claim with the role OFFSETS, for TxnOffsetCommit."""
 
 
 def initialize(transaction: Transaction) -> Transaction:
-    """init_transactions: fences every earlier producer with the id, and aborts the open transaction."""
+    """Apply init_transactions: fence every earlier producer with the id, and abort the open transaction."""
     fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=-1)
     return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
 
 
 def bump(transaction: Transaction, ref: ProducerRef) -> Transaction:
-    """InitProducerId of a producer that has an epoch already (KIP-360): the next epoch, its open transaction aborted.
+    """Apply InitProducerId of a producer with an epoch (KIP-360): raise the epoch, and abort its open transaction.
 
-    Unchanged if the producer has the current epoch coming: the answer of the same call was lost, or its transaction has
-    timed out. InvalidProducerIdMappingError, ProducerFencedError.
+    Unchanged if the current epoch was already made for the producer, because the answer to the same call was lost, or
+    its transaction has timed out. Raises InvalidProducerIdMappingError and ProducerFencedError.
     """
     if _is_previous(transaction, ref):
         return transaction
@@ -99,11 +97,11 @@ def bump(transaction: Transaction, ref: ProducerRef) -> Transaction:
 
 
 def check(transaction: Transaction, ref: ProducerRef) -> None:
-    """Raise an error unless the producer's transaction can go on or begin.
+    """Raise an error unless the producer's transaction can continue or begin.
 
-    ProducerFencedError for another epoch; InvalidProducerIdMappingError for another producer id;
-    TransactionAbortableError if the transaction has been aborted (by its time-out or by an operator);
-    InvalidTxnStateError if it has been committed.
+    Raises ProducerFencedError for another epoch, InvalidProducerIdMappingError for another producer id,
+    TransactionAbortableError if the transaction has timed out or an operator has aborted it, and InvalidTxnStateError
+    if it has been committed.
     """
     if _is_previous(transaction, ref) and transaction.state is COMMITTED:
         raise InvalidTxnStateError(f"{_name(transaction, ref)} cannot go on: its state is {transaction.state}")
@@ -124,7 +122,7 @@ def check_open(transaction: Transaction, ref: ProducerRef) -> None:
 
 
 def begin(transaction: Transaction, ref: ProducerRef) -> Transaction:
-    """The open transaction, or else the next one. Unchanged if it is open. Raises the errors of `check`."""
+    """Return the open transaction unchanged, or begin the next one. Raises the errors of `check`."""
     check(transaction, ref)
     if transaction.state is ONGOING:
         return transaction
@@ -132,7 +130,7 @@ def begin(transaction: Transaction, ref: ProducerRef) -> Transaction:
 
 
 def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transaction:
-    """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`, and
+    """Add `batches` pending batches. The first ones begin the transaction. Raises the errors of `check`, and
     PolicyViolationError above PENDING_MAX.
     """
     begun = begin(transaction, ref)
@@ -141,7 +139,7 @@ def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transa
 
 
 def check_room(transaction: Transaction, batches: int) -> None:
-    """PolicyViolationError if the transaction would have more than PENDING_MAX pending batches."""
+    """Raise PolicyViolationError if the transaction would have more than PENDING_MAX pending batches."""
     if transaction.pending + batches > PENDING_MAX:
         raise PolicyViolationError(
             f"transaction of {transaction.transactional_id!r}: more than {PENDING_MAX} batches before its commit; abort"
@@ -150,10 +148,10 @@ def check_room(transaction: Transaction, batches: int) -> None:
 
 
 def commit(transaction: Transaction, ref: ProducerRef, batches: int, *, keeps_epoch: bool = False) -> Transaction:
-    """The committed transaction, with all of its `batches`. Unchanged if it was committed before (the answer was lost).
+    """Commit the transaction with all its `batches`. Unchanged if the same call, whose answer was lost, committed it.
 
-    Raises the errors of `check`, and TransactionAbortableError if batches are missing: their topic was deleted, or the
-    store has lost batches that were not forced to disk.
+    Raises the errors of `check`, and TransactionAbortableError if batches are missing, because their topic was deleted,
+    or the store has lost batches that were not forced to disk.
     """
     if _has_ended(transaction, ref, COMMITTED, keeps_epoch):
         return transaction
@@ -168,9 +166,9 @@ def commit(transaction: Transaction, ref: ProducerRef, batches: int, *, keeps_ep
 
 
 def abort(transaction: Transaction, ref: ProducerRef, *, keeps_epoch: bool = False) -> Transaction:
-    """The aborted transaction, without pending batches. Unchanged if it was aborted before.
+    """Abort the transaction, and drop its pending batches. Unchanged if it was aborted before.
 
-    Raises InvalidProducerIdMappingError, ProducerFencedError, and InvalidTxnStateError if it was committed.
+    Raises InvalidProducerIdMappingError and ProducerFencedError, and InvalidTxnStateError if it was committed.
     """
     if _has_ended(transaction, ref, ABORTED, keeps_epoch):
         return transaction
@@ -181,8 +179,8 @@ def abort(transaction: Transaction, ref: ProducerRef, *, keeps_epoch: bool = Fal
 
 
 def has_ended(transaction: Transaction, ref: ProducerRef, *, commit: bool) -> bool:
-    """EndTxn of a client that keeps its epoch: whether the same call has ended the transaction before. False: it is
-    open. Raises the errors of `check`, and InvalidTxnStateError if it was ended otherwise or never began.
+    """For EndTxn of a client that keeps its epoch, return whether the same call has ended the transaction before, or
+    False if it is open. Raises the errors of `check`, and InvalidTxnStateError if it ended otherwise or never began.
     """
     check(transaction, ref)
     if transaction.state is ONGOING:
@@ -194,7 +192,7 @@ def has_ended(transaction: Transaction, ref: ProducerRef, *, commit: bool) -> bo
 
 
 def time_out(transaction: Transaction) -> Transaction:
-    """The transaction, aborted if it has timed out. Its producer can only abort it, and then goes on."""
+    """Abort the transaction if it has timed out. Its producer can then only abort it, before it continues."""
     if transaction.state is not ONGOING or not transaction.expired:
         return transaction
     return _ended(transaction, ABORTED, keeps_epoch=False)
@@ -234,7 +232,7 @@ def _ended(transaction: Transaction, state: TransactionState, keeps_epoch: bool)
 
 
 def _over(transaction: Transaction, state: TransactionState) -> Transaction:
-    """The transaction in a state without pending batches."""
+    """Return the transaction in a state without pending batches."""
     assert state in TRANSITIONS[transaction.state]
     return replace(transaction, state=state, pending=0, expired=False)
 

@@ -1,4 +1,4 @@
-"""The commit of a transaction: one append of its pending batches, which also commits the offsets of groups."""
+"""Describes the commit of a transaction: one append of its pending batches, which also commits offsets of groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from spark_log.transactions.transaction_store import commit_transaction_hook
 
 @dataclass(frozen=True)
 class TransactionCommit:
-    """The transaction of a producer, as it is when the commit is called.
+    """The transaction of a producer when its commit is called.
 
-    `batches`: all of them, in order, except the `dropped` ones, whose topics were deleted. `blobs`: the bytes of those
-    that are not registered, but stored by the commit itself. `claim`: of a Kafka client. `before` and `after` run
-    around the end of the transaction: what it commits besides, such as offsets of groups.
+    `batches` are all its batches, in order, without the `dropped` ones, whose topics were deleted. `blobs` has the
+    bytes of batches that are not registered: the commit stores them. `claim` belongs to a Kafka client. The hooks
+    `before` and `after` run around the end of the transaction, and commit, for example, offsets of groups.
     """
 
     ref: ProducerRef
@@ -29,8 +29,8 @@ class TransactionCommit:
     durable: bool = True
 
     def request(self) -> AppendRequest:
-        """For `Log.append_whole`. Its hooks raise the errors of `transactions.rules.commit`, ClaimLostError, and those
-        of `before` and `after`.
+        """Return the request for `Log.append_whole`. Its hooks raise the errors of `transactions.rules.commit`,
+        ClaimLostError, and the errors of `before` and `after`.
         """
         registered = len(self.batches) - len(self.blobs) + len(self.dropped)
         end = commit_transaction_hook(self.ref, registered, self.dropped, self.claim)

@@ -1,4 +1,4 @@
-"""Transactions that are open for too long are aborted; transactional ids that are not used any more are deleted."""
+"""Aborts transactions that are open for too long, and deletes transactional ids that are not used any more."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,7 +28,7 @@ _IDS_A_TURN = 1_000
 
 
 def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
-    """Abort transactions that have been open for longer than their transaction.timeout.ms; yields transactional ids."""
+    """Abort transactions that have been open for longer than their transaction.timeout.ms. Yield their ids."""
     store = cluster.store
     for producer_id, transactional_id in timed_out(store):
         dropped = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
@@ -38,7 +38,7 @@ def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
 
 
 def timed_out(store: Store) -> list[tuple[int, str]]:
-    """Producer ids and transactional ids of the transactions that `abort_timed_out` would abort now."""
+    """Return producer ids and transactional ids of the transactions that `abort_timed_out` would abort now."""
 
     def late(connection: sa.Connection) -> list[tuple[int, str]]:
         now = store.clock(connection)
@@ -60,7 +60,7 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
 def _time_out(
     store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
 ) -> list[PendingBatch] | None:
-    """The batches that were pending; None if the transaction has not timed out."""
+    """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None."""
     fence(connection)
     now = store.clock(connection)
     try:
@@ -76,7 +76,7 @@ def _time_out(
 
 
 def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
-    """Delete the transactional ids without a transaction for transactional.id.expiration.ms; returns their number."""
+    """Delete the transactional ids that were not used for transactional.id.expiration.ms. Return their number."""
     expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
@@ -101,7 +101,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
 
 
 def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
-    """The number of transactional ids that `expire_ids` would delete now."""
+    """Return the number of transactional ids that `expire_ids` would delete now."""
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.transactional_id_expiration_ms

@@ -1,4 +1,4 @@
-"""Transactions and their pending batches in the metadata store: locked and read, and written back."""
+"""Locks, reads and writes transactions and their pending batches in the metadata store."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,7 +57,7 @@ _NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.pr
 _NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
 
 _ROWS_A_STATEMENT = 1_000
-"""SQLite takes up to 32,766 parameters."""
+"""The rows of one insertion. SQLite accepts up to 32,766 parameters in a statement."""
 
 
 class TransactionRow(NamedTuple):
@@ -67,21 +67,23 @@ class TransactionRow(NamedTuple):
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch that a transaction has registered, at its place in the order of the sends."""
+    """A batch that a transaction has registered, with its position in the order of the sends."""
 
     position: int
     batch: Batch
 
 
 def insert_empty_transaction(connection: sa.Connection, producer_id: int) -> None:
-    """Insert the row of a producer that has had no transaction, unless it is there."""
+    """Insert the row of a producer without a transaction, unless the row exists."""
     insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
 
 
 def ask_transaction(
     connection: sa.Connection, now: Callable[[], StoreClock], producer_id: int
 ) -> Callable[[], TransactionRow]:
-    """The transaction. Inside `one_message` it can be read after the block; InvalidProducerIdMappingError then."""
+    """Request the transaction, and return a function that reads it; inside `one_message`, call it after the block. It
+    raises InvalidProducerIdMappingError if the transactional id has expired.
+    """
     answer = _READ.ask(connection, {"producer_id": producer_id})
 
     def read() -> TransactionRow:
@@ -123,8 +125,8 @@ def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: in
 def save_transaction(
     connection: sa.Connection, now: StoreClock, row: TransactionRow, after: Transaction, *, keep_blobs: bool = False
 ) -> None:
-    """Write the changed columns, and the time when a transaction begins or the epoch is raised. When the transaction
-    ends, its pending rows are deleted, and its blobs unless they belong to the log now.
+    """Write the changed columns, and the time if a transaction begins or the epoch is raised. If the transaction ends,
+    delete its pending rows, and also its blobs unless `keep_blobs`, because they belong to the log now.
     """
     before = row.transaction
     facts, known = _facts(after), _facts(before)
@@ -150,7 +152,7 @@ def save_transaction(
 
 
 def _facts(transaction: Transaction) -> tuple[Any, ...]:
-    """The values of the columns `_STATE`."""
+    """Return the values of the columns `_STATE`."""
     return tuple(getattr(transaction, "epoch" if name == "producer_epoch" else name) for name in _STATE)
 
 
@@ -164,7 +166,7 @@ def insert_pending(connection: sa.Connection, producer_id: int, batches: Sequenc
 
 
 def read_pending(connection: sa.Connection, producer_id: int) -> list[PendingBatch]:
-    """The batches that are pending in the producer's open transaction, in the order of the sends."""
+    """Return the batches that are pending in the producer's open transaction, in the order of the sends."""
     query = (
         sa.select(TRANSACTION_SEGMENT.position, TRANSACTION_SEGMENT.facts)
         .where(TRANSACTION_SEGMENT.producer_id == producer_id)
@@ -174,7 +176,7 @@ def read_pending(connection: sa.Connection, producer_id: int) -> list[PendingBat
 
 
 def read_all_pending(connection: sa.Connection) -> dict[int, list[Batch]]:
-    """The pending batches of all open transactions, by producer id, in the order of the sends."""
+    """Return the pending batches of all open transactions, by producer id, in the order of the sends."""
     query = sa.select(TRANSACTION_SEGMENT.producer_id, TRANSACTION_SEGMENT.facts)
     found: dict[int, list[Batch]] = {}
     for producer_id, facts in connection.execute(
@@ -187,7 +189,7 @@ def read_all_pending(connection: sa.Connection) -> dict[int, list[Batch]]:
 def read_last_pending(
     connection: sa.Connection, producer_id: int, epoch: int, keys: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[RememberedBatch, ...]]:
-    """For each partition (topic id, number) its last REMEMBERED_BATCHES pending batches that have a sequence, oldest
+    """Return the last REMEMBERED_BATCHES pending batches with sequences of each partition (topic id, number), oldest
     first.
     """
     batches = {}
@@ -209,7 +211,7 @@ def read_last_pending(
 
 
 def read_first_pending(connection: sa.Connection, producer_id: int, topic_id: int, partition: int) -> int | None:
-    """The first sequence of the transaction in the partition; None without pending batches there."""
+    """Return the first sequence of the transaction in the partition, or None without pending batches there."""
     query = (
         sa.select(TRANSACTION_SEGMENT.first_sequence)
         .where(
@@ -224,7 +226,7 @@ def read_first_pending(connection: sa.Connection, producer_id: int, topic_id: in
 
 
 def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> list[tuple[int, int]]:
-    """The partitions (topic id, number) that have pending batches with sequences."""
+    """Return the partitions (topic id, number) that have pending batches with sequences."""
     query = (
         sa.select(TRANSACTION_SEGMENT.topic_id, TRANSACTION_SEGMENT.partition)
         .distinct()
@@ -234,7 +236,7 @@ def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> li
 
 
 def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add group offsets to the open transaction; the last one of a group and partition counts."""
+    """Add group offsets to the open transaction. They replace earlier ones of the same group and partition."""
     for first in range(0, len(rows), _ROWS_A_STATEMENT):
         some = [{"producer_id": producer_id, **row} for row in rows[first : first + _ROWS_A_STATEMENT]]
         insert_or_replace(connection, t.transaction_offset, some)

@@ -1,8 +1,8 @@
-"""Transactions in the metadata store: read under lock, decide (`transactions.rules`), write.
+"""Executes calls of transactions in the metadata store: read under lock, decide (`transactions.rules`), write.
 
     init_producer              give a transactional producer its id and epoch; fence earlier producers of the same id
     register                   make batches pending: blobs are in the store, files in the log dirs, no reader sees them
-    commit_transaction_hook    hook of the append transaction that commits: the batches it appends are no longer pending
+    commit_transaction_hook    end the transaction inside the append transaction that appends its pending batches
     abort                      drop the pending batches
 
 A commit appends all pending batches in one append transaction, which also commits the group offsets. So readers see
@@ -54,7 +54,7 @@ _NAMES_A_QUERY = 1_000
 
 
 class Initialized(NamedTuple):
-    """A producer that may begin, and the claim of its connection."""
+    """A producer that may begin a transaction, and the claim of its connection."""
 
     ref: ProducerRef
     claim: Claim
@@ -68,11 +68,11 @@ def init_producer(
     given: ProducerRef | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> Initialized:
-    """A producer id and a new epoch for the transactional id.
+    """Return a producer id and a new epoch for the transactional id, and a claim.
 
-    Producers that had the id before are fenced, and the transaction that one had open is aborted. With `given`, only
-    this producer gets a new epoch (`rules.bump`).
-    InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms.
+    Earlier producers with the id are fenced, and their open transaction is aborted. With `given`, only this producer
+    gets a new epoch (`rules.bump`).
+    Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms.
     """
     store = cluster.store
     limit = store.settings.transaction_max_timeout_ms
@@ -116,7 +116,7 @@ def init_producer(
 
 
 def check(store: Store, connection: sa.Connection, ref: ProducerRef) -> None:
-    """Raise the errors of `transactions.rules.check` unless the transaction can go on or begin."""
+    """Raise the errors of `transactions.rules.check` unless the transaction can continue or begin."""
     with one_message(connection):
         now = store.ask_clock(connection)
         found = ask_transaction(connection, now, ref.producer_id)
@@ -135,11 +135,11 @@ def register(
     durable: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[Batch]:
-    """Make the batches pending; the first ones begin the transaction. Returns them as they are registered.
+    """Make the batches pending. The first ones begin the transaction. Return the batches as they are registered.
 
-    With `again` some may be registered already by a call whose answer was lost: those stay as they are. Forced to disk
-    only if `durable`: the commit is always forced, and it fails if a crash of the store has lost a pending batch.
-    Raises the errors of `transactions.rules.check`, and WriteIdExpiredError.
+    With `again`, batches that a call whose answer was lost has registered already remain as they are. The registration
+    is forced to disk only if `durable`. The commit is always forced, and fails if a crash of the store has lost a
+    pending batch. Raises the errors of `transactions.rules.register`, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
@@ -166,8 +166,9 @@ def register(
 def commit_transaction_hook(
     ref: ProducerRef, batches: int, dropped: Sequence[Batch] = (), claim: Claim | None = None
 ) -> CommitHook:
-    """Hook of the append transaction that commits: it appends all `batches` pending batches of the transaction, except
-    the `dropped` ones, whose topics were deleted. With the `claim` of a Kafka client its epoch stays.
+    """Return the hook of the append transaction that commits. It ends the transaction, which must have `batches`
+    pending batches, including the `dropped` ones, whose topics were deleted. With the `claim` of a Kafka client it
+    keeps the epoch.
     """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
@@ -185,7 +186,7 @@ def commit_transaction_hook(
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Drop the pending batches, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
+    """Drop the rows and files of pending batches. Raises the errors of `transactions.rules.abort`."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
         now = cluster.store.clock(connection)
@@ -201,7 +202,7 @@ def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEO
 
 
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
-    """Base offsets by name, of the batches that are still segments of their own (not merged into others)."""
+    """Return base offsets by name, of the batches that are still separate segments (not merged into others)."""
     names = [batch.name for batch in batches]
     offsets: dict[str, int] = {}
     for first in range(0, len(names), _NAMES_A_QUERY):
@@ -213,7 +214,7 @@ def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
 
 
 def delete_files(cluster: Cluster, dropped: Sequence[PendingBatch]) -> None:
-    """Delete the files of dropped batches; a file that cannot be deleted now is left to the clean-up of orphans."""
+    """Delete the files of dropped batches. The clean-up of orphans deletes those that cannot be deleted now."""
     files = [each.batch for each in dropped if not each.batch.inline]
     if not files:
         return

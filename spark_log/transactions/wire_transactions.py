@@ -1,6 +1,6 @@
-"""Transactions of Kafka clients in the metadata store: read under lock, decide (`transactions.rules`), write.
+"""Executes calls of Kafka clients' transactions in the store: read under lock, decide (`transactions.rules`), write.
 
-    take_claim      nothing but that the caller's connection may act from now on (`transactions.claim_rules`)
+    take_claim      let the caller's connection act from now on, and change nothing else (`transactions.claim_rules`)
     begin           AddPartitionsToTxn, AddOffsetsToTxn
     register        Produce: batches become pending
     read_open       EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
@@ -9,7 +9,7 @@
 TxnOffsetCommit is `groups.pending_offsets.add_offsets`.
 
 No state is kept between the calls, so each may reach another gateway. Each call is forced to disk before it is
-answered: the client does not tell at the end what it has sent, so nothing that was acknowledged may be lost by then.
+answered: EndTxn does not list what the client has sent, so everything that was acknowledged must still exist then.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -67,7 +67,7 @@ class WireProducer:
 
 @dataclass(frozen=True)
 class Registration:
-    """Batches of one producer, in order, all with sequences."""
+    """Batches of one producer, in order. All have sequences."""
 
     producer: WireProducer
     batches: Sequence[Batch]
@@ -76,8 +76,8 @@ class Registration:
 def locked(
     connection: sa.Connection, store: Store, producer: WireProducer, claim: Claim | None = None
 ) -> TransactionRow:
-    """The transaction of the producer, its row locked. InvalidProducerIdMappingError unless it has that id;
-    ClaimLostError unless `claim` is the newest one (None: the call needs none).
+    """Lock the row of the producer, and return its transaction. Raises InvalidProducerIdMappingError if the producer
+    does not belong to the transactional id, and ClaimLostError if a `claim` is given that is not the newest one.
     """
     row = lock_transaction(connection, store.clock(connection), producer.producer_id)
     if row.transaction.transactional_id != producer.transactional_id:
@@ -90,7 +90,7 @@ def locked(
 
 
 def take_claim(store: Store, producer: WireProducer, role: Role, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Claim:
-    """A new claim, for a connection. Raises the errors of `rules.check`: a fenced producer takes none."""
+    """Take a new claim for a connection. Raises the errors of `rules.check`, so a fenced producer cannot take one."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> Claim:
         now = store.clock(connection)
@@ -125,10 +125,10 @@ def register(
     provisional: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[list[Appended | Rejected]]:
-    """Make the batches pending. The outcome of each batch: Appended with the offset -1, or with `provisional` the
-    offsets that it would have if it were committed now; or why it was refused.
+    """Make the batches pending. Return Appended or Rejected for each batch.
 
-    A batch that is pending already is a duplicate. Raises failures of the store, and WriteIdExpiredError.
+    Appended has the offset -1, or with `provisional` the offsets that the batch would have if it were committed now. A
+    batch that is pending already is a duplicate. Raises failures of the store, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Appended | Rejected]]:
@@ -204,7 +204,7 @@ def _provisional(
 
 
 def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """The log end offsets of those of the partitions (topic id, number) that exist."""
+    """Return the log end offsets of all partitions (topic id, number) that exist of the topics in `keys`."""
     query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.log_end_offset)
     found = connection.execute(query.where(PARTITION.topic_id.in_({topic_id for topic_id, _ in keys})))
     return {(topic_id, partition): log_end_offset for topic_id, partition, log_end_offset in found}
@@ -213,7 +213,7 @@ def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]
 def read_open(
     store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> list[Batch] | None:
-    """The pending batches of the open transaction; None if an earlier EndTxn has committed it.
+    """Return the pending batches of the open transaction, or None if an earlier EndTxn has committed it.
 
     Raises the errors of `rules.has_ended`, and ClaimLostError.
     """
@@ -261,5 +261,5 @@ def abort(cluster: Cluster, producer: WireProducer, claim: Claim, *, timeout_ms:
 def _states(
     connection: sa.Connection, producer_id: int, keys: Collection[tuple[int, int]]
 ) -> dict[ProducerKey, ProducerState]:
-    """The producer in each partition (topic id, number), as committed and aborted transactions have left it."""
+    """Return the producer's state in each partition (topic id, number) after all transactions that have ended."""
     return ask_producers(connection, {(producer_id, *key) for key in keys})()

@@ -1,1 +1,1 @@
-"""Who may use a gateway: TLS, authentication by certificates and SASL, and the rights of each request."""
+"""Controls access to a gateway: TLS, authentication by certificates and SASL, and the rights of each request."""

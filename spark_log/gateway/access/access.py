@@ -1,4 +1,4 @@
-"""The rights of a client, by the ACLs of the store."""
+"""Decides on the rights of a client by the ACLs of the store."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class Access:
-    """The rights of one client. `rights` None: the gateway does not check them."""
+    """The rights of one client. If `rights` is None, the gateway does not check rights."""
 
     rights: Rights | None = None
     principal: str = ""
@@ -37,7 +37,7 @@ EVERYTHING = Access()
 
 
 class Authorizer:
-    """The ACLs of the store, at most a second old. While the store is away, the last ones count."""
+    """Caches the ACLs of the store for a second. While the store is unavailable, the last ACLs apply."""
 
     def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
         self._store, self._call = store, call
@@ -51,7 +51,7 @@ class Authorizer:
         self._read_s = -_FRESH_S
 
     async def access(self, principal: str, host: str) -> Access:
-        """ConnectionError if the ACLs have never been read, and cannot be read now."""
+        """Return the rights of a client. Raises ConnectionAbortedError while the ACLs have never been read."""
         if clock.monotonic_s() - self._read_s >= _FRESH_S:
             async with self._reading:
                 if clock.monotonic_s() - self._read_s >= _FRESH_S:

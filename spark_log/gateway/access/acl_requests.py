@@ -1,4 +1,4 @@
-"""Access control lists, for kafka-acls.sh. Only a gateway that checks them shows and changes them."""
+"""Handles requests on access control lists (kafka-acls.sh). Only a gateway that checks ACLs shows and changes them."""
 
 from kafka.protocol.admin import (
     CreateAclsRequest,
@@ -63,7 +63,7 @@ def _describe(services: Services, request: Message) -> Message:
 
 
 async def create_acls(services: Services, request: Message, client: Client) -> Message:
-    """Each on its own. This gateway applies them at once, others in a second."""
+    """Create ACLs, each with its own outcome. This gateway applies them at once, other gateways within a second."""
     response = await services.call(_create, services, request, client)
     if services.authorizer is not None:
         services.authorizer.forget()

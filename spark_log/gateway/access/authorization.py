@@ -1,4 +1,4 @@
-"""Serves a request as far as its client has the rights that its API needs (`rights.py`)."""
+"""Serves the parts of a request for which its client has the rights that its API needs (`rights.py`)."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ _UNKNOWN_TOPIC_ID = 100
 
 
 async def authorized(api: Api, services: Services, request: Message, client: Client) -> Message | None:
-    """The response of the API's handler to what the client may do, with refusals of the rest.
+    """Return the response of the API's handler to the parts that the client may request, and refusals of the rest.
 
-    ConnectionAbortedError instead of a refusal where the client expects no response (Produce with acks=0).
+    Raises ConnectionAbortedError instead of a refusal if the client expects no response (Produce with acks=0).
     """
     response, refused = await _served(api, services, request, client)
     if refused and api.name == "Produce" and request.acks == 0:
@@ -30,7 +30,7 @@ async def authorized(api: Api, services: Services, request: Message, client: Cli
 
 
 async def _served(api: Api, services: Services, request: Message, client: Client) -> tuple[Message | None, bool]:
-    """The response, and whether it refuses something."""
+    """Return the response, and whether it contains refusals."""
     rules, access = api.rights, client.access
     # a pipelined API reaches its handler without waiting, so that requests stay in their order
     code = (
@@ -61,11 +61,12 @@ async def _served(api: Api, services: Services, request: Message, client: Client
 
 
 Refused = tuple[Each, Message | None, list[Message]]
-"""The elements of a response that refuse elements of the request: their rule, and the struct around them."""
+"""A rule, the struct that contains the refused elements of a request, and the response's elements that refuse them. The
+struct is None for arrays of the request itself."""
 
 
 def _refused_whole(rules: Sequence[Rule], request: Message, access: Access) -> int | None:
-    """The error code with which the whole request is refused."""
+    """Return the error code with which the whole request is refused, or None."""
     for rule in rules:
         if isinstance(rule, Whole):
             resource = rule.resource(request)
@@ -81,7 +82,7 @@ def _refused_whole(rules: Sequence[Rule], request: Message, access: Access) -> i
 
 
 def _complete(rules: Sequence[Rule], response: Message, access: Access, refusals: Sequence[Refused]) -> None:
-    """Hide what the client may not see, and add the refusals."""
+    """Remove the elements that the client may not see from a response, and add the refusals."""
     for rule in rules:
         if isinstance(rule, Shown):
             _hide(rule, response, access)
@@ -112,7 +113,7 @@ def _take_refused(
     names: Mapping[uuid.UUID, str],
     refusals: list[Refused],
 ) -> bool:
-    """Move the elements that are refused from the request to `refusals`; whether nothing is left that may be asked."""
+    """Move refused elements from the request to `refusals`. Return whether no element is left that may be handled."""
     nothing_left = False
     parents = [request] if rule.within is None else list(getattr(request, rule.within) or ())
     path = [rule.answers] if rule.within is None else [rule.within, rule.answers]

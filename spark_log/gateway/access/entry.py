@@ -1,4 +1,4 @@
-"""Entry of a connection, before its requests are served: TLS, then SASL, both within a time limit."""
+"""Admits a connection before its requests are served: first TLS, then SASL, both within one time limit."""
 
 import asyncio
 import logging
@@ -21,16 +21,16 @@ from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, soft
 logger = logging.getLogger(__name__)
 
 _PLACES_OF_A_HOST = 4
-"""One address takes a quarter of the places of unauthenticated connections at most."""
+"""One network may have at most a quarter of the unauthenticated connections."""
 _REQUESTS_MAX = 20
-"""Of a connection before it has authenticated: clients send about six. Each costs time on the event loop."""
+"""The limit of requests before authentication, as each costs time on the event loop. Clients send about six."""
 _HEADER_BYTES_MIN = 10
 _API_VERSIONS = 18
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A connection whose requests may be served. `login`: for authenticating again; None without SASL."""
+    """A connection whose requests may be served. `login` authenticates it again; it is None without SASL."""
 
     reader: ClientReader
     writer: asyncio.StreamWriter
@@ -40,7 +40,7 @@ class Admitted:
 
 
 class Entry:
-    """Admits the connections of one gateway. At most `unauthenticated_connections_max` are here at once."""
+    """Admits the connections of one gateway, at most `unauthenticated_connections_max` at a time."""
 
     def __init__(self, services: Services, certificates: Certificates | None, apis: Mapping[int, Api]) -> None:
         self._settings, self._versions = services.settings, services.versions
@@ -50,7 +50,7 @@ class Entry:
         """Unauthenticated connections by network."""
 
     async def admit(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted | None:
-        """None: the client is not admitted, and its connection is closed."""
+        """Authenticate the client. If it is not admitted, close its connection and return None."""
         host = (writer.get_extra_info("peername") or ("", 0))[0]
         network, places = network_of(host), self._settings.unauthenticated_connections_max
         if self._waiting.total() >= places or self._waiting[network] >= max(1, places // _PLACES_OF_A_HOST):
@@ -107,7 +107,7 @@ class Entry:
         raise MalformedRequestError(f"more than {_REQUESTS_MAX} requests before authentication")
 
     async def _answer(self, login: Login, frame: memoryview) -> tuple[bytes, str]:
-        """The response, and the client's software if the request names it."""
+        """Return the response, and the client's software, which is empty if the request does not name it."""
         if len(frame) < _HEADER_BYTES_MIN:
             raise MalformedRequestError(f"a frame of {len(frame)} bytes")
         header = read_header(frame, self._apis)

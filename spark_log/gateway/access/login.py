@@ -1,6 +1,6 @@
-"""The SASL requests of a connection: SaslHandshake, SaslAuthenticate, and ApiVersions before them.
+"""Answers the SASL requests of a connection, SaslHandshake and SaslAuthenticate.
 
-A connection is authenticated before any other request is read, and again when its session ends (KIP-368).
+A connection is authenticated before any request but ApiVersions, and again when its session ends (KIP-368).
 """
 
 import asyncio
@@ -43,8 +43,8 @@ _AUTHENTICATE = SaslAuthenticateRequest.API_KEY
 class Login:
     """The SASL state of one connection.
 
-    `user` is the authenticated one. `failed`: the connection has to be closed when the answer was sent. `takes_token`:
-    the next frame is a token without a header, as after version 0 of SaslHandshake.
+    `user` is the authenticated user. If `failed`, the connection has to be closed after the answer is sent. If
+    `takes_token`, the next frame is a token without a header, as after version 0 of SaslHandshake.
     """
 
     def __init__(self, settings: "GatewaySettings", verifier: Verifier) -> None:
@@ -62,7 +62,7 @@ class Login:
         return self._ends_s is not None and clock.monotonic_s() >= self._ends_s
 
     async def answer(self, header: RequestHeader, frame: memoryview) -> bytes:
-        """The response to one of KEYS. MalformedRequestError."""
+        """Answer a request of one of the APIs KEYS. Raises MalformedRequestError."""
         api = next(each for each in APIS if each.key == header.api_key)
         if not api.serves(header.version):
             raise MalformedRequestError(f"{api.name} v{header.version} is not served")
@@ -71,7 +71,7 @@ class Login:
         return encode_response(response, header.version, header.correlation_id)
 
     async def answer_token(self, token: bytes) -> bytes:
-        """The answer to a token without a header, with its length."""
+        """Answer a token without a header. The answer begins with its length."""
         assert self._exchange is not None
         try:
             answer = await self._step(self._exchange, token)
@@ -109,9 +109,9 @@ class Login:
         )
 
     async def _step(self, exchange: Exchange, token: bytes) -> bytes:
-        """Give the token to the mechanism. The exchange ends when the user is known.
+        """Pass the token to the mechanism. The exchange ends when the user is authenticated.
 
-        SaslFailedError; ConnectionError if the users cannot be read now, after which clients connect again.
+        Raises SaslFailedError, and ConnectionAbortedError if the users cannot be read now: then clients connect again.
         """
         try:
             answer = await exchange.answer(token)

@@ -1,4 +1,4 @@
-"""Client quotas: what kafka-configs.sh shows and changes for users, clients and IP addresses (KIP-546)."""
+"""Handles requests on client quotas, as kafka-configs.sh sends for users, clients and IP addresses (KIP-546)."""
 
 from kafka.protocol.admin import (
     AlterClientQuotasRequest,
@@ -20,11 +20,11 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
-"""Match types of a filter."""
+"""The match types of a filter."""
 
 
 async def describe_client_quotas(services: Services, request: Message, _client: Client) -> Message:
-    """The quotas of the entities that the filter finds."""
+    """Return the quotas of the entities that match the filter."""
     return await services.call(_describe, services, request)
 
 
@@ -70,7 +70,7 @@ def _filter_of(request: Message) -> tuple[dict[str, str | None], frozenset[str]]
 
 
 async def alter_client_quotas(services: Services, request: Message, client: Client) -> Message:
-    """Each entity alone, as in Kafka: what is wrong with one does not stop the others."""
+    """Change the quotas of each entity on its own. As in Kafka, an error of one entity does not stop the others."""
     response = await services.call(_alter, services, request, client)
     if not request.validate_only:
         await services.quotas.load()

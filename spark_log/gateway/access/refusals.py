@@ -1,4 +1,4 @@
-"""Responses that refuse a request, or some of its elements, made from the response's schema."""
+"""Makes responses that refuse a request, or some of its elements, from the schema of the response."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,23 +16,23 @@ _SAME: dict[str, Sequence[str]] = {
     "name": ("name", "topic"),
     "user": ("user", "name"),
 }
-"""Names that the fields of a request have for a field of the response. A request may also have the bare value."""
+"""The names of fields of a request that have the value of a field of the response, by the name of the latter."""
 _BARE = frozenset({"partition_index", "partition", "index", "group_id", "key", "name", "transactional_id"})
 _COPIED = frozenset({*_SAME, *_BARE, "topic_id", "resource_type", "resource_name", "member_id", "group_instance_id"})
 _UNSET = dict.fromkeys(("node_id", "port", "high_watermark", "committed_offset", "base_offset", "low_watermark"), -1)
 
 
 def refusal(request: Message, code: int) -> Message:
-    """A response in which everything that the request asks for has this error code.
+    """Return a response with this error code for the whole request.
 
-    The error is where the schema first has one: of the response, or of each of its elements.
+    The code is in the outermost struct that has an error code: the response, or each of its elements.
     """
     kind = response_class(type(request))  # type: ignore[arg-type]  # classes are hashable
     return _filled(kind._struct, kind, [request], request.version, code)
 
 
 def refused_element(request: Message, path: Sequence[str], element: Any, code: int) -> Message:
-    """The element of the response's array `path` (field names, from the outermost) for an element of the request."""
+    """Return the response's element that refuses an element of the request. `path` names the nested arrays it is in."""
     struct = response_class(type(request))._struct  # type: ignore[arg-type]
     for name in path:
         struct = struct.fields[name]
@@ -64,7 +64,7 @@ def _filled(struct: Any, kind: Any, sources: Sequence[Any], version: int, code: 
 
 
 def _elements(source: Any, name: str) -> Iterable[Any]:
-    """The array of this name, or else all arrays of the source."""
+    """Return the elements of the array of this name, or, if it is missing or empty, of all arrays of the source."""
     same = getattr(source, name, None)
     arrays = [same] if isinstance(same, list) and same else [
         value for value in _fields_of(source).values() if isinstance(value, list)
@@ -73,7 +73,6 @@ def _elements(source: Any, name: str) -> Iterable[Any]:
 
 
 def _fields_of(source: Any) -> dict[str, Any]:
-    """The fields of a struct of a request."""
     return {name: getattr(source, name, None) for name in type(source)._struct.fields}
 
 

@@ -1,7 +1,7 @@
-"""Rules of rights: what a client must be allowed to do for a request, as in a broker of Kafka. Each `Api` has a list.
+"""Defines rules for the rights that a client needs for a request, as in a Kafka broker. Each `Api` has a list of rules.
 
-- `Whole`: without the right, all of the request is refused.
-- `Every`: the same, for every name in an array of the request.
+- `Whole`: without the right, the whole request is refused.
+- `Every`: without the right on every name in an array of the request, the whole request is refused.
 - `Each`: elements of an array of the request for which the client lacks the right are refused; the others are served.
 - `Shown`: elements of the response for which the client lacks the right are left out.
 """
@@ -20,7 +20,7 @@ CODES: Mapping[ResourceType, int] = {
     ResourceType.CLUSTER: CLUSTER_REFUSED,
     ResourceType.TRANSACTIONAL_ID: TRANSACTIONAL_ID_REFUSED,
 }
-"""TOPIC_AUTHORIZATION_FAILED and so on."""
+"""The error codes of refusals, such as TOPIC_AUTHORIZATION_FAILED."""
 
 Resource: TypeAlias = tuple[ResourceType, str]
 CLUSTER: Resource = (ResourceType.CLUSTER, CLUSTER_NAME)
@@ -28,8 +28,9 @@ CLUSTER: Resource = (ResourceType.CLUSTER, CLUSTER_NAME)
 
 @dataclass(frozen=True)
 class Whole:
-    """`resource`: of the request; None if this request needs no such right. `or_any_topic`: WRITE on any topic is as
-    good, as for producers without transactions (KIP-679).
+    """Refuses a request without a right on `resource(request)`, which is None if the request does not need the right.
+
+    With `or_any_topic`, WRITE on any topic is enough, as for producers without transactions (KIP-679).
     """
 
     operation: Operation
@@ -39,7 +40,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Every:
-    """`field`: an array of names of the request; null or empty if it names none."""
+    """Refuses a request without a right on every name in its array `field`, which may be null or empty."""
 
     operation: Operation
     resource_type: ResourceType
@@ -48,12 +49,12 @@ class Every:
 
 @dataclass(frozen=True)
 class Each:
-    """`field`: an array of the request, `answers` the array of its outcomes in the response; both are arrays of structs
-    in each element of the array `within`, if there is one.
+    """Refuses elements of the array `field` of a request. `answers` is the array of their outcomes in the response.
 
-    `resource`: of an element, with a None name if the element has a topic id instead. `or_cluster`: the same operation
-    on the cluster is as good. `together`: if one element is refused, no other is attempted. `empty_means_all`: an empty
-    array asks for everything. `unknown_if_by_id`: a topic that is refused is one that does not exist.
+    If `within` names an array of structs, each of its elements has both arrays. `resource(request, element)` has a None
+    name if the element has a topic id instead. With `or_cluster`, the right on the cluster is enough. With `together`,
+    one refused element prevents all others. With `empty_means_all`, an empty array requests everything. With
+    `unknown_if_by_id`, the refusal of a topic id is the error of an unknown topic id.
     """
 
     operation: Operation
@@ -69,8 +70,8 @@ class Each:
 
 @dataclass(frozen=True)
 class Shown:
-    """`field`: an array of the response, in each element of the array `within`, if there is one. `name`: a field of its
-    elements.
+    """Leaves elements out of the array `field` of the response. Their field `name` names the resource. If `within`
+    names an array of structs, each of its elements has such an array.
     """
 
     operation: Operation
@@ -97,14 +98,14 @@ def on_transaction(field: str = "transactional_id") -> Whole:
 
 
 def _named(resource_type: ResourceType, name: str | None) -> Resource | None:
-    """None: the field is null, or none of this version."""
+    """Return the resource, or None if the field is null or not in this version of the request."""
     return None if name is None else (resource_type, name)
 
 
 def each_named(
     operation: Operation, resource_type: ResourceType, field: str, answers: str, name: str | None = None, **options: Any
 ) -> Each:
-    """`name`: the field of an element that has the resource's name; None: the element is the name."""
+    """Return a rule for elements whose field `name` has the resource's name, or that are names themselves if None."""
     return Each(
         operation,
         lambda _, element: (resource_type, element if name is None else getattr(element, name)),

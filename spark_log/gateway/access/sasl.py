@@ -1,7 +1,7 @@
-"""The SASL mechanisms of a gateway, on the server's side: PLAIN (RFC 4616) and SCRAM (RFC 5802).
+"""Implements the server's side of SASL mechanisms: PLAIN (RFC 4616) and SCRAM (RFC 5802).
 
-A mechanism takes a token of the client and returns the server's. It raises `SaslFailedError`, with the same text and
-after the same work whether the user does not exist or the password is wrong.
+A mechanism takes a token of the client and returns a token of the server. For an unknown user and for a wrong password
+it raises `SaslFailedError` with the same text, after the same work.
 """
 
 import secrets
@@ -19,16 +19,16 @@ MECHANISMS = (PLAIN, *(each.sasl_name for each in Mechanism))
 
 
 class SaslFailedError(Exception):
-    """The client has not proved who it is. The text is for the client."""
+    """The client could not authenticate. The text is for the client."""
 
 
 class Exchange(Protocol):
-    """One authentication. `user` is set when it has succeeded."""
+    """The exchange of tokens for one authentication. `user` is set when it has succeeded."""
 
     user: str | None
 
     async def answer(self, token: bytes) -> bytes:
-        """The server's token. SaslFailedError."""
+        """Return the server's answer to a token. Raises SaslFailedError."""
 
 
 class Verifier:
@@ -41,7 +41,7 @@ class Verifier:
         return await self._call(lambda: find_credential(self._store, user, mechanism))
 
     async def is_password(self, user: str, password: str) -> bool:
-        """Of any credential of the user. All mechanisms are tried, so that each user takes the same time."""
+        """Whether the password matches a credential of the user. All mechanisms are checked, to take equal time."""
 
         def check() -> bool:
             right = [
@@ -106,7 +106,7 @@ def _refusal(mechanism: str) -> str:
 
 
 def exchange_of(mechanism: str, verifier: Verifier) -> Exchange:
-    """`mechanism`: one of MECHANISMS."""
+    """Return a new exchange of a mechanism, which is one of MECHANISMS."""
     if mechanism == PLAIN:
         return PlainExchange(verifier)
     return ScramExchange(verifier, next(each for each in Mechanism if each.sasl_name == mechanism))

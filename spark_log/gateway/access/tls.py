@@ -1,4 +1,4 @@
-"""TLS of a gateway: its certificate, the authorities of clients' certificates, and their renewal while it runs."""
+"""Provides TLS for a gateway, and renews its certificate and the authorities of clients' certificates at runtime."""
 
 import asyncio
 import asyncio.sslproto
@@ -19,24 +19,25 @@ logger = logging.getLogger(__name__)
 _CHECKED_EVERY_S = 1.0
 
 _READ_BYTES = 32 * 1024
-"""The buffer of each connection for encrypted bytes, which asyncio reads at a time. It is part of no budget."""
+"""The size of the buffer of each connection for encrypted bytes that asyncio reads at a time. No budget includes it."""
 _UNREAD_BYTES = 32 * 1024, 64 * 1024
-"""Encrypted bytes that are not decrypted because the connection is not read from: asyncio reads from its socket up to
-the second number, and goes on below the first one. A record of TLS, of which a part may be left, has 16 KiB.
+"""Limits of encrypted bytes that wait for decryption while the connection is not read. asyncio stops reading the socket
+above the second number, and continues below the first. A TLS record, which may be incomplete, has up to 16 KiB.
 """
 _UNSENT_BYTES = 16 * 1024, 64 * 1024
-"""The same for the bytes of answers: as of connections without TLS."""
+"""The limits of unsent bytes of answers, as for connections without TLS: writing stops and continues at these numbers.
+"""
 
 asyncio.sslproto.SSLProtocol.max_size = _READ_BYTES  # asyncio has 256 KiB, and no parameter for it
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files.
+    """The PEM files of a gateway.
 
-    `certificate`: with its chain (ssl.keystore.certificate.chain). `key`: without a passphrase (ssl.keystore.key).
-    `client_authorities`: who signs clients' certificates, which are then required (ssl.truststore.certificates with
-    ssl.client.auth=required).
+    `certificate` includes its chain (ssl.keystore.certificate.chain). `key` has no passphrase (ssl.keystore.key).
+    `client_authorities` are the certificates of authorities that sign clients' certificates, which are then required
+    (ssl.truststore.certificates with ssl.client.auth=required).
     """
 
     certificate: str
@@ -48,7 +49,9 @@ class TlsFiles:
         return [path for path in (self.certificate, self.key, self.client_authorities) if path is not None]
 
     def context(self) -> ssl.SSLContext:
-        """TLS 1.2 or later, with Python's choice of ciphers. InvalidConfigurationError names the file."""
+        """Return a context for TLS 1.2 or later with Python's default ciphers. Raises InvalidConfigurationError, which
+        names the file.
+        """
         context = _ContextWithAlerts(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -70,7 +73,7 @@ def _no_passphrase() -> str:
 
 
 class Certificates:
-    """The context for new connections. `keep` replaces it when the files change; connections that exist stay."""
+    """Holds the context for new connections. `keep` replaces it when the files change; open connections remain."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -78,7 +81,7 @@ class Certificates:
         self.context = files.context()
 
     async def keep(self) -> None:
-        """Look at the files once a second, for ever. Files that do not fit together leave the context as it is."""
+        """Check the files every second until cancelled. Files that do not match each other leave the context alone."""
         while True:
             await asyncio.sleep(_CHECKED_EVERY_S)
             stamps = self._stamps()
@@ -104,12 +107,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 _encrypted: ContextVar[asyncio.WriteTransport] = ContextVar("encrypted")
-"""The transport of the connection whose handshake begins."""
+"""The transport of the connection whose handshake is starting."""
 
 
 class _HandshakeWithAlerts(ssl.SSLObject):
-    """Sends the alert that says why a handshake failed. asyncio drops it and closes the connection, so that Java's
-    client, for example, would connect again until its time-out.
+    """Sends the alert that says why a handshake failed. asyncio would close the connection without it, and clients such
+    as Java's would then connect again until their timeout.
     """
 
     outgoing: ssl.MemoryBIO
@@ -136,7 +139,7 @@ class _ContextWithAlerts(ssl.SSLContext):
 
 
 class _OverTls(asyncio.StreamReaderProtocol):
-    """`below`: the writer of the encrypted bytes, which would close its transport when it is freed."""
+    """A protocol over TLS. It keeps `below`, the writer of encrypted bytes, which closes its transport when freed."""
 
     below: asyncio.StreamWriter
 
@@ -144,8 +147,8 @@ class _OverTls(asyncio.StreamReaderProtocol):
 async def start_tls(
     writer: asyncio.StreamWriter, context: ssl.SSLContext, timeout_s: float
 ) -> tuple[ClientReader, asyncio.StreamWriter]:
-    """The streams of the connection after the handshake. Must be called before anything is awaited, so that no byte of
-    the client is read yet. Raises OSError.
+    """Perform the TLS handshake, and return the streams of the connection. Call it before anything is awaited, so that
+    no byte of the client has been read. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     inner = ClientReader(loop)

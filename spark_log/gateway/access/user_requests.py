@@ -1,4 +1,4 @@
-"""Users of gateways: their SCRAM credentials (KIP-554), for kafka-configs.sh --entity-type users."""
+"""Handles requests on the SCRAM credentials of users (KIP-554), for kafka-configs.sh --entity-type users."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ from spark_log.gateway.services import Services
 
 
 async def describe_users(services: Services, request: Message, _client: Client) -> Message:
-    """Mechanisms and iterations; all users for null and for an empty list."""
+    """Return the mechanisms and iterations of the named users, or of all users for null or an empty list."""
     return await services.call(_describe_users, services, request)
 
 
@@ -53,7 +53,7 @@ def _describe_users(services: Services, request: Message) -> Message:
 
 
 async def alter_users(services: Services, request: Message, client: Client) -> Message:
-    """The client has salted the passwords."""
+    """Change credentials. The client has salted the passwords already."""
     return await services.call(_alter_users, services, request, client)
 
 
@@ -79,14 +79,14 @@ def _alter_users(services: Services, request: Message, client: Client) -> Messag
 
 
 class _Deletion(UserScramCredentialDeletion):  # type: ignore[misc]
-    """kafka-python's class refuses numbers of unknown mechanisms, which have an error code."""
+    """A deletion with any mechanism. kafka-python's class refuses unknown mechanisms, which need an error code."""
 
     def __init__(self, user: str, mechanism: int) -> None:
         self.user, self.mechanism = user, mechanism
 
 
 class _Upsertion(UserScramCredentialUpsertion):  # type: ignore[misc]
-    """kafka-python's class salts a password."""
+    """An upsertion with a salted password. kafka-python's class would salt a password itself."""
 
     def __init__(self, sent: Message) -> None:
         self.user, self.mechanism, self.iterations = sent.name, sent.mechanism, sent.iterations

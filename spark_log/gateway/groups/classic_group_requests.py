@@ -1,8 +1,8 @@
-"""Requests of members of classic groups: Kafka Connect, Kafka Streams, consumers with an assignor of their own.
+"""Handles requests of members of classic groups: Kafka Connect, Kafka Streams, and consumers with their own assignor.
 
-The store has the group's state, so each request may reach another gateway. A request that waits (JoinGroup for the
-other members, SyncGroup for the leader) wakes when its group changes or a time of the group is over; meanwhile its
-gateway keeps the member's session alive, and holds neither its metadata nor the group.
+The store has the group's state, so each request may reach another gateway. JoinGroup waits for the other members, and
+SyncGroup for the leader. A waiting request wakes when its group changes or a timeout of the group ends. Meanwhile its
+gateway keeps the member's session alive, and holds neither its metadata nor the group in memory.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,11 @@ from spark_log.metadata.store import Store
 T = TypeVar("T")
 
 _SKIPS_ASSIGNMENT_SINCE = 9
-"""Version of JoinGroup: KIP-814."""
+"""The first version of JoinGroup with skip_assignment (KIP-814)."""
 
 
 class _Progress(NamedTuple, Generic[T]):
-    """Of a request that may wait: the answer or None, and the facts of the group that it has seen."""
+    """The answer to a request, or None if it has to wait, and the state of the group that it has seen."""
 
     answer: T | None
     state: State
@@ -49,8 +49,8 @@ class _Progress(NamedTuple, Generic[T]):
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Waits for the other members, up to the rebalance timeout. The leader gets the metadata of all members.
-    GROUP_MAX_SIZE_REACHED if the group has no room for the member.
+    """Join a group, and wait for the other members up to the rebalance timeout. The leader gets the metadata of all
+    members. Raises GroupMaxSizeReachedError if the group has no room for the member.
     """
     joining = _joining(request, client)
     store, group_id = services.cluster.store, request.group_id
@@ -106,8 +106,8 @@ def _begin_join(
 
 
 async def sync_group(services: Services, request: Message, _client: Client) -> Message:
-    """The member's assignment, as soon as the leader has sent it. GroupAssignmentTooLargeError to the leader; then the
-    group begins another rebalance.
+    """Return the member's assignment as soon as the leader has sent it. If that is too large, begin another rebalance
+    and raise GroupAssignmentTooLargeError.
     """
     store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
     instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id
@@ -160,7 +160,7 @@ def _begin_sync(
 
 
 async def heartbeat(services: Services, request: Message) -> bool:
-    """Keep the session alive. True: the member must join again. The errors of `rules.heartbeat`."""
+    """Keep the session alive. Return whether the member must join again. Raises the errors of `rules.heartbeat`."""
     instance_id = getattr(request, "group_instance_id", None)
 
     def beat(group: ClassicGroup, now_ms: int) -> ClassicGroup:
@@ -171,7 +171,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
 
 
 def leave_group(store: Store, me: Identity) -> None:
-    """The errors of `rules.leave`. Blocks."""
+    """Leave the group. It blocks. Raises the errors of `rules.leave`."""
     change(store, me.group_id, lambda group, now_ms: rules.leave(group, me.member_id, me.instance_id, now_ms))
 
 
@@ -197,7 +197,7 @@ def _progress(seen: Seen, answer: Callable[[ClassicGroup], T | None]) -> _Progre
 
 
 def _give_frame_back() -> None:
-    """The bytes of the request are not needed any more, while it waits: others may use the memory."""
+    """Give back the memory of the request's frame, which is not needed while the request waits."""
     memory = request_context.get().memory
     if memory is not None:
         memory.frame.set(0)
@@ -207,7 +207,7 @@ async def _wait_for(
     services: Services, group_id: str, member_id: str, progress: _Progress[T], again: Callable[[], _Progress[T]],
     session_timeout_ms: int,
 ) -> tuple[_Progress[T], T]:  # fmt: skip
-    """The answer as soon as there is one, after `progress`."""
+    """Wait until there is an answer, beginning with `progress`. Return the progress with the answer, and the answer."""
     beat_s = session_timeout_ms / 1000 / BEATS_PER_SESSION
     while (answer := progress.answer) is None:
         await services.classic_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)

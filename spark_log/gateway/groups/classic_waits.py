@@ -1,9 +1,9 @@
-"""Members of classic groups that wait: one task looks at the groups of all of them, whenever the store changes.
+"""Wakes waiting members of classic groups: one task checks the groups of all of them whenever the store changes.
 
-A member wakes when its group is in another state or generation, when it is no member any more, or after its own time.
-A change of the store costs one small read of one thread, whatever the number of groups and members; those that wake
-work in the threads of their own clients. When time alone changes a group, one of its members wakes, whose next request
-to the store makes that change.
+A member wakes when its group is in another state or generation, when it has been removed, or after its own timeout. A
+change of the store costs one small read in one thread for all groups and members. Members that wake work in the threads
+of their own clients. When time alone changes a group, one of its members wakes, and its next request to the store makes
+that change.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from spark_log.groups.classic.service import Mark, marks_of
 from spark_log.metadata.store import Store
 
 _PAUSE_S_MIN, _PAUSE_S_MAX, _PAUSE_FACTOR = 0.02, 1.0, 4
-"""After a look, for so many times as long as it took: changes that follow at once are looked at together, and looks
-take a fifth of a thread at most, whatever the number of groups.
+"""The pause after a check of groups is `_PAUSE_FACTOR` times as long as the check, within limits. So changes that
+follow each other are checked together, and the checks use about a fifth of a thread at most.
 """
 _LOOK_AGAIN_S = 30.0
-"""At the latest."""
+"""The longest time until a group is checked again."""
 _ADVANCE_S = 1.0
 """How long the member that wakes because of the time has to change its group, before the next one wakes."""
 _AGAIN_S = 1.0
-"""After an error of the store."""
+"""The pause after an error of the store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class _Waiting:
 
 @dataclass
 class _Group:
-    """`look_at_s` is when it is looked at although nothing has changed: at once after another member began to wait,
-    since what has changed before may not have woken it.
+    """The waiting members of a group. At `look_at_s` the group is checked even if nothing has changed. It is checked at
+    once after another member began to wait, because an earlier change may not have woken that member.
     """
 
     waiting: list[_Waiting] = field(default_factory=list)
@@ -49,7 +49,7 @@ class _Group:
 
 
 class ClassicWaits:
-    """Of one gateway, in its event loop."""
+    """The waiting members of classic groups at one gateway. Used by its event loop."""
 
     def __init__(self, store: Store, changes: ChangeWatch, call: Callable[..., Awaitable[Any]]) -> None:
         """`call` runs a function in a thread."""
@@ -59,7 +59,7 @@ class ClassicWaits:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, group_id: str, member_id: str, state: State, generation: int, timeout_s: float) -> None:
-        """Return when the group that the member has seen in this state may have changed for it, or after the time."""
+        """Return when the group may differ from this state, which the member has seen, or after the timeout."""
         group = self._groups.setdefault(group_id, _Group())
         me = _Waiting(member_id, state, generation, asyncio.get_running_loop().create_future())
         group.waiting.append(me)

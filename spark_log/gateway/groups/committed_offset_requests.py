@@ -1,4 +1,4 @@
-"""Committed offsets of groups."""
+"""Handles requests that commit and fetch the offsets of groups."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -33,7 +33,7 @@ _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 
 
 async def offset_commit(services: Services, request: Message, client: Client) -> Message:
-    """Commit for a member in its generation, or for a group without members (generation -1)."""
+    """Commit offsets for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
     code, unknown = await services.call(_commit, services, request, client)
     partition = kind.OffsetCommitResponsePartition
@@ -44,8 +44,8 @@ async def offset_commit(services: Services, request: Message, client: Client) ->
 def commit_outcomes(
     request: Message, of_topic: type, of_partition: type, code: int, unknown: Collection[TopicPartition]
 ) -> list[Message]:
-    """The topics of a commit's response, in its classes. `code` is for all partitions; without an error the `unknown`
-    partitions have one.
+    """Make the topics of a commit's response from its classes. All partitions have the error `code`. If it is no error,
+    the partitions in `unknown` have UNKNOWN_TOPIC_OR_PARTITION.
     """
     return [
         of_topic(
@@ -64,7 +64,7 @@ def commit_outcomes(
 
 
 def _commit(services: Services, request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
-    """An error code for all partitions, and the partitions that do not exist."""
+    """Commit offsets. Return an error code for all partitions, and the partitions that do not exist."""
     store = services.cluster.store
     requested = {
         TopicPartition(topic.name, each.partition_index): Commit(
@@ -90,7 +90,7 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
 
 
 async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:
-    """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
+    """Return the committed offsets of one group, or from v8 on of several groups. A missing offset is -1."""
     stable = bool(request.require_stable)
     if request.version < 8:
         kind = OffsetFetchResponse.OffsetFetchResponseTopic
@@ -120,7 +120,7 @@ def _fetched(
     services: Services, of_topic: type, of_partition: type, group_id: str, topics: Collection[Message] | None,
     stable: bool, member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, list[Message]]:  # fmt: skip
-    """An error code, and the topics of the response in its classes. The other arguments are as of `_committed`."""
+    """Return an error code, and the topics of the response in its classes, with the result of `_committed`."""
     code, offsets, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
     return code, [
         of_topic(
@@ -135,9 +135,10 @@ def _committed(
     services: Services, group_id: str, topics: Collection[Message] | None, stable: bool,
     member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:  # fmt: skip
-    """By topic and partition; those that are asked for, or all that are committed. With `stable` (KIP-447) also the
-    partitions whose offset may change by the end of an open transaction. A member of the consumer protocol names itself
-    and its epoch.
+    """Return an error code, and the offsets of the requested partitions, or of all with a commit if `topics` is None.
+    With `stable` (KIP-447), also return the partitions whose offset may change by the end of an open transaction.
+
+    A member of the consumer protocol gives its id and epoch.
     """
     store = services.cluster.store
 

@@ -1,4 +1,4 @@
-"""Consumer groups by the consumer protocol (KIP-848): heartbeats with member epochs, and descriptions."""
+"""Handles requests of the consumer protocol (KIP-848): heartbeats with member epochs, and descriptions of groups."""
 
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -50,7 +50,7 @@ _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 
 async def consumer_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
-    """Join (epoch 0), stay, leave (epochs -1, -2). Heartbeats that say nothing new are read together with others."""
+    """Join (epoch 0), stay in, or leave (epochs -1, -2) a group. Heartbeats without news are handled with others."""
     if request.member_epoch > JOINING and _says_nothing(request):
         me = request.group_id, request.member_id, request.instance_id
         beat = Beat(*me, request.member_epoch, client.claims.connection_id)
@@ -65,7 +65,7 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
 
 
 def _says_nothing(request: Message) -> bool:
-    """Java's static members name their instance in each heartbeat."""
+    """Whether a heartbeat has no news. The instance id is none: Java's static members send it in each heartbeat."""
     return request.rebalance_timeout_ms == -1 and not any(
         value is not None
         for value in (
@@ -116,7 +116,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
 
 
 def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:
-    """What a member reports; partitions of topics that do not exist any more are left out."""
+    """Return the partitions that a member reports as owned, without those of topics that no longer exist, or None."""
     if not parts:
         return None if parts is None else NO_PARTITIONS
     ids = {each.topic_id.hex for each in parts}
@@ -152,13 +152,13 @@ def _assignment(services: Services, partitions: Partitions) -> Message:
 
 
 def _topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
-    """The topics that exist."""
+    """Return the topics of the partitions that exist, by name."""
     names = {partition.topic for partition in partitions}
     return services.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
 
 
 def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
-    """Name, id and partitions of the topics that exist."""
+    """Return the name, id and partitions of each topic that exists."""
     found: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
         if name in topics:
@@ -167,8 +167,8 @@ def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple
 
 
 async def consumer_group_describe(services: Services, request: Message, client: Client) -> Message:
-    """GROUP_ID_NOT_FOUND for groups of another type, which DescribeGroups describes. TOPIC_AUTHORIZATION_FAILED for a
-    group that reads a topic that the client may not describe.
+    """Describe consumer groups. A group of another type has the error GROUP_ID_NOT_FOUND; DescribeGroups describes it.
+    A group that reads a topic that the client may not describe has TOPIC_AUTHORIZATION_FAILED.
     """
     groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
     return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)

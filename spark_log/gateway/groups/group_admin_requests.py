@@ -1,4 +1,4 @@
-"""Lists and descriptions of groups, and their deletion."""
+"""Handles requests that list, describe and delete groups, or delete their offsets."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -32,19 +32,19 @@ from spark_log.groups.group_operations import delete_group, delete_offsets_of_ea
 from spark_log.ids import TopicPartition
 
 _CLASSIC_STATES = {"Assigning": "PreparingRebalance", "Reconciling": "CompletingRebalance"}
-"""The states of the classic protocol, for clients that know no others."""
+"""States of the classic protocol, for clients that know no others, by the states of groups."""
 _GROUP_ID_NOT_FOUND = error_code(GroupIdNotFoundError())
 _UNKNOWN_IS_AN_ERROR_SINCE = 6
-"""Version of DescribeGroups."""
+"""The first version of DescribeGroups that answers a missing group with an error."""
 
 
 def classic_state(state: str) -> str:
-    """The state of a group as DescribeGroups names it."""
+    """Return the name of a group's state in DescribeGroups."""
     return _CLASSIC_STATES.get(state, state)
 
 
 async def list_groups(services: Services, request: Message, _client: Client) -> Message:
-    """Classic groups are of type classic, others of type consumer. A filter by state accepts the names of both."""
+    """List groups, whose types are classic or consumer. A filter by state accepts the names of both protocols."""
     return await services.call_in_memory(partial(_list_groups, services, request))
 
 
@@ -70,8 +70,8 @@ def _list_groups(services: Services, request: Message, held: int) -> Message | N
 
 
 async def describe_groups(services: Services, request: Message, client: Client) -> Message:
-    """A group that does not exist has the state Dead; from v6 on it is an error (KIP-1043). Topics that the client may
-    not describe are left out.
+    """Describe groups. A group that does not exist has the state Dead, and from v6 on also an error (KIP-1043). Topics
+    that the client may not describe are left out.
     """
 
     def operations(group_id: str) -> Collection[int] | None:
@@ -117,8 +117,8 @@ def _described(
 
 
 def _member(member: MemberDescription, may_describe: Callable[[str], bool], classic_shown: bool) -> Message:
-    """`classic_shown`: whether the client may see the bytes that members of a classic group exchange: they may name any
-    topic of the group.
+    """Describe a member. `classic_shown` is whether the client may see the bytes that members of a classic group
+    exchange, which may name any topic of the group.
     """
     if member.encoded is None:
         topics = sorted(filter(may_describe, member.topics))
@@ -154,7 +154,7 @@ def _delete_groups(services: Services, request: Message) -> Message:
 
 
 async def delete_committed_offsets(services: Services, request: Message, _client: Client) -> Message:
-    """Offsets of topics that live members read are kept; the group stays."""
+    """Delete committed offsets, except those of topics that live members read. The group remains."""
     return await services.call(_delete_committed_offsets, services, request)
 
 

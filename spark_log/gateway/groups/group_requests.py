@@ -1,4 +1,4 @@
-"""Consumer groups by the classic protocol: joining, assignments, heartbeats, leaving."""
+"""Handles requests of the classic group protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
@@ -43,17 +43,17 @@ _REBALANCE_IN_PROGRESS = 27
 
 
 class GroupEngine(Protocol):
-    """The answers of the groups of one type to classic clients. All raise the errors of their engine."""
+    """Answers classic clients for the groups of one type. Each function raises the errors of its implementation."""
 
     async def join_group(self, services: Services, request: Message, client: Client) -> Message: ...
 
     async def sync_group(self, services: Services, request: Message, client: Client) -> Message: ...
 
     async def heartbeat(self, services: Services, request: Message) -> bool:
-        """Whether the member must join again. For heartbeats that `Heartbeats` does not answer."""
+        """Return whether the member must join again. It handles heartbeats that `Heartbeats` does not answer."""
 
     def leave_group(self, store: Store, me: Identity) -> None:
-        """Blocks."""
+        """Leave the group. It blocks."""
 
 
 _ENGINES: Mapping[str, GroupEngine] = {CLASSIC: classic_group_requests, CONSUMER: translated_members}
@@ -65,10 +65,10 @@ async def _ask(
     read: Callable[[Store, str], str | None],
     ask: Callable[[GroupEngine], Awaitable[T]],
 ) -> T:
-    """Ask the engine of the group's type, as `read` gives it.
+    """Call `ask` with the engine of the group's type, which `read` returns.
 
-    RebalanceInProgressError if the engine did not find the member, or found others, because the type has changed
-    meanwhile: the client joins again.
+    Raises RebalanceInProgressError if the engine did not find the member, or found a group of another protocol, because
+    the type has changed meanwhile. Then the client joins again.
     """
     store = services.cluster.store
     kind = await services.call(read, store, group_id)
@@ -81,7 +81,7 @@ async def _ask(
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """A group with members of the consumer protocol gets a translated one; any other is a classic group."""
+    """Join a group. If it has members of the consumer protocol, this member is translated; otherwise it is classic."""
     try:
         return await _ask(
             services, request.group_id, type_to_join, lambda engine: engine.join_group(services, request, client)
@@ -91,7 +91,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
 
 
 async def sync_group(services: Services, request: Message, client: Client) -> Message:
-    """The member's assignment."""
+    """Return the member's assignment."""
     try:
         return await _ask(
             services, request.group_id, read_type, lambda engine: engine.sync_group(services, request, client)
@@ -101,7 +101,7 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
 
 
 async def heartbeat(services: Services, request: Message, client: Client) -> Message:
-    """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
+    """Keep the session alive. The error REBALANCE_IN_PROGRESS makes the member join again."""
     group_id, member_id, instance_id = request.group_id, request.member_id, getattr(request, "group_instance_id", None)
     beat = Beat(group_id, member_id, instance_id, request.generation_id, member_id, CLASSIC)
     try:
@@ -115,7 +115,7 @@ async def heartbeat(services: Services, request: Message, client: Client) -> Mes
 
 
 async def leave_group(services: Services, request: Message, client: Client) -> Message:
-    """One member leaves, or from v3 on several."""
+    """Remove one member, or from v3 on several members, from the group."""
     kind = LeaveGroupResponse.MemberResponse
     if request.version < 3:
         return LeaveGroupResponse(throttle_time_ms=0, error_code=await _leave(services, identity(request, client)))

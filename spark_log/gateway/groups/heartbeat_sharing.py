@@ -1,6 +1,6 @@
-"""Heartbeats of all connections: those that arrive while the store is read share the next read.
+"""Answers heartbeats of all connections together: those that arrive while the store is read share the next read.
 
-The store decides each answer. Where a commit is noticed at once (SQLite), an answer is given again until something is
+The store decides each answer. If every commit is noticed at once (SQLite), an answer is reused until something is
 committed or a session of the group ends.
 """
 
@@ -16,7 +16,7 @@ from spark_log.metadata.store import Store
 
 
 class Heartbeats:
-    """Answers heartbeats that say nothing new. For one event loop."""
+    """Answers heartbeats that have no news. Used by one event loop."""
 
     def __init__(self, store: Store, call: Callable[..., Awaitable[Any]]) -> None:
         """`call` runs a function in a thread."""
@@ -25,11 +25,11 @@ class Heartbeats:
         self._renewals = SharedCalls(self._renew, MEMBERS_MAX)
         self._version = -1
         self._valid_until_ms: dict[Beat, int] = {}
-        """Heartbeats that change nothing as of `_version` of the store, until this time of its lease clock."""
+        """The time of the store's lease clock until which a heartbeat changes nothing, at `_version` of the store."""
 
     async def answer(self, beat: Beat) -> BeatAnswer:
-        """Keep the session alive, unless the heartbeat must be handled alone. UnknownMemberIdError,
-        FencedInstanceIdError, MetadataStoreUnavailableError.
+        """Keep the session alive, unless the heartbeat must be handled alone. Raises UnknownMemberIdError,
+        FencedInstanceIdError and MetadataStoreUnavailableError.
         """
         if self._store.changes.exact and self._is_known(beat):
             return UNCHANGED

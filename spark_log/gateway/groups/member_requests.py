@@ -1,4 +1,4 @@
-"""What the requests of the members of a group have in common."""
+"""Contains the common parts of the requests of members of groups."""
 
 from kafka.protocol.consumer import JoinGroupResponse
 
@@ -7,21 +7,21 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.groups.identity import Identity
 
 MEMBER_ID_REQUIRED = 79
-"""KIP-394: the client joins again with the id in the answer."""
+"""The error after which the client joins again with the member id in the answer (KIP-394)."""
 MEMBER_ID_REQUIRED_SINCE = 4
-"""Version of JoinGroup."""
+"""The first version of JoinGroup with the error MEMBER_ID_REQUIRED."""
 BEATS_PER_SESSION = 3
-"""Of a member whose request waits: its gateway keeps the session alive."""
+"""How often in a session timeout a gateway renews the session of a member whose request waits."""
 
 
 def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
-    """The member that a request names."""
+    """Return the identity of the member that a request names."""
     instance_id = getattr(request, "group_instance_id", None)
     return Identity(request.group_id, request.member_id, instance_id, client.client_id, client.host, session_timeout_ms)
 
 
 def rebalance_timeout_ms(request: Message) -> int:
-    """Of a JoinGroup; its version 0 has only the session timeout."""
+    """Return the rebalance timeout of a JoinGroup. For version 0 it is the session timeout."""
     return max(0, int(request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms))
 
 

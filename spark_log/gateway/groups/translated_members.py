@@ -1,14 +1,14 @@
-"""Members that speak the classic group protocol (JoinGroup, SyncGroup), in groups of the consumer protocol.
+"""Translates requests of classic members (JoinGroup, SyncGroup) for groups of the consumer protocol.
 
-To every classic client the group's leader is another member: it never computes an assignment. The store's target is
-what SyncGroup returns; the generation is the member's epoch. So classic clients share a group with other members, and
-any gateway serves any member.
+No classic client is the leader of such a group, so it never computes an assignment. SyncGroup returns the assignment of
+the store, and the generation is the member's epoch. So classic clients share a group with other members, and any
+gateway serves any member.
 
-    eager          a member joins owning nothing; JoinGroup waits until the others have given its partitions up
-    cooperative    a member joins with what it owns, and gets at once what is free; while something is missing, or is
-                   to be given up, its heartbeats tell it to join again
+    eager          a member joins without partitions; JoinGroup waits until the others have revoked its new partitions
+    cooperative    a member joins with its partitions, and gets free ones at once; while some are missing, or have to
+                   be revoked, the answers to its heartbeats make it join again
 
-They raise the errors of `groups.consumer.service`.
+The functions raise the errors of `groups.consumer.service`.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ _MEMBER_ID_CHARACTERS_MAX = 249
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    """Join a group. An eager member waits, up to the rebalance timeout, until others have revoked its partitions."""
     timeout_ms = rebalance_timeout_ms(request)
     me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
@@ -81,7 +81,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
 
 
 async def sync_group(services: Services, request: Message, client: Client) -> Message:
-    """The member's assignment. RebalanceInProgressError if it has to join again."""
+    """Return the member's assignment. Raises RebalanceInProgressError if it has to join again."""
     me = identity(request, client)
     synced = await services.call(_sync, services.cluster.store, me, request.generation_id, _may_describe(client))
     return SyncGroupResponse(
@@ -94,13 +94,13 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
 
 
 async def heartbeat(services: Services, request: Message) -> bool:
-    """Something has changed: the member joins again."""
+    """Return True, because a heartbeat comes here only after a change: the member must join again."""
     await services.call(_expect_rejoin, services.cluster.store, request.group_id, request.member_id)
     return True
 
 
 def leave_group(store: Store, me: Identity) -> None:
-    """Leave the group; by its instance id alone, if the member id is empty (KIP-345). UnknownMemberIdError. Blocks."""
+    """Leave the group; an empty member id leaves by instance id (KIP-345). It blocks. Raises UnknownMemberIdError."""
     row = store.read(lambda connection: _find(connection, me))
     if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
@@ -114,7 +114,7 @@ def _may_describe(client: Client) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class Joining:
-    """The facts of a JoinGroup request. `owned`: the partitions that the member has and keeps."""
+    """The facts of a JoinGroup request. `owned` are the partitions that the member has and keeps."""
 
     me: Identity
     topics: frozenset[str]
@@ -125,13 +125,13 @@ class Joining:
 
     @property
     def cooperative(self) -> bool:
-        """Whether the client joins with what it owns."""
+        """Whether the client joins with the partitions that it owns."""
         return self.protocols[0][0] == COOPERATIVE
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A member's state. `protocol`: its own first one. `complete`: it has all of its target, and nothing else."""
+    """A member's state. `protocol` is its preferred one. `complete` means that it has its target and nothing else."""
 
     generation: int
     protocol: str
@@ -140,7 +140,7 @@ class Membership:
 
 
 def _with_new_id(joining: Joining) -> Joining:
-    """For a member without an id: a new one. A static member replaces the one that had its instance id."""
+    """Give a member without an id a new one. A static member replaces the previous member with its instance id."""
     return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)), replaces=True)
 
 
@@ -152,10 +152,10 @@ def joining_of(
     rebalance_timeout_ms: int,
     may_describe: Callable[[str], bool],
 ) -> Joining:
-    """Check a JoinGroup request and decode it; `protocols` are names and metadata, in order of preference. Topics
-    that the client may not describe are left out: to it, they do not exist.
+    """Check and decode a JoinGroup request. `protocols` are names and metadata in order of preference. Topics that the
+    client may not describe are left out, as if they did not exist.
 
-    InconsistentGroupProtocolError for a member that is no consumer.
+    Raises InconsistentGroupProtocolError for a member that is no consumer.
     """
     check_group_id(identity.group_id)
     check_instance_id(identity.instance_id)
@@ -175,7 +175,7 @@ def joining_of(
 
 
 def join(store: Store, joining: Joining) -> Membership:
-    """Become a member, or join again, and report what is owned. RebalanceInProgressError: it must join again."""
+    """Join the group, or join again, and report owned partitions. Raises RebalanceInProgressError to join again."""
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
@@ -184,7 +184,7 @@ def join(store: Store, joining: Joining) -> Membership:
 
 
 def _join_again(store: Store, joining: Joining) -> Membership:
-    """As `join`, of a member. UnknownMemberIdError, FencedInstanceIdError."""
+    """Join again as a member. Raises RebalanceInProgressError, UnknownMemberIdError and FencedInstanceIdError."""
     me, beat = joining.me, _beat(joining, None)
     answer = consumer_heartbeat(store, beat, known_assignors())
     if not answer.complete:  # it has been told what to give up, and if it has joined without that, others may have it
@@ -203,8 +203,8 @@ def _beat(joining: Joining, epoch: int | None) -> ConsumerBeat:
 
 
 def _sync(store: Store, me: Identity, generation: int, may_describe: Callable[[str], bool]) -> Membership:
-    """The member's assignment. RebalanceInProgressError if it has to join again, such as after it has lost the right
-    to describe a topic.
+    """Return the member's assignment. Raises RebalanceInProgressError if it has to join again, for example after it has
+    lost the right to describe a topic.
     """
     row, _ = store.read(lambda connection: check_live(store, connection, me))
     if row.protocol != rows.CLASSIC:
@@ -218,8 +218,8 @@ def _sync(store: Store, me: Identity, generation: int, may_describe: Callable[[s
 
 
 def _expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
-    """A heartbeat has told the member to join again: its session ends after its rebalance timeout, whatever its
-    heartbeats say, as a broker removes members that have not joined again.
+    """Record that the member has to join again. As in a broker, its session ends after its rebalance timeout if it has
+    not joined again, even if it sends heartbeats.
     """
 
     def is_expected(connection: sa.Connection) -> bool:
@@ -242,8 +242,8 @@ def _expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
 
 
 def _find(connection: sa.Connection, me: Identity) -> rows.MemberRow | None:
-    """The member's row; that of its instance id if the member id is empty. FencedInstanceIdError if another member
-    has the instance id.
+    """Return the member's row, by its instance id if the member id is empty, or None. Raises FencedInstanceIdError if
+    another member has the instance id.
     """
     row = rows.read_member(connection, me.group_id, me.member_id) if me.member_id else None
     if me.instance_id is None:

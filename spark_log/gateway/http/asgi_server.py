@@ -1,4 +1,4 @@
-"""A process' HTTP server of an ASGI application, with uvicorn."""
+"""Serves an ASGI application over HTTP with uvicorn."""
 
 import socket
 import threading
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _STOP_S_MAX = 10
-"""How long requests that have begun may take after the stop."""
+"""How long requests that have begun may take after the server is stopped."""
 
 _HEADER_BYTES_MAX = 64 * 1024
-"""Of the request line and all headers of a request; a client that sends more gets status 400."""
+"""The limit of the request line and all headers of a request. A client that sends more gets status 400."""
 
 
 _UNSENT_MS_MAX = 120_000
 
 
 class AsgiServer:
-    """Serves an application in a thread of its own. Port 0: a free port, see `url`.
+    """Serves an application in its own thread. Port 0 selects a free port, which `url` contains.
 
-    Raises InvalidConfigurationError if the address cannot be listened on.
+    Raises InvalidConfigurationError if the server cannot listen on the address.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -49,7 +49,7 @@ class AsgiServer:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, application: "ASGIApp", name: str) -> None:
-        """Begin to answer. The socket listens already, so a client that connects at once waits for its answer."""
+        """Start to answer requests. The socket listens already, so clients that connect earlier wait for the answer."""
         import uvicorn
 
         from spark_log.gateway.http.protocol import LimitedProtocol
@@ -71,7 +71,7 @@ class AsgiServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the requests that have begun, and end."""
+        """Finish the requests that have begun, and stop the server."""
         if self._thread is not None:
             self._server.should_exit = True
             self._thread.join()
@@ -80,7 +80,7 @@ class AsgiServer:
 
 @contextmanager
 def serving(application: "ASGIApp", host: str, port: int, name: str) -> Iterator[AsgiServer]:
-    """A server for the time of the `with` block."""
+    """Run a server during the `with` block."""
     server = AsgiServer(host, port)
     try:
         server.start(application, name)

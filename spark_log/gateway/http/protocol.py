@@ -1,8 +1,8 @@
-"""HTTP connections of uvicorn, with limits for clients that send or receive slowly, or open many connections.
+"""Limits HTTP connections of uvicorn whose clients send or receive slowly, or open many connections.
 
 A connection waits for its client until a request has arrived completely, and while the client does not receive the
-answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the one that has
-waited longest.
+answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the connection
+that has waited longest.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ WAITING_MAX = 256
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. `self.connections` are all of the server, in the event loop of one thread."""
+    """An HTTP connection. `self.connections` are all connections of the server, in the event loop of one thread."""
 
     _deadline: asyncio.TimerHandle | None = None
-    """Of a connection that waits for its client."""
+    """Ends the connection while it waits for its client; otherwise None."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,7 +46,7 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Begin or end the wait, as the state of the connection says."""
+        """Begin or end the wait, depending on the state of the connection."""
         receives = self.flow.write_paused or self.transport.is_closing()
         if not receives and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._done()

@@ -1,4 +1,4 @@
-"""Checks of HTTP requests that browsers may send for pages of other sites, and limits of bodies."""
+"""Checks HTTP requests that browsers may send for pages of other sites, and limits bodies."""
 
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -14,12 +14,12 @@ _NOT_A_LENGTH = 10**20
 
 
 def too_large(bytes_max: int) -> str:
-    """The text of the refusal, with status 413."""
+    """Return the text of a refusal with status 413."""
     return f"a request has at most {bytes_max:,} bytes"
 
 
 def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
-    """Whether header Host names this server. Other names are those of a page that rebinds its own name (DNS)."""
+    """Whether header Host names this server. A page that rebinds its own DNS name sends another name."""
     if not host or any(each in host for each in "/@?#\\ "):
         return False
     try:
@@ -39,10 +39,10 @@ class Sender(Enum):
 
 
 def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
-    """By Sec-Fetch-Site, else Origin, else Referer; no page can set or change these.
+    """Return the sender by Sec-Fetch-Site, else Origin, else Referer. A page cannot set or change these headers.
 
-    `headers`: names in lower case. `origins`: `host` or `host:port` of the server as browsers name it. Browsers send
-    Sec-Fetch-Site to https and to this machine, and a page can ask them to send no Referer.
+    `headers` have names in lower case. `origins` are `host` or `host:port` of the server as browsers name it. Browsers
+    send Sec-Fetch-Site to https and to this machine. A page can make them send no Referer.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -59,13 +59,13 @@ def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
 
 
 def declared_length(header: str | None) -> int:
-    """The bytes of a body by header Content-Length; more than any limit if it is not a number."""
+    """Return the bytes of a body by header Content-Length, or a number above any limit if it is not a number."""
     text = header or "0"
     return int(text) if text.isdecimal() and len(text) < 20 else _NOT_A_LENGTH
 
 
 def limited(receive: "Receive", bytes_max: int) -> "Receive":
-    """`receive` that refuses a body with more than `bytes_max` bytes, whatever its header said."""
+    """Wrap `receive` to raise HTTPException 413 after more than `bytes_max` bytes, whatever Content-Length claims."""
     from starlette.exceptions import HTTPException
 
     received = 0

@@ -1,4 +1,4 @@
-"""The threads of a gateway, in shares: slow work of one kind, group or client leaves threads for the others."""
+"""Divides the threads of a gateway, so that slow work of one kind, group or client leaves threads for the others."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Lane(Enum):
-    """A kind of work: its number of threads, how many of them one name may use at a time, and how many one client.
+    """A kind of work. Its values are its number of threads, and how many of them one name and one client may use.
 
-    The name is the group or transactional id in the request. A client, which may invent any number of names, is a
-    principal at an address.
+    The name is the group or transactional id in the request. A client is a principal at an address; it may invent any
+    number of names.
     """
 
     OWN = "own", 4, 4, 4
-    """The gateway's own: leases, quotas, ACLs, heartbeats of all groups together."""
+    """Work of the gateway itself: leases, quotas, ACLs, and heartbeats of all groups together."""
     LOGIN = "login", 2, 1, 1
     METADATA = "metadata", 4, 2, 2
     FETCH = "fetch", 6, 4, 4
@@ -32,7 +32,7 @@ class Lane(Enum):
     TRANSACTION = "transaction", 4, 2, 3
     ADMIN = "admin", 3, 2, 2
     CODEC = "codec", 2, 1, 1
-    """Decoding, decompression and encoding of much at once."""
+    """Decoding, decompression and encoding of large requests and responses."""
 
     def __init__(self, _name: str, threads: int, of_name: int, of_client: int) -> None:
         self.threads, self.of_name, self.of_client = threads, of_name, of_client
@@ -40,7 +40,7 @@ class Lane(Enum):
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A call that waits until its lane, its client and its name all have a thread left. It holds none of them."""
+    """A call that waits until its lane, its client and its name all have a thread left. It holds no thread."""
 
     client: str
     name: str | None
@@ -48,14 +48,14 @@ class _Waiting:
 
 
 class _Threads:
-    """The threads of one lane: how many are in use, in all, by each client and by each name."""
+    """Counts the threads of one lane that are in use: in all, by each client and by each name."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane, self._used = lane, 0
         self._of_client: Counter[str] = Counter()
         self._of_name: Counter[str] = Counter()
         self._waiting: OrderedDict[str, list[_Waiting]] = OrderedDict()
-        """By client. The clients take turns."""
+        """The waiting calls of each client. The clients take turns."""
 
     def _is_free(self, client: str, name: str | None) -> bool:
         lane = self._lane
@@ -96,7 +96,7 @@ class _Threads:
             pass
 
     def _start_one(self) -> bool:
-        """Start the first call that can start, of the clients in turn."""
+        """Start the first call that can start, in the order of the clients' turns; return whether there was one."""
         if self._used >= self._lane.threads:
             return False
         for client, calls in self._waiting.items():
@@ -120,7 +120,7 @@ class _Threads:
 
 
 class Bulkheads:
-    """For one event loop."""
+    """Runs blocking calls in the threads of their lanes. Used by one event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(sum(lane.threads for lane in Lane), thread_name_prefix="gateway")
@@ -130,8 +130,8 @@ class Bulkheads:
         self, lane: Lane, client: str, function: Callable[[], T], name: str | None = None,
         memory: RequestMemory | None = None,
     ) -> T:  # fmt: skip
-        """Call a function that blocks, in a thread of the lane. A cancelled call keeps its thread and the memory of its
-        request until it returns.
+        """Call a blocking function in a thread of the lane. After a cancellation the call keeps its thread, and the
+        memory of its request, until the function returns.
         """
         threads = self._threads[lane]
         await threads.acquire(client, name)
@@ -154,7 +154,7 @@ class Bulkheads:
                 job.add_done_callback(lambda _: _call_soon(loop, end))
 
     async def run_own(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call a function that blocks, for the gateway itself or for many requests together."""
+        """Call a blocking function for the gateway itself, or for many requests together."""
         return await self.run(Lane.OWN, "", partial(function, *arguments, **keywords))
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
-"""The memory that the requests of all connections hold together: frames, decoded records and elements, responses.
+"""Limits the memory that the requests of all connections hold together.
 
-Each of the three has a budget, and a request that holds one waits only for the next one: a frame for what is decoded of
-it, and both for the response. So requests never wait for each other in a circle, but for those that hold a part of a
-budget and need more of it: responses that grow while they are made, and the records of a request with many elements.
-These, a sender that stops in the middle of a frame, and a reader that does not take its response, hold memory for
-nothing. They may, while there is enough; when another request has waited for it, or responses that exist take more than
-there is, the slowest of them lose their connections.
+Frames, decoded records and elements, and responses each have a budget. A request takes from them in this order, so
+requests do not wait for each other in a circle. The exceptions hold a part of a budget and need more of it: responses
+that grow while they are made, and the records of a request with many elements. These holds, a sender that stops in the
+middle of a frame, and a client that does not read its response stall: they keep memory without progress. This is
+allowed while there is enough memory. When another request has waited for memory, or more is held than the budget has,
+the slowest stalled holds lose their connections.
 
-A client that holds little (a sixteenth of the budget) is a small one. A quarter of the budget is for small clients
-only: whatever large requests do, ordinary ones of others find room.
+A client that holds at most a sixteenth of the budget is a small one. A quarter of the budget is for small clients only,
+so that large requests of some clients leave room for ordinary requests of others.
 """
 
 import asyncio
@@ -23,46 +23,48 @@ from spark_log.gateway.limits.memory_order import Waiter, WaitersOfClient, Waiti
 logger = logging.getLogger(__name__)
 
 UNCOUNTED_BYTES = 16 * 1024
-"""Smaller responses, and smaller frames that come alone, are not counted: they never wait for memory."""
+"""Responses up to this size, and frames up to it that come alone, are not counted: they never wait for memory."""
 _PATIENCE_S = 0.25
 _STALLED_S = 1.0
 _BYTES_PER_S_MIN = 4 * 1024 * 1024
 """A client that sends a frame, or takes a response, more slowly may lose its connection when others need the memory."""
 _CLOSED_AT_ONCE = 200
-"""Connections that are closed in one turn of the event loop."""
+"""The number of connections that are closed in one turn of the event loop."""
 _CLIENTS_REMEMBERED = 10_000
-"""Clients whose last grant is remembered; of others it is taken for older than all."""
+"""The number of clients whose last grant is remembered. The last grant of any other client counts as the oldest."""
 
 
 class Hold:
-    """The part of one request in a budget. After `close` it holds nothing any more."""
+    """The bytes of a budget that one request holds. After `close` it holds nothing."""
 
     # values of the class: each request has three holds, and most of them stay as they begin
     bytes = 0
     closed = False
     stalled_since_s: float | None = None
-    """Since when it has waited for the client to send or to take bytes, or for more memory than it has; later by the
-    time that the bytes may take which the client has sent or taken meanwhile.
+    """The time since which it has waited for the client to send or take bytes, or for more memory; None if it does not
+    wait. Bytes that the client sends or takes move it forward by the time that they may take.
     """
     waiter: Waiter | None = None
-    """While it waits for memory."""
+    """Its place among the waiting requests while it waits for memory."""
     _began_s, _moved = 0.0, 0
 
     def __init__(self, budget: "MemoryBudget", abort: Callable[[], None], client: str) -> None:
-        """`abort` closes the connection at once. `client`: as `Client.key`."""
+        """`abort` closes the connection at once. `client` is `Client.key`."""
         self._budget, self.abort, self.client = budget, abort, client
 
     async def more(self, size: int) -> None:
-        """Hold so many bytes more, as soon as there is room. ConnectionAbortedError if the connection has ended."""
+        """Hold `size` bytes more, as soon as there is room. Raises ConnectionAbortedError if the connection ended."""
         if size > 0:
             await self._budget.take(self, size)
 
     def more_at_once(self, size: int) -> bool:
-        """The same if there is room and no other request waits for it; else False, and nothing changes."""
+        """Hold `size` bytes more, and return True, if there is room and no other request waits for it. Otherwise return
+        False and change nothing.
+        """
         return size <= 0 or self._budget.take_at_once(self, size)
 
     def set(self, size: int) -> None:
-        """Hold so many bytes, which exist already."""
+        """Hold exactly `size` bytes without waiting, because they exist already."""
         if size != self.bytes and not self.closed:
             self._budget.give(self, size - self.bytes)
 
@@ -71,13 +73,13 @@ class Hold:
         self.stalled_since_s = self._began_s if waits else None
 
     def has_moved(self, size: int) -> None:
-        """The client has sent, or taken, so many bytes."""
+        """Record that the client has sent or taken `size` bytes."""
         if self.stalled_since_s is not None:
             self.stalled_since_s += size / _BYTES_PER_S_MIN
             self._moved += size
 
     def bytes_per_s(self, now_s: float) -> float:
-        """How fast the client sends or takes, on average."""
+        """Return how fast the client sends or takes bytes, on average."""
         return self._moved / max(now_s - self._began_s, 1e-3)
 
     def close(self) -> None:
@@ -88,7 +90,10 @@ class Hold:
 
 
 class MemoryBudget:
-    """Holds have `bytes_max` together, but for one large one that is alone. For one event loop."""
+    """Grants holds at most `bytes_max` together; a large hold may exceed it while it is the only large one.
+
+    Used by one event loop.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -96,24 +101,24 @@ class MemoryBudget:
         self.bytes_held = 0
         self._holds: set[Hold] = set()
         self._held: Counter[str] = Counter()
-        """Bytes by client."""
+        """The bytes that each client holds."""
         self._large: set[str] = set()
         """Clients that hold more than small ones."""
         self._calls = self._grants = 0
         self._last_grants: dict[str, int] = {}
         self._waiting: dict[int, tuple[Hold, asyncio.Future[None]]] = {}
-        """By the number of the waiter, in their order."""
+        """Waiting holds by the numbers of their waiters, in the order of the numbers."""
         self._queues: dict[str, WaitersOfClient] = {}
         self._small_turns, self._turns = WaitingClients(), WaitingClients()
-        """Of clients with a request that leaves them small; of all."""
+        """The turns of clients that a waiting request would leave small, and the turns of all waiting clients."""
         self._check_is_due = False
 
     def hold(self, abort: Callable[[], None], client: str) -> Hold:
-        """A hold of no bytes."""
+        """Return a new hold of no bytes."""
         return Hold(self, abort, client)
 
     def take_at_once(self, hold: Hold, size: int) -> bool:
-        """Give the bytes to the hold if there is room and no other waits for it, and say whether they were given."""
+        """Give the bytes to the hold if there is room and no other hold waits. Return whether they were given."""
         if hold.closed:
             raise ConnectionAbortedError("the connection has ended")
         turns = self._small_turns if self._is_small(hold.client, size) else self._turns
@@ -123,7 +128,7 @@ class MemoryBudget:
         return True
 
     async def take(self, hold: Hold, size: int) -> None:
-        """Give the bytes to the hold when it is its turn. A hold takes one after the other."""
+        """Give the bytes to the hold when it is its turn. A hold has at most one such call at a time."""
         if self.take_at_once(hold, size):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -152,7 +157,7 @@ class MemoryBudget:
                 hold.waits_for_client(False)
 
     def give(self, hold: Hold, size: int) -> None:
-        """Change what the hold has, without waiting."""
+        """Change the bytes of the hold by `size`, without waiting."""
         self._change(hold, size)
         if size < 0:
             self._serve_waiting()
@@ -160,7 +165,7 @@ class MemoryBudget:
             self._check_soon()
 
     def end(self, hold: Hold) -> None:
-        """Take back what a closed hold has, and end its waiting."""
+        """Take back the bytes of a closed hold, and end its waiting with ConnectionAbortedError."""
         if hold.waiter is not None:
             granted = self._remove(hold, hold.waiter)
             if not granted.done():  # it was not cancelled
@@ -195,11 +200,13 @@ class MemoryBudget:
             self._put(hold.client)
 
     def _is_small(self, client: str, size: int) -> bool:
-        """Whether the client is still a small one with so many bytes more."""
+        """Whether the client is still a small one with `size` bytes more."""
         return self._held[client] + size <= self._small_max
 
     def _has_room(self, hold: Hold, size: int) -> bool:
-        """One large hold always has room; what it has beyond the part of large clients is not taken from small ones."""
+        """Whether the hold can get `size` bytes more. A large hold that is the only one always has room. What the only
+        large client holds above three quarters of the budget leaves the room of small clients as it is.
+        """
         if self._is_small(hold.client, size):
             return self.bytes_held - self._beyond() + size <= self.bytes_max
         if self.bytes_held + size <= self._large_max:
@@ -207,13 +214,13 @@ class MemoryBudget:
         return self._large <= {hold.client} and self._held[hold.client] == hold.bytes
 
     def _beyond(self) -> int:
-        """Bytes that the only large client holds above three quarters of the budget."""
+        """Return the bytes that the only large client holds above three quarters of the budget."""
         if len(self._large) != 1:
             return 0
         return max(0, self._held[next(iter(self._large))] - self._large_max)
 
     def _put(self, client: str) -> None:
-        """Give the client its turns anew, after a change of its requests or of what it holds."""
+        """Update the turns of the client after a change of its waiting requests or of the bytes that it holds."""
         queue = self._queues[client]
         turn = self._held[client], self._last_grants.get(client, 0), queue.oldest.number
         self._turns.put(client, *turn)
@@ -223,7 +230,7 @@ class MemoryBudget:
             self._small_turns.remove(client)
 
     def _remove(self, hold: Hold, waiter: Waiter) -> "asyncio.Future[None]":
-        """The future that the hold waits for."""
+        """Remove the hold from those that wait, and return the future that it waits for."""
         hold.waiter = None
         queue = self._queues[waiter.client]
         queue.remove(waiter)
@@ -236,7 +243,7 @@ class MemoryBudget:
         return self._waiting.pop(waiter.number)[1]
 
     def _next(self) -> Waiter | None:
-        """The request whose turn it is: one that leaves its client small, if there is one."""
+        """Return the request whose turn it is. Requests that leave their clients small come first."""
         if (client := self._small_turns.first) is not None:
             return self._queues[client].smallest
         return None if (client := self._turns.first) is None else self._queues[client].oldest
@@ -257,7 +264,7 @@ class MemoryBudget:
             asyncio.get_running_loop().call_later(_PATIENCE_S, self._check)
 
     def _check(self) -> None:
-        """End the slowest holds that stall, until what exists fits and none has waited for long."""
+        """End the slowest stalled holds, until the bytes that are held fit and no request has waited for long."""
         self._check_is_due = False
         self._serve_waiting()
         if self._is_too_full():
@@ -279,7 +286,7 @@ class MemoryBudget:
         self._check_soon()
 
     def _has_too_much(self) -> bool:
-        """Whether more is held than there is, apart from a large hold that is alone."""
+        """Whether more is held than `bytes_max`, not counting a large hold that is the only one."""
         if self.bytes_held <= self.bytes_max:
             return False
         largest = max(self._holds, key=attrgetter("bytes"))
@@ -287,7 +294,7 @@ class MemoryBudget:
         return self.bytes_held - (largest.bytes if is_alone else 0) > self.bytes_max
 
     def _is_too_full(self) -> bool:
-        """Whether a request has waited for long, or more is held than there is."""
+        """Whether a request has waited for long, or more is held than the budget has."""
         if self._has_too_much():
             return True
         if not self._waiting:
@@ -296,7 +303,7 @@ class MemoryBudget:
         return oldest.waiter is not None and clock.monotonic_s() - oldest.waiter.since_s >= _PATIENCE_S
 
     def _would_help(self, hold: Hold) -> bool:
-        """Whether its end helps the next request, or what exists beyond the budget."""
+        """Whether the end of the hold makes room for the next request, or reduces an excess over the budget."""
         waiter = self._next()
         if waiter is None or self._has_too_much():
             return True

@@ -1,4 +1,4 @@
-"""The order in which waiting requests get memory."""
+"""Decides the order in which waiting requests get memory."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from operator import attrgetter
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits for `size` bytes since `since_s`. Each has another `number`, in the order of the calls."""
+    """A request that has waited for `size` bytes since `since_s`. Its unique `number` is in the order of the calls."""
 
     client: str
     size: int
@@ -22,7 +22,7 @@ class Waiter:
 
 
 class WaitersOfClient:
-    """The requests of one client that wait. It has at least one."""
+    """The waiting requests of one client, by size and by age. There is at least one while the client waits."""
 
     def __init__(self) -> None:
         self._by_size: list[Waiter] = []
@@ -49,18 +49,19 @@ class WaitersOfClient:
 
 
 class WaitingClients:
-    """Clients in the order of their turns: who holds least is first; of clients that hold equally much, the one that
-    got memory longest ago, or has waited longest. So a client that asks again and again comes behind all others.
+    """Keeps clients in the order of their turns. The one that holds least is first; among clients that hold equally
+    much, the one that got memory longest ago, then the one that has waited longest. So a client that asks repeatedly
+    comes after all others.
     """
 
     def __init__(self) -> None:
         self._turns: dict[str, tuple[int, int, int, str]] = {}
         self._heap: list[tuple[int, int, int, str]] = []
-        """Also has turns that clients do not have any more."""
+        """The turns of all clients, and outdated turns, which `first` skips."""
 
     def put(self, client: str, held: int, last_grant: int, oldest: int) -> None:
         """Add the client, or give it another turn. `last_grant` is the number of the last grant of memory to it, and
-        `oldest` that of its oldest waiter.
+        `oldest` is the number of its oldest waiter.
         """
         turn = held, last_grant, oldest, client
         if self._turns.get(client) != turn:

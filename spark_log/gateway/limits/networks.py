@@ -1,4 +1,4 @@
-"""The network of a client: what one machine has, and what limits of one client count."""
+"""Finds the network of a client: the addresses of one machine, which limits of one client count together."""
 
 from functools import lru_cache
 from ipaddress import IPv4Address, ip_address, ip_network
@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 
 @lru_cache(maxsize=1024)
 def network_of(host: str) -> str:
-    """The address, or the /64 network of an IPv6 address: one machine has all of its addresses."""
+    """Return the address, or the /64 network of an IPv6 address, because one machine has all addresses of a /64."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,14 +1,14 @@
-"""The use of limited clients at all gateways, and how long their requests wait.
+"""Counts the use of limited clients at all gateways, and delays their requests.
 
-Use and waiting belong to the bucket of a quota, not to a connection: a client that connects again, or more often, waits
-as before. The requests of a bucket are admitted one after the other, each when the use before it is paid for. A request
-is charged when it is admitted, by what is known then: a produce request by its size, the response of a fetch by its
-size before it is sent, CPU time by that of the bucket's last request, which is corrected at the end.
+Use and waiting belong to the bucket of a quota, not to a connection: a client cannot shorten them by more connections.
+The requests of a bucket are admitted one after the other, each when the use before it is paid for. The charge is what
+is known at the admission: the size of a produce request, the size of a fetch response before it is sent, and the CPU
+time of the bucket's last request, which is corrected at the end.
 
-A gateway charges at once, against what it knows. A few times a second it adds its charges to those of the other
-gateways in the metadata store, and learns the sum. Clients may therefore exceed a rate by what the gateways accept
-within that interval; it is a debt that they wait for afterwards, so the rate over a longer time is exact. While the
-store is away, each gateway goes on with what it knows.
+A gateway charges at once, against the use that it knows. A few times a second it adds its charges to those of the other
+gateways in the metadata store, and reads the sum. Clients may therefore exceed a rate by what the gateways accept
+within that interval. They wait for this debt afterwards, so the rate over a longer time is exact. While the store is
+unavailable, each gateway continues with the use that it knows.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ _SHARE_S = 0.1
 _RELOAD_S = 2.0
 """After this time every gateway knows a changed quota."""
 _LOOK_S = 1.0
-"""How often a request that waits looks whether the quota has changed, or its client has gone."""
+"""The interval at which a waiting request checks whether the quota has changed or its client has disconnected."""
 _REFUSAL_S_MAX = 10.0
-"""For so long at most is a connection held before it is refused."""
+"""The longest time that a connection is held before it is refused."""
 _CPU_S_OF_FIRST = 0.001
-"""CPU seconds that the first request of a bucket is charged until it has ended."""
+"""The CPU seconds that the first request of a bucket is charged until it has ended."""
 _CLIENTS_MAX = 10_000
-"""Clients whose limits are remembered."""
+"""The number of clients whose limits are remembered."""
 
 
 class QuotaBudgets:
-    """Used by the event loop only; `call` runs a function that blocks.
+    """Admits and charges the requests of limited clients. Used by the event loop only; `call` runs a blocking function.
 
-    `user`, `client_id`: those of the client that sends a request.
+    The arguments `user` and `client_id` belong to the client that sends a request.
     """
 
     def __init__(self, store: Store, call: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -62,11 +62,11 @@ class QuotaBudgets:
         self._unshared_s: dict[Bucket, float] = {}
         self._turns: WeakValueDictionary[Bucket, asyncio.Lock] = WeakValueDictionary()
         self._cpu_s: dict[Bucket, float] = {}
-        """CPU seconds of the last request."""
+        """CPU seconds of the last request of each bucket."""
         self._charged = asyncio.Event()
 
     async def load(self) -> None:
-        """Read the quotas anew."""
+        """Read the quotas again."""
         self._quotas = await self._call(read_quotas, self._store)
         self._buckets.clear()
         if self._quotas:
@@ -79,7 +79,7 @@ class QuotaBudgets:
     ) -> None:
         """Wait for the turn of a request, and until the use before it is paid for; then charge it.
 
-        ConnectionAbortedError if the client has gone meanwhile.
+        Raises ConnectionAbortedError if the client has disconnected meanwhile.
         """
         bucket = self.bucket(config, user, client_id)
         if bucket is None:
@@ -98,7 +98,7 @@ class QuotaBudgets:
             self.charge(bucket, units)
 
     def charge(self, bucket: Bucket | None, units: float) -> None:
-        """Charge at once, for what was not known at the admission; fewer than 0 units give back."""
+        """Charge units that were not known at the admission, at once. Negative units reduce the use."""
         if bucket is None or units == 0:
             return
         now_s = clock.monotonic_s()
@@ -109,11 +109,13 @@ class QuotaBudgets:
         self._charged.set()
 
     def wait_s(self, bucket: Bucket | None) -> float:
-        """How long a request has to wait that is sent now."""
+        """Return how long a request that is sent now has to wait."""
         return 0.0 if bucket is None else wait_s(self._until_s.get(bucket, 0.0), clock.monotonic_s())
 
     def refused_after_s(self, address: str) -> float:
-        """Charge an IP address for a connection; 0 if it is accepted, else it is refused after so many seconds."""
+        """Charge an IP address for a connection, and return 0 if it is accepted. Otherwise return the number of seconds
+        after which it is refused.
+        """
         bucket = bucket_of_address(self._quotas, address) if self._quotas else None
         left_s = self.wait_s(bucket)
         if left_s > 0:  # not charged, so that attempts do not keep an address out for ever
@@ -122,7 +124,7 @@ class QuotaBudgets:
         return 0.0
 
     def expected_cpu_s(self, bucket: Bucket) -> float:
-        """CPU seconds of the bucket's last request."""
+        """Return the CPU seconds of the bucket's last request."""
         return self._cpu_s.get(bucket, _CPU_S_OF_FIRST)
 
     def charge_cpu(self, bucket: Bucket, seconds: float, expected_s: float) -> None:
@@ -133,12 +135,12 @@ class QuotaBudgets:
         self.charge(bucket, seconds - expected_s)
 
     def fetch_bytes_max(self, user: str, client_id: str, asked: int) -> int:
-        """How much a fetch response may have: no more than the client may read within a burst."""
+        """Return how many bytes a fetch response may have: `asked`, or less if the client may read less in a burst."""
         bucket = self.bucket(CONSUMER_BYTE_RATE, user, client_id)
         return asked if bucket is None else min(asked, max(1, int(bucket.rate * BURST_S)))
 
     def bucket(self, config: str, user: str, client_id: str) -> Bucket | None:
-        """The bucket of a client; None: unlimited."""
+        """Return the bucket of a client, or None if the client is unlimited."""
         if not self._quotas:
             return None
         key = (config, user, client_id)

@@ -1,4 +1,4 @@
-"""Facts about the request that the current task answers."""
+"""Holds facts about the request that the current task answers."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class CpuTime:
-    """CPU seconds of the threads that work for a request. Its calls run one after the other."""
+    """Counts CPU seconds of the threads that work for a request. The calls of `measure` do not overlap."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def measure(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call it, and add the CPU time of this thread."""
+        """Call the function, and add the CPU time that this thread uses for it."""
         began_s = thread_time()
         try:
             return function(*arguments, **keywords)
@@ -30,10 +30,10 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """`lane`, `client` and `name` say whose threads its blocking calls use (see `Bulkheads`).
+    """The limits that apply to a request. Its blocking calls use threads of `lane`, `client` and `name` (`Bulkheads`).
 
-    `memory` is None for calls of the gateway itself. `cpu` is None while CPU time is not measured, which quota
-    request_percentage limits.
+    `memory` is None for calls of the gateway itself. `cpu` is None if no quota request_percentage limits the client:
+    then CPU time is not measured.
     """
 
     lane: Lane = Lane.OWN

@@ -1,17 +1,17 @@
-"""Estimates of the memory that responses take."""
+"""Estimates the memory that responses take."""
 
 from spark_log.gateway.protocol.wire import Message
 
 ELEMENT_BYTES = 240
-"""Of a struct of a response with a few numbers: its object, and its encoded bytes."""
+"""Memory of a struct of a response with a few numbers: its object, and its encoded bytes."""
 PARTITION_BYTES, TOPIC_BYTES = 600, 500
-"""Of descriptions of topics, with what is read for them."""
+"""Memory of the description of a partition and of a topic, including the rows that are read for it."""
 _VALUE_BYTES = 40
-"""Of a string or an element of an array besides its bytes, which exist twice while the response is encoded."""
+"""Memory of a string or an array element in addition to its bytes, which exist twice while the response is encoded."""
 
 
 def size_of(element: Message) -> int:
-    """Bytes of a struct of a response, with the structs in it."""
+    """Return the bytes of a struct of a response, including the structs in it."""
     size, left = 0, [element]
     while left:
         one = left.pop()

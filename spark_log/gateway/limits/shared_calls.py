@@ -1,4 +1,4 @@
-"""Calls of a function that takes a list: the arguments that arrive while one call runs share the next one."""
+"""Shares calls of a function that takes a list: the arguments that arrive while one call runs share the next one."""
 
 import asyncio
 from collections import deque
@@ -10,9 +10,9 @@ R = TypeVar("R")
 
 
 class SharedCalls(Generic[A, R]):
-    """One call at a time, so that the number of calls follows what the function can do, and not the number of clients.
+    """Makes one call at a time, so that the speed of the function, not the number of clients, limits the calls.
 
-    For one event loop.
+    Used by one event loop.
     """
 
     def __init__(self, function: Callable[[Sequence[A]], Awaitable[Sequence[R]]], together_max: int) -> None:
@@ -22,7 +22,7 @@ class SharedCalls(Generic[A, R]):
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, argument: A) -> "asyncio.Future[R]":
-        """The result for this argument, or the error of its call."""
+        """Return a future that gets the result for this argument, or the error of its call."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((argument, done))
         if self._running is None:

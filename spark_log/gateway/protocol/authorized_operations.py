@@ -1,4 +1,4 @@
-"""The operations that a client may do, as numbers of Kafka's AclOperation (KIP-430)."""
+"""Finds the operations that a client may perform, as numbers of Kafka's AclOperation (KIP-430)."""
 
 from collections.abc import Collection
 
@@ -6,11 +6,11 @@ from spark_log.cluster.security.acl_rules import CLUSTER_NAME, OPERATIONS, Opera
 from spark_log.gateway.access.access import Access
 
 _OF_GROUPS_HERE = frozenset({Operation.READ, Operation.DELETE, Operation.DESCRIBE})
-"""Groups have no configs."""
+"""The operations on groups. Those on configs are missing, because groups have no configs here."""
 
 
 def operations_on(access: Access, resource_type: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:
-    """Those that the client may do on the resource."""
+    """Return the operations that the client may perform on the resource."""
     known = OPERATIONS[resource_type]
     return frozenset(
         int(each)
@@ -21,5 +21,5 @@ def operations_on(access: Access, resource_type: ResourceType, name: str = CLUST
 
 
 def bits_of(operations: Collection[int]) -> int:
-    """As a response carries them, where kafka-python does not encode the set itself."""
+    """Return the bit field of operations, for responses for which kafka-python does not encode the set itself."""
     return sum(1 << operation for operation in operations)

@@ -1,4 +1,4 @@
-"""Kafka's error codes for the errors of spark-log, and the text that clients are told."""
+"""Maps the errors of spark-log to Kafka's error codes and to the texts that clients get."""
 
 import logging
 from collections.abc import Callable
@@ -64,11 +64,11 @@ INTERNAL: dict[str, str] = {
     "NotControllerError": "another server has taken over",
     "UnsupportedVersionError": "this is not supported",
 }
-"""Errors whose text may name paths, servers or SQL: the text that clients are told instead. The log has the whole."""
+"""Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The log has the own texts."""
 _ANY_OTHER = "the server has failed"
 _LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 100
 _logged_s: dict[str, float] = {}
-"""When a text was logged."""
+"""The time at which each text was last logged."""
 
 SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
@@ -79,7 +79,7 @@ SERVER_FAULTS = frozenset({
     # a gateway never raises these: they belong to clients of the library
     "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError",
 })  # fmt: skip
-"""The errors that a client can only report: UNKNOWN_SERVER_ERROR."""
+"""The errors without a code of their own: a client gets UNKNOWN_SERVER_ERROR, and can only report it."""
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +95,7 @@ def _code(kind: type[SparkLogError]) -> int:
 
 
 def error_code(error: BaseException) -> int:
-    """The code that a response carries for this error."""
+    """Return the code of this error in a response."""
     return _code(type(error)) if isinstance(error, SparkLogError) else UNKNOWN_SERVER_ERROR  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ class Outcome(Generic[T]):
 
 
 def outcome_of(action: Callable[[], T]) -> Outcome[T]:
-    """Call it. Errors that are no SparkLogError are raised, which closes the connection."""
+    """Call `action`, and return its result or SparkLogError. Other errors are raised, which closes the connection."""
     try:
         return Outcome(result=action())
     except SparkLogError as error:
@@ -117,13 +117,13 @@ def outcome_of(action: Callable[[], T]) -> Outcome[T]:
 
 
 def failed(error: SparkLogError) -> Outcome[T]:
-    """Its code, and the text for the client."""
+    """Return an outcome with the code of the error, and the text for the client."""
     return Outcome(error_code(error), client_message(error))
 
 
 def client_message(error: BaseException) -> str:
-    """The only text of an error that a client is told: what is wrong with its request, without secrets. An error of the
-    server is one general sentence, and its text is logged, the same text once a second.
+    """Return the text of an error for the client, without secrets. For an error of the server it is one general
+    sentence; the error's own text is logged, at most once a second.
     """
     name = type(error).__name__
     if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:

@@ -1,4 +1,4 @@
-"""Nulls where Kafka's schema allows none: kafka-python's classes decode them, a broker refuses the request."""
+"""Finds nulls that Kafka's schema does not allow. kafka-python's classes decode them, but a broker refuses them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class NullCheck:
     """Finds the nulls of a message, or of a struct inside it, in one version."""
 
     required: Sequence[str]
-    """Names of the fields that must not be null."""
+    """The names of the fields that must not be null."""
     inner: Sequence[tuple[str, bool, "NullCheck"]]
-    """Name of a field, whether it is an array, and the check of its structs."""
+    """For each field with structs: its name, whether it is an array, and the check of its structs."""
 
     @classmethod
     def of(cls, struct: Any, version: int) -> "NullCheck":
-        """The check of a kafka-python StructField."""
+        """Create the check of a kafka-python StructField."""
         required, inner = [], []
         for field in struct.untagged_fields(version):
             is_struct = field.is_struct_array() or field.is_struct()
@@ -33,7 +33,7 @@ class NullCheck:
         return cls(tuple(required), tuple(inner))
 
     def find(self, message: Any) -> str | None:
-        """Name of a field that is null and must not be."""
+        """Return the name of a field that is null and must not be, or None."""
         for name in self.required:
             if getattr(message, name) is None:
                 return name

@@ -1,8 +1,8 @@
-"""Limits of what a request may cost its gateway, checked on its bytes before any object is made of them.
+"""Limits what a request may cost its gateway, by a check of its bytes before any object is made of them.
 
-An attacker chooses every byte. kafka-python's decoder makes an object for each element, reads a varint to its end
-however long that is, and copies the rest of the frame for each struct that has tagged fields. So a request is walked
-through first, by the schema alone, and refused when it would cost more than its API may.
+An attacker chooses every byte. kafka-python's decoder makes an object for each element, reads a varint of any length,
+and copies the rest of the frame for each struct that has tagged fields. So the bytes of a request are first checked
+against the schema, and the request is refused if it would cost more than its API allows.
 """
 
 import struct
@@ -14,29 +14,29 @@ from typing import Any, NamedTuple
 from spark_log.errors import SparkLogError
 
 TINY_BYTES = 16 * 1024
-"""For requests that name one thing. Before authentication sasl.server.max.receive.size decides."""
+"""The limit of requests that name one object. Before authentication sasl.server.max.receive.size applies."""
 UNCHECKED_BYTES = 1024
-"""A request of so many bytes is decoded without a walk: it cannot cost more than a fraction of a millisecond."""
+"""A request of up to this size is decoded without a check: it cannot cost more than a fraction of a millisecond."""
 ON_LOOP_BYTES, ON_LOOP_ELEMENTS = 16 * 1024, 256
-"""Requests of more bytes or elements are decoded in a thread; so is what else works on each of their elements."""
+"""Requests of more bytes or elements are decoded in a thread, and other work on their elements is done there, too."""
 ELEMENT_BYTES = 600
-"""Memory of an element of a request when it is decoded, with what its handler makes of it."""
+"""The memory of a decoded element of a request, including what its handler makes of it."""
 ELEMENTS_MAX = 20_000
-"""Elements of all arrays of a request together."""
+"""The limit of elements of all arrays of a request together."""
 ELEMENTS_OF_TRANSACTIONS_MAX = 2_000
-"""The same, where each element may be a transaction of the store (a broker's max.request.partition.size.limit)."""
+"""The same limit if each element may cost a transaction of the store (a broker's max.request.partition.size.limit)."""
 _COPIED_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes that the decoder may copy because of tagged fields."""
+"""The limit of bytes that the decoder copies because of tagged fields, unless twice the request is more."""
 _VARINT_BYTES_MAX = 5
 
 
 class CostlyRequestError(SparkLogError):
-    """A request asks for more than one request may, or its bytes are not what its schema says."""
+    """A request has more elements than allowed, or its bytes do not match its schema."""
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Of one API. `bytes_max` is None for `small_frame_bytes_max` of the gateway's settings."""
+    """The limits of requests of one API. If `bytes_max` is None, GatewaySettings.small_frame_bytes_max applies."""
 
     bytes_max: int | None = None
     elements_max: int = ELEMENTS_MAX
@@ -45,13 +45,13 @@ class RequestLimits:
 ORDINARY = RequestLimits()
 TINY = RequestLimits(TINY_BYTES)
 RECORDS = RequestLimits(bytes_max=2**31 - 1)
-"""socket.request.max.bytes decides."""
+"""The limits of requests with records. Only socket.request.max.bytes limits their bytes."""
 TRANSACTIONS = RequestLimits(elements_max=ELEMENTS_OF_TRANSACTIONS_MAX)
 
 
 def check_cost(kind: Any, version: int, body: memoryview, elements_max: int) -> int:
-    """The number of elements that the decoded body of this kafka-python message class would have. CostlyRequestError if
-    they are more than `elements_max`, or if a length, a count or a varint in it does not fit into its bytes.
+    """Return the number of elements that the decoded body of this kafka-python message class would have. Raises
+    CostlyRequestError if there are more than `elements_max`, or if a length, count or varint does not fit its bytes.
     """
     walk = _Walk(body, elements_max)
     try:
@@ -62,8 +62,9 @@ def check_cost(kind: Any, version: int, body: memoryview, elements_max: int) -> 
 
 
 class _Step(NamedTuple):
-    """A field, or a run of fields of a fixed size. `size`: its bytes, or those of the elements of an array; 0 if they
-    differ. `inner`: the steps of a struct. `sized_by`: how many bytes its length or count takes; 0 for a varint.
+    """A field, or consecutive fields of fixed sizes. `size` is the bytes of the fields, or of one array element; 0 if
+    they vary. `inner` are the steps of a struct or element. `sized_by` is the bytes of the length or count, or 0 for a
+    varint.
     """
 
     what: str
@@ -127,7 +128,7 @@ class _Walk:
         return self._elements_max - self._elements_left
 
     def fields(self, steps: Sequence[_Step], at: int) -> int:
-        """The position after a struct that begins at `at`."""
+        """Return the position after a struct that begins at `at`."""
         for step in steps:
             what = step.what
             if what == "fixed":
@@ -178,7 +179,7 @@ class _Walk:
             raise CostlyRequestError(f"more than {self._elements_max} elements")
 
     def _length(self, sized_by: int, at: int) -> tuple[int, int]:
-        """A length or a count, -1 for null, and the position after it."""
+        """Return a length or a count, which is -1 for null, and the position after it."""
         if sized_by == 0:
             value, at = self._varint(at)
             return value - 1, at

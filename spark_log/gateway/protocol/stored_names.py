@@ -1,4 +1,4 @@
-"""Names in the requests of group members that the metadata store cannot keep: PostgreSQL stores no NUL.
+"""Refuses requests of group members with names that PostgreSQL cannot store because they contain NUL.
 
 Such requests are refused before their handlers, with the same codes on both stores.
 """
@@ -21,7 +21,7 @@ _CODES = {
 
 
 def with_storable_names(request_type: type[Message], handler: Handler) -> Handler:
-    """The handler of a request of a member, which answers what it cannot store with an error for the whole request."""
+    """Wrap the handler of a member's request, to refuse the whole request if it has a name that cannot be stored."""
     fields = request_type._struct.fields
     names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
 

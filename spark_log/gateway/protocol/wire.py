@@ -1,4 +1,4 @@
-"""Requests and responses of Kafka's protocol, by kafka-python's message classes.
+"""Decodes requests and encodes responses of Kafka's protocol with kafka-python's message classes.
 
 A frame is 4 bytes of length, then a header and a body: https://kafka.apache.org/protocol
 """
@@ -23,12 +23,12 @@ Message = Any
 
 _HEADER = struct.Struct(">hhi")
 _HEADER_TAGS_MAX = 100
-"""Tagged fields of a header, which is read on the event loop: Kafka has none so far."""
+"""The limit of tagged fields of a header, which is read on the event loop. Kafka defines none so far."""
 _DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, struct.error, UnicodeError)
 
 
 class MalformedRequestError(Exception):
-    """The bytes are not a request that this gateway can decode; the connection is closed."""
+    """The bytes are not a request that this gateway can decode. The connection is closed."""
 
 
 class Elements(NamedTuple):
@@ -38,7 +38,7 @@ class Elements(NamedTuple):
 
 
 class RequestHeader(NamedTuple):
-    """`body`: where the body begins in the frame."""
+    """The header of a request. `body` is the position in the frame at which the body begins."""
 
     api_key: int
     version: int
@@ -48,7 +48,10 @@ class RequestHeader(NamedTuple):
 
 
 def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool]) -> RequestHeader:
-    """The header of a request. `flexible(api_key, version)`: whether tagged fields follow the client id (KIP-482)."""
+    """Read the header of a request. Raises MalformedRequestError.
+
+    `flexible(api_key, version)` is whether tagged fields follow the client id (KIP-482).
+    """
     try:
         api_key, version, correlation_id = _HEADER.unpack_from(frame)
         (size,) = struct.unpack_from(">h", frame, _HEADER.size)
@@ -84,9 +87,9 @@ def read_body(
     elements_max: int = ELEMENTS_MAX,
     elements_held: int | None = None,
 ) -> Message | Elements:
-    """The decoded body. MalformedRequestError as by `decode_body`, or if it has more elements than it may.
+    """Decode a body. If it has more than `elements_held` elements, for which there is memory, return their number only.
 
-    Elements, if they are more than `elements_held`: those that there is memory for.
+    Raises MalformedRequestError like `decode_body`, and if there are more than `elements_max` elements.
     """
     if len(body) > UNCHECKED_BYTES:
         try:
@@ -99,9 +102,9 @@ def read_body(
 
 
 def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
-    """The decoded body. MalformedRequestError if it is shorter than its fields, or has a null where there is none.
+    """Decode a body. Raises MalformedRequestError if it is shorter than its fields, or has a null that is not allowed.
 
-    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+    As in Kafka, bytes after the fields are ignored: librdkafka sends three with a request for all topics.
     """
     decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
     try:
@@ -118,7 +121,7 @@ def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
 
 
 class _ResponseHeader(NamedTuple):
-    """Encodes as kafka-python's headers of responses do, v0 and v1; theirs take a third of a small response's time."""
+    """Encodes like kafka-python's response headers v0 and v1, which take a third of the time of a small response."""
 
     correlation_id: int
 
@@ -127,7 +130,7 @@ class _ResponseHeader(NamedTuple):
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
-    """The whole frame. A response can be encoded again after a change."""
+    """Encode a response into a whole frame. A response can be encoded again after a change."""
     response._header = None  # else it is told the version
     response.API_VERSION = version
     response._header = _ResponseHeader(correlation_id)

@@ -1,7 +1,7 @@
-"""The appends of a gateway: one transaction at a time, for all connections together.
+"""Appends the records of all connections of a gateway, with one transaction at a time.
 
-What arrives while a transaction runs is the next one. So the number of transactions follows what the store can do, and
-not the number of clients, who take turns.
+Requests that arrive while a transaction runs share the next one. So the speed of the store, not the number of clients,
+limits the transactions. The clients take turns.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from spark_log.log.records.kafka_batch.header import claimed_records
 logger = logging.getLogger(__name__)
 
 _BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 500
-"""Of one transaction, unless a single request has more."""
+"""The limits of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
 
 
@@ -68,8 +68,8 @@ def _records(batch: SentBatch | Checked) -> int:
 
 
 class _Queue:
-    """The requests that wait. A transaction has one request of each client, then a second one of each, and so on; who
-    had requests in it comes after all others in the next one. The requests of a connection stay in their order.
+    """Orders the waiting requests. A transaction takes one request of each client, then a second one of each, and so
+    on. In the next transaction these clients come after all others. The requests of a connection keep their order.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Queue:
         self._clients.setdefault(request.client, []).append(request)
 
     def take(self) -> list[_Request]:
-        """The requests of the next transaction."""
+        """Remove and return the requests of the next transaction."""
         [first, *_] = next(iter(self._clients.values()))
         turns = {client: _that_may_join(first, requests) for client, requests in self._clients.items()}
         taken = list(_within_limits(_one_of_each(turns)))
@@ -95,7 +95,7 @@ class _Queue:
 
 
 def _that_may_join(first: _Request, requests: Sequence[_Request]) -> Iterator[_Request]:
-    """Those that may be in one transaction with the first, without overtaking another one of their connection."""
+    """Yield the requests that may share a transaction with `first` without overtaking others of their connection."""
     overtaken: set[str] = set()
     for request in requests:
         if request.connection in overtaken or not request.may_join(first):
@@ -115,7 +115,7 @@ def _one_of_each(turns: dict[str, Iterator[_Request]]) -> Iterator[_Request]:
 
 
 def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """The first one, and the next ones up to the limits of a transaction."""
+    """Yield the first request, and the next ones up to the limits of a transaction."""
     size = records = batches = 0
     for number, request in enumerate(requests):
         size, records, batches = size + request.bytes, records + request.records, batches + len(request.batches)
@@ -126,7 +126,7 @@ def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
 
 
 class Appender(threading.Thread):
-    """Owns the Log of the gateway, and closes it at its end."""
+    """The thread that appends. It owns the Log of the gateway, and closes it at the end."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Appender(threading.Thread):
         *,
         provisional_offsets: bool = False,
     ) -> None:
-        """`provisional_offsets`: as in GatewaySettings."""
+        """`provisional_offsets` is GatewaySettings.provisional_offsets."""
         super().__init__(name="gateway appender", daemon=True)
         self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
         self._provisional_offsets = provisional_offsets
@@ -146,7 +146,7 @@ class Appender(threading.Thread):
         self._closing = False
 
     def check(self, batches: Sequence[SentBatch], limits: DecodingLimits) -> list[Checked]:
-        """Decode and check the batches of a request. Safe in any thread: what costs much is done before `submit`."""
+        """Decode and check the batches of a request. Any thread may call it, so that costly checks precede `submit`."""
         topics = self._topics.find(batch.topic for batch in batches)
         return check_batches(batches, topics, self._log.cluster.store.now().wall_ms, limits)
 
@@ -158,9 +158,9 @@ class Appender(threading.Thread):
         acks: Acks,
         transactional_id: str | None = None,
     ) -> "asyncio.Future[list[Outcome]]":
-        """Append the batches after those that this connection has submitted before. Called in the event loop.
+        """Append the batches after those that this connection submitted before. Call it in the event loop.
 
-        With a transactional id they become pending in its open transaction.
+        With a transactional id the batches become pending in its open transaction.
         """
         done = self._loop.create_future()
         request = _Request(client, connection, batches, acks, transactional_id, done)
@@ -170,7 +170,7 @@ class Appender(threading.Thread):
         return request.done
 
     def close(self) -> None:
-        """Append what was submitted, then end."""
+        """Let the thread append the submitted batches, and then end."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -183,7 +183,7 @@ class Appender(threading.Thread):
             self._log.close()
 
     def _take(self) -> list[_Request]:
-        """The next requests that may be in one transaction of the store; empty when the appender ends."""
+        """Wait for the requests of the next transaction of the store. Return an empty list when the appender ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             return self._queue.take() if self._queue else []
@@ -221,12 +221,12 @@ class Appender(threading.Thread):
         return [self._outcome_of(each, next(appended)) if isinstance(each, Accepted) else each for each in checked]
 
     def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
-        """All batches, with the outcomes of those that are not checked yet."""
+        """Check the batches that are not checked yet, and return all in their order."""
         checked = iter(self.check([batch for batch in batches if isinstance(batch, SentBatch)], DecodingLimits()))
         return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
 
     def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
-        """The outcomes of the batches of transactions, which get their final offsets at the commit."""
+        """Make the batches of transactions pending, and return their outcomes. They get final offsets at the commit."""
         checked = self._checked([batch for request in requests for batch in request.batches])
         names = [request.transactional_id or "" for request in requests for _ in request.batches]
         accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, Accepted)]

@@ -1,7 +1,7 @@
-"""The checks of record batches that clients send, before they are appended: each batch is checked alone.
+"""Checks each record batch that a client sends, independently of others, before it is appended.
 
-Cheap checks come first: the topic, the partition and the size of a batch are checked before it is decompressed,
-and a request has a bound on what its batches may become.
+Cheap checks come first: the topic, the partition and the size of a batch are checked before it is decompressed. The
+decompressed size of all batches of a request is limited.
 """
 
 import logging
@@ -41,16 +41,17 @@ _RATIOS: Mapping[int, int] = {
     CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255,
     CompressionType.ZSTD: 1 << 15,
 }  # fmt: skip
-"""Of a zstd block: 128 KiB from four bytes (RFC 8878, 3.1.1.2)."""
+"""The largest ratio of decompressed to compressed bytes. A zstd block has 128 KiB from four bytes (RFC 8878, 3.1.1.2).
+"""
 _BAD_RECORDS_MAX = 1_000
-"""Invalid records that the response names, of one batch."""
+"""The number of invalid records of one batch that the response names."""
 _BAD_RECORDS_STEP = 10_000
 
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id.
-    `principal`: the sender, where rights are checked.
+    """A record batch that a client sent for a partition. `transactional` means that the request has a transactional id.
+    `principal` is the sender if rights are checked.
     """
 
     topic: str
@@ -73,16 +74,16 @@ def are_light(batches: Sequence[SentBatch]) -> bool:
 
 
 def decoded_bytes_max(batches: Sequence[SentBatch], limits: DecodingLimits) -> int:
-    """How many bytes the decoded batches of a request may have, about: of some codecs the best ratio is known."""
+    """Estimate how many bytes the decoded batches of a request have at most, by the best ratios of the codecs."""
     sizes = (len(batch.data) * _RATIOS.get(claimed_compression(batch.data), 1 << 15) for batch in batches)
     return min(limits.decompressed_bytes_max, sum(sizes))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
+    """The base offset of a batch, or its error. `bad_records` has reasons by the numbers of invalid rows.
 
-    `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
+    `append_time_ms` is the timestamp that its records got, or -1 with message.timestamp.type=CreateTime.
     """
 
     error: Exception | None = None
@@ -106,7 +107,7 @@ Checked = Accepted | Outcome
 def check_batches(
     batches: Sequence[SentBatch], topics: Mapping[str, Topic], now_ms: int, limits: DecodingLimits
 ) -> list[Checked]:
-    """The records of each batch as they will be stored, or why they are refused. `limits`: for all together."""
+    """Return the records of each batch as they will be stored, or its error. `limits` apply to all batches together."""
     checked: list[Checked | None] = [_refused(batch, topics.get(batch.topic)) for batch in batches]
     open_ones = [number for number, outcome in enumerate(checked) if outcome is None]
     decoded = decode([batches[number].data for number in open_ones], limits)
@@ -117,7 +118,7 @@ def check_batches(
 
 
 def _refused(batch: SentBatch, topic: Topic | None) -> Outcome | None:
-    """Why a batch is refused whatever its records are."""
+    """Return the error of a batch that is refused without decoding its records, or None."""
     try:
         if topic is None or not 0 <= batch.partition < topic.partition_count:
             raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
@@ -157,7 +158,7 @@ def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int
 
 
 def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
-    """Why rows are invalid, by row, of the first such rows; empty if the whole batch is."""
+    """Return why rows are invalid, by their numbers, for the first invalid rows. Empty if the reason is not a row."""
     texts: dict[int, str] = {}
     try:
         for start in range(0, records.num_rows, _BAD_RECORDS_STEP):

@@ -1,4 +1,4 @@
-"""Fetch: record batches from the asked offsets on, as soon as there are enough of them."""
+"""Handles Fetch: returns record batches from the requested offsets on, as soon as there are enough bytes."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _NO_ID = uuid.UUID(int=0)
 
 
 class _Asked(NamedTuple):
-    """A partition of a fetch. `topic`: its name, None if its topic id is unknown."""
+    """A partition of a fetch. `topic` is the name, or None if the topic id is unknown."""
 
     topic: str | None
     topic_id: uuid.UUID
@@ -47,7 +47,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Answer:
-    """The parts of a partition's response. `version`: of the partition's records; None if nothing is to be read."""
+    """The parts of a partition's response. `version` is that of its records, or None if there is nothing to read."""
 
     error: int = NONE
     high_watermark: int = -1
@@ -58,7 +58,7 @@ class _Answer:
 
 
 async def fetch(services: Services, request: Message, _client: Client) -> Message:
-    """Waits up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
+    """Wait up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
     deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
     if request.version >= _HAS_TOPIC_IDS and request.topics:
         asked = await services.call(_asked_by_id, services, request)
@@ -97,7 +97,7 @@ def _asked_by_id(services: Services, request: Message) -> list[_Asked]:
 
 
 def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
-    """Each partition once, as in a broker: the last mention counts. `names`: of topics by their ids."""
+    """Return each partition once. As in a broker, the last mention counts. `names` are topic names by topic ids."""
     by_id = request.version >= _HAS_TOPIC_IDS
     asked: dict[tuple[object, int], _Asked] = {}
     for topic in request.topics or ():
@@ -111,7 +111,7 @@ def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
 
 
 def _positions(services: Services, asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
-    """The store's version, and an answer without records to each partition."""
+    """Return the number of the store's last change, and an answer without records for each partition."""
     seen = services.changes.current()
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
@@ -141,7 +141,7 @@ def _position(
 
 
 def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Iterable[Sequence[tuple[_Asked, _Answer]]]:
-    """The partitions that have records for the client: each topic is read alone, so that a slow one holds up itself."""
+    """Return the partitions with records for the client, by topic. Each topic is read in its own call of a thread."""
     places: dict[int, list[tuple[_Asked, _Answer]]] = {}
     for one, answer in zip(asked, answers, strict=True):
         if answer.topic is not None and answer.version is not None:
@@ -150,8 +150,8 @@ def _places_by_topic(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Ite
 
 
 def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_max: int) -> int:
-    """How many bytes the records of the response will have, at most and about. The first batch is read whole, however
-    small `bytes_max` is: a record may have max.message.bytes.
+    """Estimate how many bytes the records of the response have at most. The first batch is read whole even if
+    `bytes_max` is less: it may have max.message.bytes.
     """
     limits, first = 0, 0
     for each, one in zip(asked, answers, strict=True):
@@ -162,7 +162,7 @@ def _bytes_to_read(asked: Sequence[_Asked], answers: Sequence[_Answer], bytes_ma
 
 
 def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: int) -> int:
-    """Read the records of partitions, in the request's order, as far as `left` bytes reach; returns what is left."""
+    """Read up to `left` bytes of records of partitions, in the request's order. Return the bytes that are left."""
     for asked, answer in places:
         if answer.version is None or answer.topic is None or left <= 0:
             continue

@@ -1,4 +1,4 @@
-"""Offsets by time."""
+"""Handles ListOffsets: finds offsets by time."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
-"""All records are local: the earliest and the earliest local offset are the log start offset."""
+"""All records are local, so the earliest offset and the earliest local offset are the log start offset."""
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 _UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
 _LOOKED_UP_TOGETHER = 50
@@ -31,10 +31,10 @@ _Outcome = tuple[int, int, int]
 
 
 async def list_offsets(services: Services, request: Message, _client: Client) -> Message:
-    """The first offset at or after a time, or the earliest, the latest, that of the largest timestamp.
+    """Return the first offset at or after a time, the earliest, the latest, or the offset of the largest timestamp.
 
-    Log start offsets and high watermarks are those of one moment, read at once; times are looked up in files, some
-    partitions at a time. A partition that is named twice is refused, as by a broker.
+    Log start offsets and high watermarks are read together, as of one moment. Times are looked up in files, for some
+    partitions at a time. As in a broker, a partition that is named twice is refused.
     """
     times, twice = await services.compute(_asked, request)
     outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times)
@@ -47,7 +47,7 @@ async def list_offsets(services: Services, request: Message, _client: Client) ->
 
 
 def _asked(request: Message) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
-    """The time that is asked for, by partition, and the partitions that are named twice."""
+    """Return the requested time of each partition, and the partitions that are named twice."""
     places = [
         (TopicPartition(topic.name, each.partition_index), each.timestamp)
         for topic in request.topics
@@ -74,7 +74,7 @@ def _response(request: Message, outcomes: Mapping[TopicPartition, _Outcome]) -> 
 
 
 def _from_positions(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
-    """Outcomes of the partitions for which no record has to be read."""
+    """Return the outcomes of the partitions for which no record has to be read."""
     legal = [tp for tp in times if is_legal(tp.topic)]
     positions = outcome_of(lambda: services.cluster.store.read(lambda connection: find_positions(connection, legal)))
     outcomes: dict[TopicPartition, _Outcome] = {}

@@ -1,4 +1,4 @@
-"""Produce."""
+"""Handles Produce: appends the batches of clients."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,16 +24,18 @@ _INVALID_REQUIRED_ACKS = 21
 _INVALID_PRODUCER_EPOCH = 47
 _PRODUCER_FENCED = 90
 _NO_OFFSET, _NO_OFFSET_OF_LIBRDKAFKA = -1, -1001
-"""The base offset of records whose transaction is open. librdkafka would count on from -1; its own -1001 is none."""
+"""The base offset of records whose transaction is open. librdkafka would count up from -1; its invalid offset is -1001.
+"""
 _FEW_PARTITIONS = 100
-"""The response to a request for more is made in a thread, and one with errors, whose texts are searched for secrets."""
+"""A response with more partitions is made in a thread, and so is one with errors, whose texts are searched for secrets.
+"""
 _ACKS: dict[int, Acks] = {0: 0, 1: 1, -1: "all"}
 
 
 async def produce(services: Services, request: Message, client: Client) -> Message | None:
-    """Append the batches of all partitions; each has its own outcome. No response for acks=0.
+    """Append the batches of all partitions, each with its own outcome. Return None for acks=0.
 
-    After an error with acks=0 the connection is closed, as in Kafka: only so the client notices.
+    An error with acks=0 closes the connection, as in Kafka, because a client without responses notices nothing else.
     """
     places = [(topic, partition) for topic in request.topic_data for partition in topic.partition_data]
     acks = _ACKS.get(request.acks)
@@ -81,7 +83,7 @@ def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unkno
 
 
 async def _checked(services: Services, batches: Sequence[SentBatch], client: Client) -> Sequence[SentBatch | Checked]:
-    """The batches, checked already if that may take long. Else the appender checks those of many requests together."""
+    """Check the batches if that may take long. Otherwise the appender checks those of many requests together."""
     if are_light(batches):
         return batches
     settings, memory = services.settings, request_context.get().memory
@@ -113,7 +115,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
 
 
 def _code(error: Exception) -> int:
-    """As error_code, with what a producer expects of Produce in particular."""
+    """Return the code of an error, like `error_code`, but with the codes that producers expect from Produce."""
     if isinstance(error, MetadataStoreUnavailableError):
         return _NOT_ENOUGH_REPLICAS
     code = error_code(error)

@@ -1,10 +1,10 @@
-"""Record batches of partitions, encoded once: readers that follow one another share the work.
+"""Encodes the record batches of partitions once for all readers.
 
-A stream holds what is planned and decoded beyond the offset that was last read, so that a consumer that goes on
-continues it. Encoded batches stay in memory for a while, for the other consumers of the same records.
+A stream holds the slices and records that are planned and decoded beyond the offset that was last read, so that the
+next fetch of a consumer continues it. Encoded batches stay in memory for other consumers of the same records.
 
-Segments that are replaced may have held records that were erased. So what is kept belongs to a version of its
-partition, which a fetch reads with the offsets; a reader of a later version, or `forget_rewritten`, ends it.
+Segments that are replaced may contain records that were erased. So streams and encoded batches belong to a version of
+their partition, which a fetch reads with the offsets. A reader of a later version, or `forget_rewritten`, drops them.
 """
 
 import threading
@@ -35,26 +35,26 @@ _SCHEMA = read_schema(include_headers=True, columns=["key", "value", "offset", "
 _SEGMENTS_PLANNED = 32
 _INLINE_BYTES_PLANNED = 8 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024
-"""Encoded batches have about so many bytes at most, or one record."""
+"""The approximate size limit of an encoded batch. A single record may be larger."""
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
 _STREAMS_MAX, _STREAMS_BYTES = 256, 1024 * 1024 * 1024
-"""Streams that are kept, and what these and those in use hold together; the latest one is kept whatever it holds. A
-stream has up to a row group of decoded records, and a stream that is not kept decodes them again for each batch.
+"""The number of streams that are kept, and the bytes of these and of the streams in use together. The latest stream is
+kept even if it is larger. A stream holds up to a row group of decoded records; without it each batch decodes them anew.
 """
 _DECODING_BYTES = 2 * ROW_GROUP_BYTES
-"""Arrow's buffers are copied as they grow."""
+"""Memory for decoding a row group. It is twice the size, because Arrow copies buffers as they grow."""
 _EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
 
 Version = tuple[int, int]
-"""Leader epoch and number of rewritings of a partition: both only grow."""
+"""Leader epoch and number of rewrites of a partition. Both only grow."""
 Place = tuple[int, int, Version, int]
-"""Topic id, partition, its version, first offset."""
+"""Topic id, partition, version of the partition, and first offset."""
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A record batch that covers the offsets from `start` to `end`, exclusive, with or without records."""
+    """A record batch that covers the offsets [start, end). It may have no records."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class EncodedBatch:
 
 
 class RecordStreams:
-    """Safe to share between threads."""
+    """Reads encoded batches, and keeps streams and batches for later reads. Safe to share between threads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -70,7 +70,7 @@ class RecordStreams:
         self._streams: OrderedDict[Place, _Stream] = OrderedDict()
         self._streams_bytes = 0
         self._in_use: set[_Stream] = set()
-        """Each read by one thread."""
+        """Streams that a thread reads at the moment. Each has one such thread."""
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
         self._versions: dict[tuple[int, int], Version] = {}
@@ -78,18 +78,18 @@ class RecordStreams:
 
     @property
     def cached_bytes(self) -> int:
-        """Size of the encoded batches that are kept."""
+        """The size in bytes of the encoded batches that are kept."""
         return self._encoded_bytes
 
     @property
     def stream_bytes(self) -> int:
-        """Size of what is planned and decoded beyond the offsets that were read, and of what is being decoded."""
+        """The size in bytes of all streams: planned and decoded data beyond the last offsets, and data in decoding."""
         with self._lock:
             return self._all_streams_bytes()
 
     def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
-        """Batches from `start` on, below the high watermark `end`: at least one, and no more than `bytes_max` bytes
-        unless the first has more. Raises the errors of a read.
+        """Read batches from offset `start` up to the high watermark `end`, exclusive. Return at least one if `start` is
+        below `end`, and at most `bytes_max` bytes unless the first has more. Raises the errors of a read.
         """
         batches: list[bytes] = []
         size = 0
@@ -126,7 +126,7 @@ class RecordStreams:
         return batch
 
     def _advance(self, stream: "_Stream") -> EncodedBatch | None:
-        """The stream's next batch, None after the last one."""
+        """Return the stream's next batch, or None after the last one."""
         with self._lock:
             self._in_use.add(stream)
         try:
@@ -142,7 +142,7 @@ class RecordStreams:
                 self._in_use.discard(stream)
 
     def _take(self, place: Place) -> "_Stream | None":
-        """A stream that was kept; it is kept no more."""
+        """Remove and return the kept stream of a place, or return None."""
         stream = self._streams.pop(place, None)
         self._streams_bytes -= 0 if stream is None else stream.bytes
         return stream
@@ -156,7 +156,7 @@ class RecordStreams:
         self._streams_bytes += stream.bytes
 
     def _make_room(self, size: int = 0) -> None:
-        """Keep no more streams than there is room for, besides those in use and `size` bytes: the latest ones."""
+        """Drop the oldest kept streams until there is room for those in use and for `size` bytes more."""
         while self._streams and self._all_streams_bytes() + size > _STREAMS_BYTES:
             self._take(next(iter(self._streams)))
 
@@ -164,9 +164,9 @@ class RecordStreams:
         return self._streams_bytes + sum(stream.bytes for stream in self._in_use)
 
     def forget_rewritten(self) -> None:
-        """Forget what was read of partitions that have been rewritten or deleted since. Raises the errors of the store.
+        """Drop the data of partitions that have been rewritten or deleted since. Raises the errors of the store.
 
-        Fetches do so too; this is for partitions that are not fetched any more.
+        Fetches do this for the partitions that they read; this function does it for all others.
         """
         with self._lock:
             kept = list(self._versions)
@@ -182,7 +182,7 @@ class RecordStreams:
                     self._forget(which)
 
     def _is_latest(self, place: Place) -> bool:
-        """Whether no reader has seen a later version. Forgets what was read in an earlier one."""
+        """Return whether no reader has seen a later version. Drop the data of an earlier version."""
         which, version = place[:2], place[2]
         latest = self._versions.get(which)
         if latest is not None and version < latest:
@@ -225,17 +225,17 @@ class RecordStreams:
 
 
 class _Stream:
-    """Batches that cover [start, end) without a hole: offsets without a record are in a batch, or an empty one."""
+    """Batches that cover [start, end) without a gap. Offsets without records belong to a batch, which may be empty."""
 
     def __init__(self, fetcher: Fetcher, slices: list[Slice], start: int, end: int, remote: Set[LogDirId]) -> None:
-        """`remote`: the log dirs in object stores."""
+        """`remote` are the log dirs in object stores."""
         self.end = end
         self.bytes = 0
-        """The last number of `steps`."""
+        """The last number of bytes that `steps` returned."""
         self.steps = _steps(fetcher, slices, start, end, remote)
-        """Batches, and numbers: what the stream will hold at most from then on, until the next number.
+        """Batches, and numbers: the bytes that the stream holds at most from then on, until the next number.
 
-        No generator of this object: that would be a cycle, which only the garbage collector ends.
+        The generator has no reference to this object, because only the garbage collector would free such a cycle.
         """
 
 
@@ -281,13 +281,13 @@ def _batches(records: pa.RecordBatch, start: int, piece: Slice) -> Iterator[Enco
 
 
 def _gap(start: int, end: int, leader_epoch: int) -> EncodedBatch:
-    """Compaction has removed all records there: an empty batch moves the consumer on."""
+    """Return an empty batch for offsets whose records were all removed by compaction, so that consumers move on."""
     return EncodedBatch(start, end, encode(_EMPTY, base_offset=start, last_offset=end - 1, leader_epoch=leader_epoch))
 
 
 def _parts(records: pa.RecordBatch, timestamp_type: TimestampType) -> Iterator[pa.RecordBatch]:
-    """The records of one batch each. A batch of type LogAppendTime has one time: clients give each of its records the
-    batch's largest timestamp.
+    """Yield the records of one batch at a time. A batch of type LogAppendTime has a single time, because clients give
+    the largest timestamp of the batch to each of its records.
     """
     row_bytes: int = max(1, records.nbytes // max(1, records.num_rows))
     rows = max(1, min(_BATCH_RECORDS, BATCH_BYTES // row_bytes))

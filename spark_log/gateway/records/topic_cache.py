@@ -1,4 +1,4 @@
-"""The topics that clients use, read from the store once a second at most."""
+"""Caches the topics that clients use for a second."""
 
 import threading
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _FRESH_S = 1.0
 
 
 class TopicCache:
-    """Safe to share between threads."""
+    """Caches topics by name. Safe to share between threads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -19,7 +19,7 @@ class TopicCache:
         self._found: dict[str, tuple[float, Topic]] = {}
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
-        """The topics of these names that exist."""
+        """Return the topics of these names that exist, by name."""
         now_s = clock.monotonic_s()
         topics: dict[str, Topic] = {}
         missing: set[str] = set()

@@ -1,7 +1,7 @@
-"""Places of requests: how many are read and answered at the same time, of each client's network and in all.
+"""Limits how many requests are read and answered at the same time, for each client's network and in all.
 
-A large body is not read before it has a place. It is parsed as JSON in one call, which may take a quarter of a second
-and lets no other thread of Python run meanwhile: so one large request is answered at a time.
+A large body is read only after it has a place. It is parsed as JSON in one call, which may take a quarter of a second,
+during which no other Python thread runs. So only one large request is answered at a time.
 """
 
 import asyncio
@@ -13,30 +13,30 @@ from weakref import WeakValueDictionary
 from starlette.exceptions import HTTPException
 
 SMALL_BYTES = 64 * 1024
-"""Of a body. uvicorn reads about as much before the application asks for it."""
+"""The largest small body. uvicorn reads about as much before the application requests the body."""
 REQUESTS_MAX = 200
-"""Requests that wait or are answered. Beyond it, a network gets no more than its equal part."""
+"""The number of requests that wait or are answered. Above it, a network gets no more than its equal share."""
 LARGE_BODIES_MAX = 16
-"""Large bodies that are in memory. A client that sends slowly keeps the place of one."""
+"""The number of large bodies in memory. A client that sends slowly occupies one of these places."""
 _OF_NETWORK_MAX = 10
-"""Requests that are answered at the same time; further ones wait. There are 40 threads."""
+"""The number of requests of a network that are answered at the same time; others wait. There are 40 threads."""
 
 _Semaphores = WeakValueDictionary[str, asyncio.Semaphore]
 
 
 class Places:
-    """For one event loop."""
+    """The places of requests. Used by one event loop."""
 
     def __init__(self) -> None:
         self._begun: Counter[str] = Counter()
-        """Requests by network."""
+        """The number of requests of each network."""
         self._of_networks: _Semaphores = WeakValueDictionary()
         self._large_of_networks: _Semaphores = WeakValueDictionary()
         self._large_bodies, self._large_answer = asyncio.Semaphore(LARGE_BODIES_MAX), asyncio.Semaphore(1)
 
     @contextmanager
     def request(self, network: str) -> Iterator[None]:
-        """The whole time of a request. HTTPException (503) if its network has too many."""
+        """Hold a place for a whole request. Raises HTTPException (503) if its network has too many requests."""
         part = REQUESTS_MAX // len({*self._begun, network})
         if self._begun.total() >= REQUESTS_MAX and self._begun[network] >= max(part, 1):
             raise HTTPException(503, "the registry has too many requests")
@@ -50,7 +50,7 @@ class Places:
 
     @asynccontextmanager
     async def body(self, network: str, size: int) -> AsyncIterator[None]:
-        """From before a body of so many bytes is read until its request is answered. A network has one large body."""
+        """Hold a place for a body from before it is read until its request is answered. A network has one large one."""
         if size <= SMALL_BYTES:
             yield
             return
@@ -59,7 +59,7 @@ class Places:
 
     @asynccontextmanager
     async def answer(self, network: str, size: int) -> AsyncIterator[None]:
-        """While a request whose body is read is answered."""
+        """Hold a place while a request whose body has been read is answered."""
         async with self._of_networks.setdefault(network, asyncio.Semaphore(_OF_NETWORK_MAX)):
             if size <= SMALL_BYTES:
                 yield

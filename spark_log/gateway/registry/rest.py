@@ -1,6 +1,6 @@
-"""Confluent's REST API of the schema registry, as an ASGI application: paths, answers and error codes.
+"""Implements Confluent's REST API of the schema registry as an ASGI application.
 
-It keeps no state: any number of processes may serve one cluster.
+It keeps no state, so any number of processes may serve one cluster.
 """
 
 import json
@@ -40,9 +40,9 @@ from spark_log.registry.schemas import TYPES, Reference, Schema
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
 _PATH_CHARACTERS_MAX = 4_000
-"""Python refuses to read numbers of more than 4,300 digits."""
+"""The longest path. Python refuses to parse numbers of more than 4,300 digits."""
 _BODY_BYTES_MAX = 2 * 1024 * 1024
-"""The text of a schema may have 1,048,576 characters. In the body, its quotes and line breaks are escaped."""
+"""The largest body. A schema may have 1,048,576 characters; its quotes and line breaks are escaped in the body."""
 _LOGGER = logging.getLogger(__name__)
 
 _INCOMPATIBLE, _INVALID_SCHEMA, _INVALID_SUBJECT, _STORE_ERROR = 409, 42201, 42208, 50001
@@ -50,7 +50,7 @@ _NO_OWN_COMPATIBILITY, _NO_OWN_MODE = 40408, 40409
 
 
 class Call(NamedTuple):
-    """A request without its connection."""
+    """A decoded request, without its connection."""
 
     path: dict[str, Any]
     query: dict[str, str]
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
     @property
     def subject(self) -> str | None:
-        """None in the paths for all subjects."""
+        """The subject in the path, or None in paths for all subjects."""
         return self.path.get("subject")
 
     @property
@@ -71,12 +71,12 @@ class Call(NamedTuple):
         return self.query.get(name, "").lower() == "true"
 
     def page(self, items: list[Any]) -> list[Any]:
-        """The items that `offset` and `limit` choose; a negative limit chooses all."""
+        """Return the items that the parameters `offset` and `limit` select. A negative limit selects all."""
         offset, limit = int(self.query.get("offset", "0")), int(self.query.get("limit", "-1"))
         return items[offset:] if limit < 0 else items[offset : offset + limit]
 
     def schema(self) -> tuple[str, str, list[Reference]]:
-        """Text, type and references of the schema in the body."""
+        """Return the text, type and references of the schema in the body. Raises InvalidSchemaError if it has none."""
         try:
             given = self.body.get("references") or ()
             references = [Reference(each["name"], each["subject"], each["version"]) for each in given]
@@ -85,7 +85,7 @@ class Call(NamedTuple):
             raise InvalidSchemaError("Empty schema: the body needs `schema`") from error
 
     def positive(self, name: str) -> int | None:
-        """A number of the body; None if it is missing, or -1 as some clients send it."""
+        """Return a positive number of the body, or None if it is missing, or not positive: some clients send -1."""
         found = self.body.get(name)
         return found if isinstance(found, int) and found > 0 else None
 
@@ -94,7 +94,7 @@ Handler = Callable[[Registry, Call], Any]
 
 
 def application(registry: Registry, hosts: Collection[str] | None = None) -> ASGIApp:
-    """The ASGI application that serves the registry. `hosts`: names of this server in header Host; None: any."""
+    """Return the ASGI application that serves the registry. `hosts` are allowed in header Host; None allows any."""
     places = Places()
 
     def route(path: str, **handlers: Handler) -> Route:
@@ -128,7 +128,7 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
 
 
 def _refusal(request: Request, hosts: Collection[str] | None) -> Response | None:
-    """The answer to a request that a page of another site may have made a browser send, or with a large body."""
+    """Return a refusal of a request that a page of another site may have caused, or that is too large; or None."""
     host = request.headers.get("host", "")
     if hosts is not None and not host_allowed(host, hosts):
         return _error(400, 400, "Header Host does not name this machine")
@@ -142,7 +142,7 @@ def _refusal(request: Request, hosts: Collection[str] | None) -> Response | None
 
 
 def _body_size(request: Request) -> int:
-    """The bytes of the body; as many as are allowed, if the client does not say it."""
+    """Return the bytes of the body. If the client does not declare them, return the largest number that is allowed."""
     if "transfer-encoding" in request.headers:
         return _BODY_BYTES_MAX
     return declared_length(request.headers.get("content-length"))
@@ -166,7 +166,7 @@ def _answer(registry: Registry, handler: Handler, request: Request, body: bytes)
 
 
 def _codes(error: SparkLogError) -> tuple[int, int]:
-    """HTTP status and error code."""
+    """Return the HTTP status and the error code of an error."""
     if isinstance(error, SchemaRegistryError):
         return int(str(error.error_code)[:3]), error.error_code
     if isinstance(error, IncompatibleSchemaError):

@@ -1,4 +1,4 @@
-"""The server of the schema registry over HTTP."""
+"""Serves the schema registry over HTTP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from spark_log.registry.registry import Registry
 
 @contextmanager
 def serving(cluster: Cluster, host: str, port: int) -> Iterator[AsgiServer]:
-    """A server of the cluster's registry for the time of the `with` block. Port 0: a free port, see its `url`."""
+    """Run a server of the cluster's registry during the `with` block. Port 0 selects a free port, which `url` has."""
     try:
         import uvicorn  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The gateways as brokers, and the log dirs of the cluster."""
+"""Handles requests that describe the gateways as brokers, and the log dirs of the cluster."""
 
 from kafka.protocol.admin import (
     DescribeClusterRequest,
@@ -22,11 +22,11 @@ from spark_log.gateway.services import Services
 
 _MISMATCHED_ENDPOINT_TYPE = 114
 _BROKERS = 1
-"""Endpoint type; 2: controllers, to which clients do not connect."""
+"""The endpoint type of brokers. Type 2 is that of controllers, to which clients do not connect."""
 
 
 async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
-    """Brokers and controller as in Metadata: gateways, since clients connect to them."""
+    """Return the cluster. As in Metadata, brokers and controller are gateways, because clients connect to them."""
     if request.version > 0 and request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(
             throttle_time_ms=0,
@@ -57,7 +57,7 @@ async def describe_cluster(services: Services, request: Message, client: Client)
 
 
 async def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
-    """Each broker of the cluster is shown by one of the gateways, so that the sum over the gateways is right."""
+    """Return log dirs of brokers. Only one gateway shows each broker, so that sums over all gateways are right."""
     return await services.call(_describe_log_dirs, services, request)
 
 

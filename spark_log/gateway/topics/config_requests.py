@@ -1,4 +1,4 @@
-"""Configs of topics, and of the cluster: clients see its settings as those of every broker."""
+"""Handles requests on configs of topics and of the cluster, whose settings clients see as those of every broker."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ _TOPIC, _BROKER = int(ConfigResourceType.TOPIC), int(ConfigResourceType.BROKER)
 _CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
 _UNSUPPORTED_VERSION = 35
 _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
-"""Those of Kafka, of which only topics and brokers have configs here."""
+"""Kafka's resource types. Only topics and brokers have configs here."""
 
 
 async def describe_configs(services: Services, request: Message, _client: Client) -> Message:
-    """All configs of each resource, or the named ones. A resource BROKER is the cluster with the gateway's options."""
+    """Return all or the named configs of resources. A BROKER has the cluster's settings and the gateway's options."""
     return await services.call(_describe_configs, services, request)
 
 
@@ -82,7 +82,7 @@ _OPTION_TYPES = {bool: "BOOLEAN", int: "INT", str: "STRING"}
 
 
 def _options(settings: "GatewaySettings") -> dict[str, Facts]:
-    """The options of this gateway, under Kafka's names. They are set at its start."""
+    """Return the options of this gateway under Kafka's names. They are set when it starts."""
     host = f"[{settings.advertised_host}]" if ":" in settings.advertised_host else settings.advertised_host
     values = {
         "advertised.listeners": f"{settings.security_protocol}://{host}:{settings.advertised_port}",
@@ -134,7 +134,7 @@ async def incremental_alter_configs(services: Services, request: Message, _clien
 
 
 async def alter_configs(services: Services, request: Message, _client: Client) -> Message:
-    """Configs that are not named are reset to their defaults."""
+    """Set the named configs, and reset all others to their defaults."""
     return await services.call(_alter, services, request, AlterConfigsResponse)
 
 
@@ -180,7 +180,10 @@ def _changes(wanted: Message, incremental: bool) -> dict[str, tuple[AlterConfigO
 
 
 def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) -> ConfigResource:
-    """IllegalArgumentError unless it is a topic, or a broker with an id or, for all, an empty name."""
+    """Return the resource. Raises IllegalArgumentError unless it is a topic or a broker.
+
+    The name of a broker is its id, or empty for all brokers.
+    """
     if number == _BROKER and name and not name.isdecimal():
         raise IllegalArgumentError(f"broker {name!r}: expected an id, or an empty name for all brokers")
     if number not in (_TOPIC, _BROKER):
@@ -189,8 +192,8 @@ def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) 
 
 
 async def list_config_resources(services: Services, request: Message, _client: Client) -> Message:
-    """The topics and the gateways, or those of the asked types. Version 0 asks for client metrics, which a gateway has
-    none of.
+    """List the topics and gateways, or the resources of the requested types. Version 0 requests client metrics; a
+    gateway has none.
     """
     types = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
     names: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The first requests of a client: versions, brokers, topics and their leaders, coordinators."""
+"""Handles the first requests of a client: for versions, brokers, topics with leaders, and coordinators."""
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ _NAMES_SOFTWARE = 3
 _NO_ID = uuid.UUID(int=0)
 GROUP, TRANSACTION = 0, 1
 _CREATED_TOGETHER_MAX = 100
-"""Topics that one request creates; the client asks again for the others."""
+"""The number of topics that one request creates. The client asks again for the others."""
 
 
 async def api_versions(services: Services, _request: Message, _client: Client) -> Message:
@@ -53,19 +53,21 @@ async def api_versions(services: Services, _request: Message, _client: Client) -
 
 
 def versions_response(versions: Mapping[int, tuple[int, int]], code: int = NONE) -> Message:
-    """The APIs and versions that this gateway serves."""
+    """Return the response with the APIs and versions that this gateway serves."""
     kind = ApiVersionsResponse.ApiVersion
     keys = [kind(api_key=key, min_version=low, max_version=high) for key, (low, high) in sorted(versions.items())]
     return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
 
 
 def software_of(request: Message, version: int) -> str:
-    """Name and version of the client's library that a request of ApiVersions tells (KIP-511)."""
+    """Return the name and version of the client's library from an ApiVersions request (KIP-511), or an empty text."""
     return f"{request.client_software_name} {request.client_software_version}" if version >= _NAMES_SOFTWARE else ""
 
 
 async def metadata(services: Services, request: Message, client: Client) -> Message:
-    """Brokers are the live gateways; the leader of a partition is the gateway that its producers should use."""
+    """Return brokers and topics, and create missing topics if allowed. The brokers are the live gateways. The leader of
+    a partition is the gateway that its producers should use.
+    """
     response, missing = await services.call_in_memory(partial(_metadata, services, request, client, {}))
     if missing and request.allow_auto_topic_creation is not False and services.settings.auto_create_topics:
         create = partial(_create, services, missing[:_CREATED_TOGETHER_MAX], client.access)
@@ -76,7 +78,7 @@ async def metadata(services: Services, request: Message, client: Client) -> Mess
 
 
 def _create(services: Services, names: Sequence[str], access: Access) -> dict[str, int]:
-    """Topics with num.partitions, as a broker with auto.create.topics.enable makes them. Error codes by name."""
+    """Create topics with num.partitions, like a broker with auto.create.topics.enable. Return error codes by name."""
     codes: dict[str, int] = {}
     for name in names:
         allowed = access.allows(Operation.CREATE, ResourceType.TOPIC, name)
@@ -94,7 +96,10 @@ def _create(services: Services, names: Sequence[str], access: Access) -> dict[st
 def _metadata(
     services: Services, request: Message, client: Client, codes: Mapping[str, int], held: int
 ) -> tuple[Message, Sequence[str]] | Needed:
-    """The response, and the names without a topic. `codes`: why one of them was not created. `held`: as `Needed`."""
+    """Return the response, and the names without a topic. `codes` are the errors of names that could not be created.
+
+    `held` is the memory in bytes that the response may use. If it needs more, return Needed.
+    """
     everything = request.topics is None or (request.version == 0 and not request.topics)
     names = [] if everything else list(dict.fromkeys(each.name for each in request.topics if each.name is not None))
     ids = (
@@ -157,7 +162,7 @@ def _metadata(
 
 
 class _Facts(NamedTuple):
-    """Facts of one moment. `by_id`: topics by uuid; `epochs`: leader epochs by topic id and partition."""
+    """Facts of one moment. `by_id` has topics by uuid, and `epochs` leader epochs by topic id and partition."""
 
     gateways: Sequence[LiveGateway]
     by_name: Mapping[str, Topic]
@@ -166,7 +171,7 @@ class _Facts(NamedTuple):
 
 
 def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) -> dict[int, dict[int, int]]:
-    """By topic id and partition, in their order; of all topics for None."""
+    """Return leader epochs by topic id and partition, in this order, of the given topics, or of all topics for None."""
     query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
     if topic_ids is not None:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
@@ -201,7 +206,7 @@ def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Messa
 
 
 async def find_coordinator(services: Services, request: Message, client: Client) -> Message:
-    """The gateway of a group or transactional id. Any gateway would do; all members of a zone get the same."""
+    """Return the gateway for each group or transactional id. Any would work, but all clients of a zone get the same."""
     return await services.call(_find_coordinator, services, request, client)
 
 

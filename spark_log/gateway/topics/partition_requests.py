@@ -1,4 +1,4 @@
-"""Descriptions, elections and reassignments of partitions, and the ends of their leader epochs."""
+"""Handles descriptions, elections and reassignments of partitions, and requests for the ends of leader epochs."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -48,20 +48,20 @@ _ELECTION_NOT_NEEDED = error_code(ElectionNotNeededError())
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
 _NO_ID = uuid.UUID(int=0)
 _PARTITIONS_MAX = 2000
-"""Partitions in one response (max.request.partition.size.limit)."""
+"""The limit of partitions in one response (max.request.partition.size.limit)."""
 
 
 class Page(NamedTuple):
-    """Partitions [first, last) of each topic, and the topic and partition with which the next page begins."""
+    """Partitions [first, last) of each topic, and the topic and partition with which the next page begins, if any."""
 
     topics: Sequence[tuple[str, int, int]]
     next: tuple[str, int] | None
 
 
 def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int) -> Page:
-    """At most `limit` partitions, at least 1, by topic name from `begin` on. `counts`: partitions of each topic.
+    """Return a page of at most `limit` partitions, or 1 if `limit` is lower, by topic name from `begin` on.
 
-    A topic without partitions is one that does not exist; it is on the page too.
+    `counts` are the numbers of partitions. A topic with 0 partitions does not exist; it is on the page, too.
     """
     topics: list[tuple[str, int, int]] = []
     left = max(1, limit)
@@ -80,7 +80,7 @@ def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int
 
 
 class _Facts(NamedTuple):
-    """Facts of one moment. `epochs`: leader epochs by topic id and partition, of the topics on the page."""
+    """Facts of one moment. `epochs` has leader epochs by topic id and partition, of the topics on the page."""
 
     gateways: Sequence[LiveGateway]
     topics: Mapping[str, Topic]
@@ -89,7 +89,7 @@ class _Facts(NamedTuple):
 
 
 async def describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
-    """As Metadata: the leader and only replica of a partition is a gateway."""
+    """Return a page of partitions. As in Metadata, a gateway is the leader and only replica of a partition."""
     return await services.call_in_memory(partial(_describe_topic_partitions, services, request, client))
 
 
@@ -147,7 +147,7 @@ def _describe_topic_partitions(services: Services, request: Message, client: Cli
 
 
 async def elect_leaders(services: Services, request: Message, _client: Client) -> Message:
-    """Elections among the brokers that keep the replicas, which clients see only here and in reassignments."""
+    """Elect leaders among the brokers that hold replicas. Clients see these brokers only here and in reassignments."""
     return await services.call(_elect_leaders, services, request)
 
 
@@ -181,7 +181,7 @@ def _elect_leaders(services: Services, request: Message) -> Message:
 
 
 async def alter_reassignments(services: Services, request: Message, _client: Client) -> Message:
-    """Begin to move replicas to other brokers of the cluster, or cancel it. Each partition on its own."""
+    """Begin to move replicas to other brokers of the cluster, or cancel the move, for each partition on its own."""
     return await services.call(_alter_reassignments, services, request)
 
 
@@ -240,7 +240,9 @@ def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:
 
 
 async def offset_for_leader_epoch(services: Services, request: Message, _client: Client) -> Message:
-    """Where the records of a leader epoch end: a reader beyond it has read records that an election removed."""
+    """Return the offset at which the records of a leader epoch end. A reader beyond it has read records that an
+    election removed.
+    """
     return await services.call(_offset_for_leader_epoch, services, request)
 
 
@@ -276,10 +278,10 @@ def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
 def epoch_end(
     epoch: int, known_epoch: int, leader_epoch: int, high_watermark: int, truncations: Sequence[Truncation]
 ) -> tuple[int, int, int]:
-    """Error code, `epoch` and its end offset: the lowest offset from which a later election removed records, else the
-    high watermark. `known_epoch` is the client's idea of the present one, `leader_epoch`; -1 if it has none.
+    """Return an error code, `epoch` and its end offset. `known_epoch` is the leader epoch that the client knows, or -1.
 
-    Epoch and offset are -1 for an epoch that has not begun.
+    The end offset is the lowest offset from which a later election removed records, at most the high watermark. Epoch
+    and offset are -1 for an epoch that has not begun.
     """
     if 0 <= known_epoch < leader_epoch:
         return _FENCED_LEADER_EPOCH, -1, -1

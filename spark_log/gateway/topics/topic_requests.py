@@ -1,4 +1,4 @@
-"""Creation and deletion of topics, additional partitions, deletion of records."""
+"""Handles creation and deletion of topics, additional partitions, and deletion of records."""
 
 import uuid
 from collections import Counter
@@ -42,14 +42,14 @@ from spark_log.replication.controller.topic_operations import add_partitions, cr
 _UNKNOWN_TOPIC_ID = 100
 _NO_ID = uuid.UUID(int=0)
 _DEFAULT = -1
-"""num.partitions and default.replication.factor."""
+"""The number in a request that stands for num.partitions or default.replication.factor."""
 _DEFAULT_REPLICATION_FACTOR = 1
 PARTITIONS_OF_REQUEST_MAX = 10_000
-"""New partitions of all topics of a request together, as in KRaft: each is a row, and they are written in turn."""
+"""The limit of new partitions of all topics of a request together, as in KRaft. Each is a row that is written."""
 
 
 async def create_topics(services: Services, request: Message, client: Client) -> Message:
-    """Each topic on its own. spark-log places the replicas: a topic with assignments is refused."""
+    """Create each topic on its own. spark-log places the replicas, so a topic with assignments is refused."""
     return await services.call(_create_topics, services, request, client)
 
 
@@ -71,7 +71,7 @@ def _create_topics(services: Services, request: Message, client: Client) -> Mess
 
 
 def _too_many(new_partitions: Iterable[int]) -> Outcome[None] | None:
-    """POLICY_VIOLATION if the topics of a request would get more partitions together than one request may add."""
+    """Return POLICY_VIOLATION if a request would add more partitions than allowed, otherwise None."""
     if sum(max(each, 0) for each in new_partitions) <= PARTITIONS_OF_REQUEST_MAX:
         return None
     return failed(
@@ -148,7 +148,7 @@ def _created(
 
 
 async def delete_topics(services: Services, request: Message, _client: Client) -> Message:
-    """By name, or by topic id since version 6."""
+    """Delete topics by name, or by topic id since version 6."""
     return await services.call(_delete_topics, services, request)
 
 
@@ -168,7 +168,7 @@ def _delete_topics(services: Services, request: Message) -> Message:
 
 
 def _id_of(wanted: Message) -> uuid.UUID:
-    """kafka-python decodes the nil UUID as None."""
+    """Return the topic id. kafka-python decodes the nil UUID as None."""
     return _NO_ID if wanted.topic_id is None else wanted.topic_id
 
 
@@ -212,7 +212,7 @@ def _create_partitions(services: Services, request: Message) -> Message:
 
 
 async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move log start offsets; each partition on its own if one of them is refused."""
+    """Move log start offsets together, or, if one partition is refused, of each partition on its own."""
     return await services.call(_delete_records, services, request)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a Kafka client that are executed only under the newest claim of its connection (`claim_rules`)."""
+"""Executes calls of a Kafka client only if its connection has the newest claim (`claim_rules`)."""
 
 import uuid
 from collections import OrderedDict
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 _HELD_MAX = 1_000
 TIMEOUT_MS = 30_000
-"""Of the SQL transactions of a request."""
+"""The timeout of the SQL transactions of a request."""
 
 
 class ClaimTakenError(Exception):
-    """The connection had no claim, or had lost it, and has taken one now: the client sends the request again."""
+    """The connection had no claim, or had lost it, and has taken one now. The client has to send the request again."""
 
 
 class Claims:
-    """The claims that a connection has taken. One that is forgotten is taken again."""
+    """Remembers the claims that a connection has taken. A claim that is forgotten is taken again."""
 
     def __init__(self) -> None:
         self.connection_id = uuid.uuid4().hex
-        """Tells this connection from all others, of all gateways."""
+        """The id of this connection, unique among the connections of all gateways."""
         self._held: OrderedDict[tuple[str, int, Role], Claim] = OrderedDict()
 
     def keep(self, transactional_id: str, producer_id: int, claim: Claim) -> None:
@@ -36,7 +36,7 @@ class Claims:
             self._held.popitem(last=False)
 
     async def call(self, services: Services, producer: WireProducer, role: Role, function: Callable[[Claim], T]) -> T:
-        """The result of the function, which blocks, under the claim of this connection. ClaimTakenError."""
+        """Call a blocking function with the claim of this connection. Raises ClaimTakenError."""
         held = self._held.get((producer.transactional_id, producer.producer_id, role))
         if held is not None:
             try:

@@ -1,4 +1,4 @@
-"""Transactions of Kafka clients on the log: pending records, and the commit."""
+"""Stores pending records of the transactions of Kafka clients, and commits them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,9 +23,9 @@ from spark_log.transactions.wire_transactions import Registration, WireProducer
 def register_records(
     log: Log, items: Sequence[tuple[str, Topic, Records]], *, provisional: bool, timeout_ms: int
 ) -> list[Appended | Rejected]:
-    """Store records of transactions, each item with its transactional id, and make them pending. All have sequences.
+    """Store records of transactions, and make them pending. Each item has its transactional id; all have sequences.
 
-    `provisional`: with the offsets that they would have if they were committed now, instead of -1.
+    If `provisional`, outcomes have the offsets that the records would have if they were committed now, instead of -1.
     """
     written, refused = log.write_each([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
     topics: Mapping[int, Topic] = {topic.topic_id: topic for _, topic, _ in items}
@@ -58,9 +58,9 @@ def register_records(
 def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -> None:
     """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
 
-    Does nothing if the same call was done before. Batches of deleted topics are dropped, as in Kafka. Raises the errors
-    of `rules.has_ended`, ClaimLostError, and the error of a partition that cannot be appended to now: then the
-    transaction is still open.
+    Does nothing if the same commit was done before. Batches of deleted topics are dropped, as in Kafka. Raises the
+    errors of `rules.has_ended`, ClaimLostError, and the error of a partition that cannot be appended to now, after
+    which the transaction is still open.
     """
     store = log.cluster.store
     pending = wire_transactions.read_open(store, producer, claim, timeout_ms=timeout_ms)

@@ -1,4 +1,4 @@
-"""Descriptions of producers and transactions."""
+"""Handles the requests that describe producers and transactions."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ from spark_log.ids import TopicPartition
 from spark_log.transactions.rules import TransactionState
 
 _NONE = -1
-"""No sequence, coordinator, or open transaction."""
+"""Stands for a missing sequence, coordinator, or open transaction."""
 
 
 async def describe_producers(services: Services, request: Message, _client: Client) -> Message:
@@ -97,7 +97,7 @@ def _transaction(services: Services, transactional_id: str) -> Message:
 
 
 async def list_transactions(services: Services, request: Message, _client: Client) -> Message:
-    """The current or last transaction of each transactional id; only open ones have a duration."""
+    """List the current or last transaction of each transactional id. Only open transactions have a duration."""
     return await services.call_in_memory(partial(_list_transactions, services, request))
 
 

@@ -1,4 +1,4 @@
-"""Transactions: their begin, the offsets that they commit, and their end. Produce sends their records."""
+"""Handles the begin of transactions, the offsets that they commit, and their end. Produce sends their records."""
 
 from functools import partial
 
@@ -51,9 +51,10 @@ _COORDINATOR_LOAD_IN_PROGRESS = 14
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_PRODUCER_EPOCH = 47
 _KNOWS_FENCED = {InitProducerIdRequest: 4, AddPartitionsToTxnRequest: 2, AddOffsetsToTxnRequest: 2, EndTxnRequest: 2}
-"""The first version that may answer PRODUCER_FENCED; others, and other requests, answer INVALID_PRODUCER_EPOCH."""
+"""The first version that may answer PRODUCER_FENCED. Lower ones, and other requests, answer INVALID_PRODUCER_EPOCH."""
 _RETRIES_LOAD_IN_PROGRESS = 3
-"""The first version of TxnOffsetCommit. KafkaJS, at a lower one, retries it only after UNKNOWN_TOPIC_OR_PARTITION."""
+"""The first version of TxnOffsetCommit that clients retry after COORDINATOR_LOAD_IN_PROGRESS. KafkaJS uses a lower one,
+and retries only after UNKNOWN_TOPIC_OR_PARTITION."""
 _ID_LENGTH_MAX = 249
 
 
@@ -70,7 +71,7 @@ def _code(error: Exception, request: Message) -> int:
 
 
 async def init_producer_id(services: Services, request: Message, client: Client) -> Message:
-    """A new producer id, or the id and the next epoch of a transactional id."""
+    """Return a new producer id, or the producer id and the next epoch of a transactional id."""
     try:
         producer_id, epoch = await services.call(_init, services, request, client)
     except SparkLogError as error:
@@ -96,7 +97,7 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
 
 
 async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
-    """Begins the transaction. Which partitions it has is known from its records."""
+    """Begin the transaction. Its partitions become known from its records, not from this request."""
     topics = request.v3_and_below_topics
     known = await services.call(services.topics.find, [topic.name for topic in topics])
     missing = {
@@ -138,7 +139,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
 
 
 async def add_offsets_to_txn(services: Services, request: Message, client: Client) -> Message:
-    """Begins the transaction. Which groups it has is known from its offsets."""
+    """Begin the transaction. Its groups become known from its offsets, not from this request."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(services, client, producer, request))
 
@@ -155,7 +156,7 @@ async def _begin(services: Services, client: Client, producer: WireProducer, req
 
 
 async def txn_offset_commit(services: Services, request: Message, client: Client) -> Message:
-    """Offsets of a group that EndTxn will commit."""
+    """Store offsets of a group that EndTxn will commit."""
     kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
     unknown: list[TopicPartition] = []
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
@@ -191,7 +192,7 @@ def _add_offsets(services: Services, request: Message, producer: WireProducer, c
 
 
 async def end_txn(services: Services, request: Message, client: Client) -> Message:
-    """Commit or abort. After an error that is not final the transaction is open, and the client calls again."""
+    """Commit or abort the transaction. After a retriable error it is still open, and the client calls again."""
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     code = NONE
 

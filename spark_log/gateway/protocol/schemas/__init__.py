@@ -1,4 +1,4 @@
-"""Messages of Kafka's protocol that kafka-python does not have; their schemas are in `resources`."""
+"""Defines messages of Kafka's protocol that kafka-python does not have. Their schemas are in `resources`."""
 
 from kafka.protocol.api_message import ApiMessage
 
