@@ -69,7 +69,8 @@ class Candidate:
 
 
 def known_assignors() -> dict[str, Assignor]:
-    """Return kafka-python's own assignors by name, and UNIFORM, Kafka's name on the server. Every process can run them.
+    """Return kafka-python's own assignors by name, and UNIFORM, Kafka's name on the server. Every process can run
+    them.
     """
     return {**{name: kind() for name, kind in ASSIGNORS.items()}, UNIFORM: CooperativeStickyAssignor()}
 

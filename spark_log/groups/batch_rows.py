@@ -102,7 +102,8 @@ def ask_classic_groups(connection: sa.Connection, group_ids: Collection[str]) ->
 
 
 def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask when the first session of each classic group ends; the answer has group_id, clock_epoch, and this until_ms.
+    """Ask when the first session of each classic group ends; the answer has group_id, clock_epoch, and this
+    until_ms.
     """
     wanted = sorted(group_ids)
     return _classic_ends(_size(wanted)).ask(connection, _parameters(wanted))

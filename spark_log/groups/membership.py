@@ -153,7 +153,8 @@ class Membership(ABC):
 
 
 class ConsumerMembership(Membership):
-    """A membership by the consumer protocol (KIP-848). The member that finds the target assignment stale computes it.
+    """A membership by the consumer protocol (KIP-848). The member that finds the target assignment stale computes
+    it.
     """
 
     def __init__(

@@ -34,7 +34,8 @@ _MILLISECONDS = re.compile(r"@[0-9]{1,15}")
 
 
 def parse_reset(text: str) -> ResetTo:
-    """Parse the reset that a user names (see EXPECTED); raise ValueError for other texts. A time without a zone is UTC.
+    """Parse the reset that a user names (see EXPECTED); raise ValueError for other texts. A time without a zone is
+    UTC.
     """
     word = text.strip()
     if word.lower() == "earliest":

@@ -177,7 +177,8 @@ def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
 
 
 def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> None:
-    """Remove members whose sessions have ended, for callers that are not members. Groups of other kinds do not change.
+    """Remove members whose sessions have ended, for callers that are not members. Groups of other kinds do not
+    change.
     """
     with contextlib.suppress(UnknownMemberIdError):
         change(store, group_id, unchanged, fence)
@@ -186,7 +187,8 @@ def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> Non
 def remove_classic_members(
     store: Store, group_id: str, member_ids: Collection[str], instance_ids: Collection[str]
 ) -> None:
-    """Remove members in one transaction. Raises UnknownMemberIdError if one is not a member; then no member is removed.
+    """Remove members in one transaction. Raises UnknownMemberIdError if one is not a member; then no member is
+    removed.
     """
 
     def remove(group: ClassicGroup, now_ms: int) -> ClassicGroup:

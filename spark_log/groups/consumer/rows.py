@@ -67,7 +67,8 @@ class MemberRow:
     epochs: EpochState
     protocol: str = CONSUMER
     protocols: tuple[tuple[str, bytes], ...] = ()
-    """Names and metadata of a classic member, in its order of preference. They are used when its group becomes classic.
+    """Names and metadata of a classic member, in its order of preference. They are used when its group becomes
+    classic.
     """
 
     def live(self, now: StoreClock) -> bool:

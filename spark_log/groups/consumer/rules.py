@@ -196,7 +196,8 @@ class EpochDecision:
 
 
 def check_epoch(member: Member, state: EpochState, epoch: int, owned: Partitions | None) -> None:
-    """Raise FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been lost.
+    """Raise FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been
+    lost.
     """
     if epoch == member.generation:
         return
