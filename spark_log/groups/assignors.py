@@ -1,10 +1,10 @@
-"""kafka-python's assignors, and custom ones of that interface, as functions: members and partitions -> assignment.
+"""Applies kafka-python's assignors, and custom ones of that interface, to members and partitions.
 
-`sticky` and `cooperative-sticky` are names of `groups.sticky_assignor`.
+`groups.sticky_assignor` implements `sticky` and `cooperative-sticky`.
 
 `assign` computes the target of a group of the consumer protocol: `groups.consumer.rules` ensures that the old owner
 revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members.
-`assign_as_leader` is what the leader of a classic group does.
+`assign_as_leader` computes the assignment that the leader of a classic group sends.
 """
 
 import importlib
@@ -26,9 +26,9 @@ from spark_log.ids import TopicPartition
 
 Assignor: TypeAlias = AbstractPartitionAssignor
 AssignorSpec: TypeAlias = type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str
-"""A class, an instance, kafka-python's name of one, or a class path `package.module.Class`."""
+"""An assignor as a class, an instance, a name in `ASSIGNORS`, or a class path `package.module.Class`."""
 _Subscriber: TypeAlias = tuple[str, str | None, ConsumerProtocolSubscription]
-"""Member id, instance id, and the message in which the member says what it subscribes to."""
+"""Member id, instance id, and the message with the member's subscription."""
 
 ASSIGNORS: dict[str, type[Assignor]] = {
     kind.name: kind
@@ -42,24 +42,24 @@ ASSIGNORS: dict[str, type[Assignor]] = {
 """kafka-python's assignors by name."""
 
 CLIENT_ASSIGNORS = frozenset({*ASSIGNORS, "RoundRobinAssigner"})
-"""Names of assignors of Kafka clients, one of KafkaJS, that the server's may replace: a custom one it may not."""
+"""Names of clients' assignors, one of them KafkaJS's, that an assignor of the server may replace; not custom ones."""
 
 _STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
-"""Of these, only name and class are kafka-python's: `sticky_assignor` assigns."""
+"""Only the names and classes of these are kafka-python's: `sticky_assignor` computes their assignments."""
 
 UNIFORM = "uniform"
-"""Kafka's name of its default assignor on the server; here it is cooperative-sticky."""
+"""Kafka's name of its default assignor on the server; here it means cooperative-sticky."""
 
 NO_PREFERENCE = ""
-"""In front of a member's list: it does not vote."""
+"""A member whose list begins with this does not vote."""
 
 SERVER_PREFERENCE = (NO_PREFERENCE, UNIFORM, "cooperative-sticky", "sticky", "range", "roundrobin")
-"""The list of a member that leaves the choice to the others, or to the server."""
+"""The list of a member that leaves the choice to the other members, or to the server."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """The input of an assignor for one member."""
+    """One member, as the input of an assignor."""
 
     member_id: str
     topics: frozenset[str]
@@ -69,12 +69,14 @@ class Candidate:
 
 
 def known_assignors() -> dict[str, Assignor]:
-    """kafka-python's own assignors by name, which every process can run; one also by Kafka's name on the server."""
+    """Return kafka-python's own assignors by name, and UNIFORM, Kafka's name on the server. Every process can run
+    them.
+    """
     return {**{name: kind() for name, kind in ASSIGNORS.items()}, UNIFORM: CooperativeStickyAssignor()}
 
 
 def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
-    """The assignors by name, in order of preference. InvalidConfigurationError names a spec that is not an assignor."""
+    """Return the assignors by name, in order of preference. Raises InvalidConfigurationError for other specs."""
     found: dict[str, Assignor] = {}
     for spec in specs:
         kind = _import(spec) if isinstance(spec, str) else spec
@@ -107,10 +109,10 @@ def _import(path: str) -> Any:
 
 
 def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
-    """The assignor of a group: the one with the most votes among those that all members support.
+    """Return the assignor of a group: the one with the most votes among those that all members support.
 
-    As in Kafka: each member votes for the first of its list that all support, unless the list begins with
-    NO_PREFERENCE; the list of the first member breaks ties. Raises InconsistentGroupProtocolError.
+    As in Kafka, each member votes for the first of its list that all support, unless the list begins with
+    NO_PREFERENCE. The list of the first member breaks ties. Raises InconsistentGroupProtocolError.
     """
     lists = list(preferences)
     common = [name for name in lists[0] if name != NO_PREFERENCE and all(name in other for other in lists)]
@@ -127,8 +129,8 @@ def is_custom(assignor: Assignor) -> bool:
 
 
 def assign(assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """The assignment of every candidate, by one of `known_assignors`. `counts` has the partition count of the topics
-    that exist, and the assignor receives only these.
+    """Return the assignment of every candidate, by one of `known_assignors`. `counts` has the partition counts of the
+    topics that exist; the assignor receives only these.
     """
     existing = [
         replace(
@@ -157,10 +159,11 @@ def assign(assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[
 def assign_as_leader(
     assignor: Assignor, members: Sequence[tuple[str, str | None, bytes]], counts: Mapping[str, int]
 ) -> dict[str, bytes]:
-    """The encoded assignments by member id, from member id, instance id and encoded subscription of each member.
+    """Return encoded assignments by member id. `members` has the id, instance id and encoded subscription of each
+    member.
 
-    AssignorFailedError if a subscription cannot be decoded, or if the assignor raises, or assigns a partition twice, or
-    one that does not exist or is not subscribed.
+    Raises AssignorFailedError if a subscription cannot be decoded, if the assignor raises, or if it assigns a partition
+    twice, or one that does not exist or is not subscribed.
     """
     try:
         subscribers = [
@@ -203,7 +206,7 @@ def _check(
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """As kafka-python's roundrobin, which raises KeyError if subscriptions differ."""
+    """Assign like kafka-python's roundrobin, but also if subscriptions differ, where that raises KeyError."""
     given: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
     turn = 0
     for topic in sorted(counts):
@@ -218,7 +221,7 @@ def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dic
 
 
 def by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
-    """Topics with the numbers of their partitions, both in order."""
+    """Return the topics with the numbers of their partitions, both in order."""
     found: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)

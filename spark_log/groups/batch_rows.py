@@ -1,6 +1,6 @@
-"""The rows of many members, of any groups: one statement for each table, whatever the number of members.
+"""Reads and renews many members, of any groups, with one statement for each table.
 
-The number of parameters is a power of two, so that few statements are compiled; the last one is repeated.
+The number of parameters is a power of two, so that few statements are compiled; the last value is repeated.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,7 +34,7 @@ _TOPICS_MAX = 128
 
 
 class MemberColumns(NamedTuple):
-    """What `ask_members` finds of a member, and of its group."""
+    """A row of the answer to `ask_members`: columns of a member and of its group."""
 
     group_id: str
     group_generation: int
@@ -53,7 +53,7 @@ class MemberColumns(NamedTuple):
 
 
 class ClassicColumns(NamedTuple):
-    """What `ask_classic` finds of a member of a classic group, and of its group."""
+    """A row of the answer to `ask_classic`: columns of a member of a classic group and of its group."""
 
     group_id: str
     member_id: str
@@ -75,45 +75,47 @@ def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
 
 
 def ask_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
-    """Rows of `MemberColumns`."""
+    """Ask for the members; the answer has the columns of `MemberColumns`."""
     return _members(_size(keys)).ask(connection, _pairs(keys))
 
 
 def ask_classic(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
-    """Rows of `ClassicColumns`."""
+    """Ask for the members of classic groups; the answer has the columns of `ClassicColumns`."""
     return _classic(_size(keys)).ask(connection, _pairs(keys))
 
 
 def ask_owned(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
-    """Rows of group_id, member_id, topic, partition: what is assigned to the members."""
+    """Ask for the partitions that are assigned to the members; the answer has group_id, member_id, topic, partition."""
     return _owned(_size(keys)).ask(connection, _pairs(keys))
 
 
 def ask_session_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Rows of group_id, clock_epoch, and until_ms of the first session to end among all members of the group."""
+    """Ask when the first session of each group ends; the answer has group_id, clock_epoch, and this until_ms."""
     wanted = sorted(group_ids)
     return _session_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
 
 def ask_classic_groups(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Rows of group_id, generation, state, deadline_ms, clock_epoch."""
+    """Ask for the classic groups; the answer has group_id, generation, state, deadline_ms, clock_epoch."""
     wanted = sorted(group_ids)
     return _classic_groups(_size(wanted)).ask(connection, _parameters(wanted))
 
 
 def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Rows as of `ask_session_ends`, of classic groups."""
+    """Ask when the first session of each classic group ends; the answer has group_id, clock_epoch, and this
+    until_ms.
+    """
     wanted = sorted(group_ids)
     return _classic_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
 
 def ask_classic_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
-    """Rows of group_id and member_id of the members that exist."""
+    """Ask which of the members exist; the answer has their group_id and member_id."""
     return _classic_members(_size(keys)).ask(connection, _pairs(keys))
 
 
 def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
-    """The topics of these names that exist."""
+    """Return the topics of these names that exist."""
     if len(names) > NAMES_MAX:
         return all_topic_facts(connection, names)
     wanted, found = sorted(filter(is_legal, names)), {}
@@ -127,7 +129,7 @@ def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, 
 def renew_sessions(
     connection: sa.Connection, until_ms: dict[Key, int], classic_until_ms: dict[Key, int], now: StoreClock
 ) -> None:
-    """Let the sessions of the members, and of members of classic groups, end at these times."""
+    """Set the ends of the sessions of members, and of members of classic groups."""
     for statement, ends in ((_RENEW, until_ms), (_RENEW_CLASSIC, classic_until_ms)):
         changes = [
             {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
@@ -245,7 +247,7 @@ def _is_one(column: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
 
 
 def _is_member(group_id: sa.ColumnElement[str], member_id: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
-    """Alternatives, for which both databases use the index of the two columns."""
+    """Return alternatives of equalities, for which both databases use the index of the two columns."""
     return sa.or_(
         *(
             (group_id == sa.bindparam(f"a{number}")) & (member_id == sa.bindparam(f"b{number}"))

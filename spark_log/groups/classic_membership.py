@@ -1,4 +1,4 @@
-"""A consumer with a custom assignor: a member of a group whose leader assigns, as `groups.classic.rules` describes.
+"""Joins a consumer with a custom assignor to a group whose leader assigns (`groups.classic.rules`).
 
 The assignors have the interface of kafka-python's. With one that is not cooperative, a member gives up all its
 partitions before it joins; it has none until the leader has assigned them.
@@ -36,12 +36,12 @@ class _Joined:
     topics: frozenset[str]
     assigned: Partitions | None = None
     watched: frozenset[str] = frozenset()
-    """Of the leader: the topics that members subscribe to, and what its assignment assumes of them."""
+    """The topics that members subscribe to. Only the leader has them, and `facts`, which its assignment assumes."""
     facts: Mapping[str, TopicFacts] | None = None
 
 
 class ClassicMembership(Membership):
-    """As `Membership`. While a rebalance goes on, its assignments are not complete."""
+    """A membership by the classic protocol. Its assignments are not complete while a rebalance goes on."""
 
     def __init__(
         self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Mapping[str, Assignor],
@@ -110,8 +110,8 @@ class ClassicMembership(Membership):
         return encoded
 
     def _sync(self, joined: _Joined) -> _Joined | None:
-        """The member with its assignment, if the generation has begun and the leader has assigned it; None: it must
-        join again.
+        """Return the member with its assignment, if the generation has begun and the leader has assigned it. Returns
+        None if the member must join again.
         """
         me = self._identity()
         group = change(self._store, me.group_id, self._touched).group
@@ -163,7 +163,7 @@ class ClassicMembership(Membership):
         return self._store.read(lambda connection: rows.topic_facts(connection, topics))
 
     def _touched(self, group: ClassicGroup, now_ms: int) -> ClassicGroup:
-        """The step that renews the session."""
+        """Renew the session: a step for `change`."""
         return rules.with_session_renewed(group, self.member_id, self.settings.instance_id, now_ms)
 
     def _forget(self) -> None:

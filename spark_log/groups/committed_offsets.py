@@ -1,4 +1,4 @@
-"""Committed offsets of consumer groups."""
+"""Reads and writes the committed offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ _REMEMBER = Prepared(t.group_offset.insert())
 
 
 class Commit(NamedTuple):
-    """The next offset to read, free text, and the leader epoch of the last record read (-1: unknown).
+    """A commit of a partition: the next offset to read, free text, and the leader epoch of the last record read (-1 if
+    it is unknown).
 
-    The fields are in the order of kafka-python's OffsetAndMetadata; the last one is the topic of the offset.
+    The fields are in the order of kafka-python's OffsetAndMetadata, followed by the id of the offset's topic.
     """
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
     topic_id: int | None = None
-    """None: the topic that has the name at the time of the commit."""
+    """None means the topic that has the name at the time of the commit."""
 
 
 def check_commits(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
 ) -> dict[TopicPartition, Commit]:
-    """Convert and check the given commits. IllegalArgumentError for an offset that is not a whole number from 0 to
-    2**63 - 1, OffsetMetadataTooLargeError for text of more than offset.metadata.max.bytes.
+    """Convert and check the given commits. Raises IllegalArgumentError if an offset is not a whole number from 0 to
+    2**63 - 1, or a text is not UTF-8, and OffsetMetadataTooLargeError if a text is larger than
+    offset.metadata.max.bytes.
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
@@ -93,7 +95,7 @@ def commit_offsets(
 ) -> list[TopicPartition]:
     """Commit the next offsets to read, for a group without members: a Spark query, a consumer with manual assignment.
 
-    Returns the partitions that do not exist, or are of another topic of that name; all others are committed. Raises
+    Returns the partitions that do not exist, or belong to another topic of that name; all others are committed. Raises
     UnknownMemberIdError while the group has live members (only they commit), and the errors of `check_commits`; then
     nothing is committed.
     """
@@ -108,8 +110,8 @@ def commit_offsets(
 
 
 def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) -> StoreClock:
-    """Return the time, in a transaction that holds the group's lock. UnknownMemberIdError if the group has live
-    members.
+    """Return the time, or raise UnknownMemberIdError if the group has live members. The caller's transaction holds the
+    group's lock.
     """
     now = store.clock(connection)
     if live := count_live(connection, group_id, now):
@@ -120,7 +122,7 @@ def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) 
 
 
 def count_live(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
-    """Number of members, of any kind, whose sessions have not ended."""
+    """Return the number of members, of any kind, whose sessions have not ended."""
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
     return live + live_classic(connection, group_id, now)
 
@@ -130,7 +132,7 @@ def write_commits(
 ) -> list[TopicPartition]:
     """Write the commits in the caller's transaction, which holds the lock of the group's row.
 
-    Returns the partitions that do not exist, or are of another topic of that name; these are not written.
+    Returns the partitions that do not exist, or belong to another topic of that name; these are not written.
     """
     here = of_their_topics(connection, commits)
     if not here:
@@ -163,7 +165,7 @@ def write_commits(
 def of_their_topics(
     connection: sa.Connection, commits: Mapping[TopicPartition, Commit]
 ) -> dict[TopicPartition, Commit]:
-    """The commits of partitions that exist, each with the id of its topic.
+    """Return the commits of partitions that exist, each with the id of its topic.
 
     A commit whose topic id is not that of the topic with this name belongs to a deleted topic, and is left out.
     """
@@ -180,12 +182,12 @@ def of_their_topics(
 
 
 def log_partition_of(group_id: str) -> int:
-    """The partition of __consumer_offsets that has the group's commits."""
+    """Return the partition of __consumer_offsets that has the group's commits."""
     return partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
 
 
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
-    """UnknownTopicOrPartitionError that names the partitions, if there are any."""
+    """Raise UnknownTopicOrPartitionError, which names the partitions, if there are any."""
     if partitions:
         shown = ", ".join(map(str, sorted(partitions)))
         raise UnknownTopicOrPartitionError(
@@ -194,14 +196,14 @@ def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
 
 
 def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
-    """The group's committed offsets; empty for an unknown group."""
+    """Return the group's committed offsets, which are empty for an unknown group."""
     return {partition: commit.offset for partition, commit in store.read(lambda c: read_commits(c, group_id)).items()}
 
 
 def committed(
     store: Store, group_id: str, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The group's commits for the partitions (None: for all); partitions without a commit are left out."""
+    """Return the group's commits for the partitions, or all of them. Partitions without a commit are left out."""
     from kafka.structs import OffsetAndMetadata
 
     found = store.read(lambda connection: read_commits(connection, group_id, partitions))
@@ -265,7 +267,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
 
 
 def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
-    """Number of offsets that `expire_offsets` would delete now."""
+    """Return the number of offsets that `expire_offsets` would delete now."""
 
     def count(connection: sa.Connection) -> int:
         idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
@@ -278,7 +280,7 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
 
 
 def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    """Conditions: groups that have been empty since that time, and offsets that are as old."""
+    """Return two conditions: the group has been empty since `before_ms`, and the offset was committed by then."""
     return CONSUMER_GROUP.empty_since_ms <= before_ms, GROUP_OFFSET.committed_ms <= before_ms
 
 

@@ -1,4 +1,4 @@
-"""Whether a member may commit offsets, and fetch committed ones."""
+"""Checks whether a member may commit offsets, and fetch committed ones."""
 
 from collections.abc import Collection, Mapping
 
@@ -24,10 +24,12 @@ def check_committer(
     lock: bool = True,
     transactional: bool = False,
 ) -> StoreClock:
-    """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
+    """Check that the member may commit these partitions in this transaction; with `lock` it then holds the group's
+    lock.
 
-    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError; outside of transactions also
-    RebalanceInProgressError for a member of a classic group, StaleMemberEpochError for one of the consumer protocol.
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError. Unless `transactional`, it also raises
+    RebalanceInProgressError for a member of a classic group, and StaleMemberEpochError for one of the consumer
+    protocol.
     """
     group = rows.read_group(connection, me.group_id, lock=lock)
     if group is not None and group.type == rows.CLASSIC:
@@ -45,7 +47,7 @@ def check_committer(
 
 
 def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[rows.MemberRow, StoreClock]:
-    """The live member of a group of type consumer. UnknownMemberIdError, FencedInstanceIdError."""
+    """Return the live member and the time. Raises UnknownMemberIdError or FencedInstanceIdError."""
     now = store.clock(connection)
     row = rows.read_member(connection, me.group_id, me.member_id)
     live = row is not None and row.live(now)
@@ -56,7 +58,7 @@ def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[r
 
 
 def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
-    """Whether a member may fetch committed offsets: UnknownMemberIdError, StaleMemberEpochError, as in Kafka.
+    """Raise UnknownMemberIdError or StaleMemberEpochError if a member may not fetch committed offsets, as in Kafka.
 
     Members of other protocols, and groups of another type, are not checked.
     """
@@ -71,7 +73,7 @@ def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str
 def _stale_epoch(
     row: rows.MemberRow, epoch: int, others: Mapping[TopicPartition, str] | None = None
 ) -> StaleMemberEpochError:
-    """`others`: partitions of the request that are assigned to other members, with their owners."""
+    """Return the error. `others` are the partitions of the request that other members own, with their owners."""
     if others:
         partition, owner = min(others.items())
         return StaleMemberEpochError(f"{partition} belongs to {owner} now")

@@ -1,4 +1,4 @@
-"""What consumers tell each other in a group whose leader assigns: Kafka's ConsumerProtocol, as bytes."""
+"""Encodes and decodes Kafka's ConsumerProtocol: the messages of consumers in a group whose leader assigns."""
 
 import struct
 from typing import NamedTuple
@@ -14,14 +14,14 @@ _ERRORS = (struct.error, ValueError, IndexError, TypeError, KeyError, OverflowEr
 
 
 class SubscriptionMessage(NamedTuple):
-    """`owned`: the partitions that a member with a cooperative assignor keeps while it joins."""
+    """A member's subscription. With a cooperative assignor it keeps the `owned` partitions while it joins."""
 
     topics: frozenset[str]
     owned: Partitions
 
 
 def decode_subscription(data: bytes) -> SubscriptionMessage | None:
-    """None for bytes that are none."""
+    """Decode a subscription, or return None for bytes that are not one."""
     try:
         message = ConsumerProtocolSubscription.decode(data)
         if None in message.topics:
@@ -32,14 +32,14 @@ def decode_subscription(data: bytes) -> SubscriptionMessage | None:
 
 
 def subscription_of(group: ClassicGroup, member: ClassicMember) -> SubscriptionMessage | None:
-    """What a member of a classic group subscribes to; None if it is no consumer."""
+    """Return the subscription of a member of a classic group, or None if it is not a consumer."""
     if group.protocol_type != PROTOCOL_TYPE or not member.protocols:
         return None
     return decode_subscription(member.metadata(group.protocol) or member.protocols[0][1])
 
 
 def decode_assignment(data: bytes) -> Partitions | None:
-    """None for bytes that are none."""
+    """Decode an assignment, or return None for bytes that are not one."""
     try:
         return _partitions(ConsumerProtocolAssignment.decode(data).assigned_partitions)
     except _ERRORS:

@@ -1,9 +1,9 @@
-"""A group changes its type while it has members: Kafka's online upgrade and downgrade (KIP-848).
+"""Changes the type of a group that has members: Kafka's online upgrade and downgrade (KIP-848).
 
-Upgrade: the first member of the consumer protocol joins a classic group. Its members go on with the classic protocol,
-which is translated for them from then on; each keeps what it may still read until it joins again.
-Downgrade: the last member of the consumer protocol has gone. The others begin a rebalance of a classic group.
-`group.consumer.migration.policy` allows both, one or none.
+A classic group is upgraded when the first member of the consumer protocol joins it. Its members continue with the
+classic protocol, which is translated for them from then on. Each keeps what it may still read until it joins again. A
+group is downgraded when its last member of the consumer protocol has left. The others begin a rebalance of a classic
+group. `group.consumer.migration.policy` allows both, one or none.
 """
 
 import logging
@@ -45,9 +45,9 @@ UPGRADE, DOWNGRADE, BIDIRECTIONAL = "upgrade", "downgrade", "bidirectional"
 def upgrade(
     store: Store, connection: sa.Connection, group_id: str, before: rows.GroupRow, now: StoreClock
 ) -> rows.GroupRow:
-    """The group, which the consumer protocol may join, in a transaction that holds its lock.
+    """Return the group after the upgrade that lets the consumer protocol join. The caller's transaction holds its lock.
 
-    InconsistentGroupProtocolError for a classic group whose members are not consumers, or that may not be upgraded.
+    Raises InconsistentGroupProtocolError if the members of a classic group are not consumers, or may not be upgraded.
     """
     stored = read_classic(connection, group_id, now)
     if stored is None:
@@ -69,7 +69,7 @@ def upgrade(
 
 
 def check_upgrade(store: Store, group_id: str) -> None:
-    """The errors of `upgrade`, found in a read: requests that are refused again and again hold no lock."""
+    """Raise the errors of `upgrade` in a read: requests that are refused again and again hold no lock."""
 
     def read(connection: sa.Connection) -> None:
         row = rows.read_group(connection, group_id)
@@ -85,7 +85,7 @@ def check_upgrade(store: Store, group_id: str) -> None:
 
 
 def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, now: StoreClock) -> list[rows.MemberRow]:
-    """The members of a classic group as members with epochs."""
+    """Return the members of a classic group as members with epochs."""
     refusal = f"group {group.group_id!r} has {len(group.joined)} member(s) of type {group.protocol_type!r}"
     if group.protocol_type != PROTOCOL_TYPE:
         raise InconsistentGroupProtocolError(f"{refusal}, which assign by their own protocol")
@@ -138,8 +138,8 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
 
 
 def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Group, now: StoreClock) -> bool:
-    """Make the group a classic one, if all its members are classic, in a transaction that holds its lock. `group`: as
-    it was before the last other member has gone, in the epoch that the clients know.
+    """Make the group classic if all its live members are, and return whether it did. The caller's transaction holds its
+    lock. `group` is its state before the last other member left, with the epoch that the clients know.
     """
     if store.settings.group_consumer_migration_policy not in (DOWNGRADE, BIDIRECTIONAL):
         return False
@@ -170,18 +170,19 @@ def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Gro
 
 
 def read_type(store: Store, group_id: str) -> str | None:
-    """classic or consumer; None if there is no such group."""
+    """Return the group's type, `classic` or `consumer`, or None if there is no such group."""
     row = store.read(lambda connection: rows.read_group(connection, group_id))
     return None if row is None else row.type
 
 
 def type_to_join(store: Store, group_id: str) -> str:
-    """The type of the group that a classic client joins: classic, unless it has live members of the consumer protocol.
-    A group that has only classic ones left is downgraded.
+    """Return the type of the group that a classic client joins: `consumer` if it has live members of the consumer
+    protocol, otherwise `classic`. A group of type consumer whose live members are all classic is downgraded if the
+    policy allows it.
     """
 
     def read(connection: sa.Connection) -> str | None:
-        """None: it may be downgraded."""
+        """Return the type, or None if the group may be downgraded."""
         row = rows.read_group(connection, group_id)
         if row is None or row.type == rows.CLASSIC:
             return rows.CLASSIC

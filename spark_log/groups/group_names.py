@@ -1,4 +1,4 @@
-"""Limits of the names of groups and members, and of session timeouts."""
+"""Checks the names of groups and members, and session timeouts."""
 
 import uuid
 
@@ -8,18 +8,18 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
 MEMBER_ID_PREFIX_MAX = 200
-"""Characters of a client id in a member id, which is stored in 249 characters."""
+"""The number of characters of the client id that a member id begins with. A member id is stored in 249 characters."""
 GROUP_ID_LENGTH_MAX = 249
 """The limit of the store; Kafka's own limit is 32,767 bytes."""
 
 
 def new_member_id(client_id: str) -> str:
-    """A member id that begins with the client id, without characters that cannot be stored."""
+    """Return a member id that begins with the client id, without characters that cannot be stored."""
     return f"{client_id[:MEMBER_ID_PREFIX_MAX].replace(chr(0), '?')}-{uuid.uuid4()}"
 
 
 def check_group_id(group_id: object) -> str:
-    """Return `group_id` if it is valid. InvalidGroupIdError names the value."""
+    """Return `group_id` if it is valid; otherwise raise InvalidGroupIdError, which names the value."""
     if not isinstance(group_id, str) or not group_id:
         raise InvalidGroupIdError(f"group_id: {group_id!r} is not a text of one character or more")
     if len(group_id) > GROUP_ID_LENGTH_MAX:
@@ -32,7 +32,7 @@ def check_group_id(group_id: object) -> str:
 
 
 def check_instance_id(instance_id: object) -> None:
-    """InvalidConfigurationError unless it is None or valid: as in Kafka, the rules are those of topic names."""
+    """Raise InvalidConfigurationError unless it is None or follows the rules of topic names, as in Kafka."""
     if instance_id is not None and not is_legal(instance_id):
         raise InvalidConfigurationError(
             f"group_instance_id: {instance_id!r} is not 1 to 249 ASCII letters, digits, '.', '_' and '-'"
@@ -40,7 +40,7 @@ def check_instance_id(instance_id: object) -> None:
 
 
 def check_session_timeout(timeout_ms: object, limits: ClusterSettings) -> None:
-    """InvalidSessionTimeoutError unless it is a whole number within the limits."""
+    """Raise InvalidSessionTimeoutError unless it is a whole number within the limits."""
     least, most = limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms
     if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not least <= timeout_ms <= most:
         raise InvalidSessionTimeoutError(

@@ -51,25 +51,25 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 @dataclass(frozen=True)
 class Earliest:
-    """The log start offset."""
+    """Resets to the log start offset."""
 
 
 @dataclass(frozen=True)
 class Latest:
-    """The high watermark."""
+    """Resets to the high watermark."""
 
 
 @dataclass(frozen=True)
 class AtTime:
-    """The first record of this time or later; the high watermark if there is none."""
+    """Resets to the first record of this time or later; to the high watermark if there is none."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """This number of records after the committed offset; before it if negative. Without a commit:
-    IllegalArgumentError.
+    """Moves the committed offset forward by this number of records, or back if it is negative. Without a commit, the
+    reset raises IllegalArgumentError.
     """
 
     records: int
@@ -91,9 +91,9 @@ class OffsetReset(NamedTuple):
 
 
 def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
-    """The new offset of a reset, clamped to [log start offset, high watermark] as in kafka-consumer-groups.
+    """Return the new offset of a reset, clamped to [log start offset, high watermark] as in kafka-consumer-groups.
 
-    `at_time` is the first offset of the requested time, None if there is none.
+    `at_time` is the first offset of the requested time, None if there is none. Raises IllegalArgumentError.
     """
     match to:
         case Earliest():
@@ -121,7 +121,8 @@ def reset_offsets(
     """Commit other offsets for a group without live members; a group that does not exist is created.
 
     Returns the offsets before and after; with `dry_run` nothing is written. Raises NonEmptyGroupError,
-    IllegalArgumentError, UnknownTopicOrPartitionError, also if a topic is deleted meanwhile; then nothing is written.
+    IllegalArgumentError, or UnknownTopicOrPartitionError (also if a topic is deleted meanwhile); then nothing is
+    written.
     """
     resolve = _resolution(cluster, group_id, targets)
 
@@ -142,7 +143,7 @@ def reset_offsets(
 def resolve_reset(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> dict[TopicPartition, int]:
-    """The offsets that `reset_offsets` would commit if the group had no live members."""
+    """Return the offsets that `reset_offsets` would commit if the group had no live members."""
     found = cluster.store.read(_resolution(cluster, group_id, targets)).new
     return {partition: commit.offset for partition, commit in found.items()}
 
@@ -188,7 +189,7 @@ def _resolution(
 
 
 def delete_group(store: Store, group_id: str) -> None:
-    """Delete a group and all its offsets. Raises GroupIdNotFoundError, NonEmptyGroupError."""
+    """Delete a group and all its offsets. Raises GroupIdNotFoundError or NonEmptyGroupError."""
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
@@ -203,8 +204,9 @@ def delete_group(store: Store, group_id: str) -> None:
 def delete_offsets_of_each(
     store: Store, group_id: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """As `delete_offsets`, with an outcome for each partition: GroupSubscribedToTopicError, and
-    UnknownTopicOrPartitionError for one that does not exist. Errors of the whole group are raised.
+    """Delete a group's offsets, and return the error of each partition, or None. The errors of a partition are
+    GroupSubscribedToTopicError, and UnknownTopicOrPartitionError if it does not exist. Other errors of `delete_offsets`
+    are raised.
     """
     names = {partition.topic for partition in partitions}
     topics = store.read(lambda connection: find_topics(connection, names))
@@ -226,8 +228,8 @@ def delete_offsets_of_each(
 
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Delete a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError if live members
-    read the topic; NonEmptyGroupError for a group with live members that are not consumers.
+    """Delete a group's offsets of the partitions. Raises GroupIdNotFoundError; GroupSubscribedToTopicError if live
+    members read the topic; NonEmptyGroupError if the group has live members that are not consumers.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -244,7 +246,7 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
 
 
 def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> frozenset[str]:
-    """The topics of the members of a classic group. NonEmptyGroupError if one is no consumer."""
+    """Return the topics of the members of a classic group. Raises NonEmptyGroupError if one is not a consumer."""
     group = read_classic(connection, group_id, now)
     topics: frozenset[str] = frozenset()
     if group is None:
@@ -263,7 +265,7 @@ def remove_from_group(
 ) -> None:
     """Remove members from a group, also static ones. Their next heartbeat reports it, and they may join again.
 
-    Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
+    Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then no member is removed.
     """
     if read_type(store, group_id) == rows.CLASSIC:
         remove_classic_members(store, group_id, member_ids, instance_ids)
@@ -296,6 +298,6 @@ def _lock_existing(connection: sa.Connection, group_id: str) -> rows.GroupRow:
 
 
 def refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None:
-    """NonEmptyGroupError if the group has live members, in a transaction that holds its lock."""
+    """Raise NonEmptyGroupError if the group has live members. The caller's transaction holds the group's lock."""
     if live := count_live(connection, group_id, store.clock(connection)):
         raise NonEmptyGroupError(f"group {group_id!r} has {live} live members")

@@ -1,4 +1,4 @@
-"""Heartbeats that say nothing new, many at a time: they share one read, and one transaction that renews sessions."""
+"""Answers many heartbeats that report no change: they share one read, and one transaction that renews sessions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 class Beat(NamedTuple):
-    """A heartbeat of a member that says nothing about its subscription or partitions."""
+    """A heartbeat of a member without changes of its subscription or partitions."""
 
     group_id: str
     member_id: str
@@ -36,10 +36,10 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class BeatAnswer:
-    """`rejoin`: the member of a classic group must join again. `alone`: the heartbeat must be handled alone. `error`:
-    UnknownMemberIdError or FencedInstanceIdError.
+    """The answer to a heartbeat. With `rejoin`, the member of a classic group must join again; with `alone`, the
+    heartbeat must be handled outside of a batch. `error` is UnknownMemberIdError or FencedInstanceIdError.
 
-    `renewal_due`: the session must be renewed before the heartbeat is answered. Unless something is committed, the
+    With `renewal_due`, the session must be renewed before the heartbeat is answered. Unless something is committed, the
     answer stays the same until `valid_until_ms` of the store's lease clock.
     """
 
@@ -54,12 +54,12 @@ UNCHANGED = BeatAnswer()
 
 
 def answer_beats(store: Store, beats: Sequence[Beat]) -> list[BeatAnswer]:
-    """The answers as the store is now. At most MEMBERS_MAX heartbeats."""
+    """Return the answers by the present state of the store. It accepts at most MEMBERS_MAX heartbeats."""
     return store.read(lambda connection: _answers(store, connection, beats))
 
 
 def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
-    """Renew the sessions. False: the member is no longer live. At most MEMBERS_MAX heartbeats."""
+    """Renew the sessions, and return which members are live. It accepts at most MEMBERS_MAX heartbeats."""
     keys = _keys(beats)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> set[Key]:
@@ -92,7 +92,7 @@ def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> 
 
 
 def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> dict[Beat, BeatAnswer]:
-    """The answers to members of classic groups; those of other groups are left out."""
+    """Return the answers to members of classic groups; heartbeats of other groups are left out."""
     keys = _keys(beats)
     with one_message(connection):
         clock = store.ask_clock(connection)
@@ -175,7 +175,7 @@ def _keys(beats: Sequence[Beat]) -> list[Key]:
 
 
 def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict[str, int]:
-    """By group: the time when the first session of its members ends; 0 if one ended before this host booted."""
+    """Return by group when the first session of its members ends; 0 if one ended before this host booted."""
     found: dict[str, int] = {}
     for group_id, clock_epoch, until_ms in ends:
         end_ms = until_ms if clock_epoch == now.clock_epoch else 0
@@ -184,7 +184,7 @@ def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict
 
 
 def _refusal(connection: sa.Connection, beat: Beat, *, gone: bool) -> SparkLogError:
-    """The error of a member that is not live."""
+    """Return the error of a member that is not live."""
     fenced = gone and rows.find_instance(connection, beat.group_id, beat.instance_id) is not None
     try:
         check_member(beat.group_id, beat.member_id, live=False, fenced=fenced)

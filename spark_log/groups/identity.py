@@ -1,4 +1,4 @@
-"""The identity of a member."""
+"""Defines the identity of a member."""
 
 from dataclasses import dataclass
 
@@ -13,4 +13,4 @@ class Identity:
     client_id: str
     host: str
     session_timeout_ms: int = 0
-    """0: that of the group (group.consumer.session.timeout.ms)."""
+    """With 0, the group's timeout applies (group.consumer.session.timeout.ms)."""

@@ -1,4 +1,4 @@
-"""A consumer's membership in a group: joining, heartbeats, fenced commits, leaving."""
+"""Manages a consumer's membership in a group: joining, heartbeats, fenced commits, leaving."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class MemberSettings:
     instance_id: str | None
     """group.instance.id of a static member."""
     session_timeout_ms: int
-    """Time without a heartbeat, by the store's clock, that ends its membership."""
+    """Milliseconds without a heartbeat, by the store's clock, that end the membership."""
     rebalance_timeout_ms: int
-    """Time that it has to give up partitions: Kafka's max.poll.interval.ms."""
+    """Milliseconds in which the member must give up partitions: Kafka's max.poll.interval.ms."""
 
 
 class Membership(ABC):
-    """One consumer's place in a group. Safe to share between threads; one heartbeat or commit runs at a time.
+    """One consumer's place in a group. It is safe to share between threads; one heartbeat or commit runs at a time.
 
     It joins with its first heartbeat, and again with the first one after its session was lost. Members communicate
     through the store only.
@@ -60,7 +60,7 @@ class Membership(ABC):
     def __init__(
         self, cluster: Cluster, group_id: str, settings: MemberSettings, *, limits: ClusterSettings | None = None
     ) -> None:
-        """Raises InvalidGroupIdError, InvalidSessionTimeoutError, InvalidConfigurationError (instance id)."""
+        """Raises InvalidGroupIdError, InvalidSessionTimeoutError, or InvalidConfigurationError (instance id)."""
         self.group_id = check_group_id(group_id)
         self.settings = settings
         self.member_id = ""
@@ -77,19 +77,19 @@ class Membership(ABC):
     def heartbeat(self, topics: Collection[str], owned: Collection[TopicPartition]) -> Assignment:
         """Join if necessary, report subscription and owned partitions, and get the assignment.
 
-        `owned` are all partitions that the member has at this moment and has not revoked. Raises UnknownMemberIdError:
-        the session is lost, and with it everything owned; the next call joins again. FencedInstanceIdError: another
-        member has taken over this instance id, for good. InconsistentGroupProtocolError: the member has not joined.
-        AssignorFailedError: a custom assignor has failed.
+        `owned` are all partitions that the member has at this moment and has not revoked. Raises UnknownMemberIdError
+        if the session is lost, and with it everything owned; the next call joins again. Raises FencedInstanceIdError,
+        from then on always, if another member has taken over the instance id; InconsistentGroupProtocolError if the
+        member cannot join; AssignorFailedError if a custom assignor fails.
         """
         with self._turn, self._session(lost=True):
             return self._heartbeat(frozenset(topics), frozenset(owned))
 
     @abstractmethod
     def keep_alive(self) -> bool:
-        """Renew the session, from a background thread. True: something changed, call `heartbeat` soon.
+        """Renew the session, from a background thread. Returns True if `heartbeat` should be called soon.
 
-        Does not wait for a heartbeat under way in another thread.
+        It does not wait for a heartbeat that runs in another thread.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -97,7 +97,7 @@ class Membership(ABC):
 
         Raises IllegalGenerationError (also if one of the partitions has been assigned to another member since),
         UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError; then nothing is
-        committed. UnknownTopicOrPartitionError names partitions that do not exist; all others are committed.
+        committed. Raises UnknownTopicOrPartitionError if partitions do not exist; all others are committed.
         """
         commits = check_commits(offsets, self._limits or self._store.settings)
         with self._turn, self._session(lost=False):
@@ -153,18 +153,20 @@ class Membership(ABC):
 
 
 class ConsumerMembership(Membership):
-    """A member by the consumer protocol (KIP-848): the member that finds the target assignment stale computes it."""
+    """A membership by the consumer protocol (KIP-848). The member that finds the target assignment stale computes
+    it.
+    """
 
     def __init__(
         self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Collection[str],
         *, limits: ClusterSettings | None = None,
     ) -> None:  # fmt: skip
-        """`assignors`: names of `known_assignors`, in order of preference."""
+        """Create a membership. `assignors` are names of `known_assignors`, in order of preference."""
         super().__init__(cluster, group_id, settings, limits=limits)
         self._assignors = tuple(assignors)
         self._complete = False
         self._new_id = ""
-        """Of a join that has not succeeded."""
+        """The id for a join that has not succeeded yet."""
 
     def keep_alive(self) -> bool:
         me, epoch = self._identity(), self.generation

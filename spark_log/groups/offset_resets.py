@@ -1,6 +1,4 @@
-"""Resets of committed offsets that were shown to a user first: their text form, and the commit of exactly what was
-shown.
-"""
+"""Parses resets of committed offsets, and commits exactly the resets that a user was shown."""
 
 import re
 from collections.abc import Mapping
@@ -36,7 +34,9 @@ _MILLISECONDS = re.compile(r"@[0-9]{1,15}")
 
 
 def parse_reset(text: str) -> ResetTo:
-    """The reset that a user names (EXPECTED); ValueError. A time without a zone is UTC."""
+    """Parse the reset that a user names (see EXPECTED); raise ValueError for other texts. A time without a zone is
+    UTC.
+    """
     word = text.strip()
     if word.lower() == "earliest":
         return Earliest()

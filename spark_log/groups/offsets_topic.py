@@ -1,4 +1,4 @@
-"""Offsets of `__consumer_offsets`: each commit takes the next ones of its partition.
+"""Assigns the offsets of `__consumer_offsets`: each commit takes the next ones of its partition.
 
 The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
 `log.segments.offset_commit_records` describes its records.
@@ -13,11 +13,11 @@ from spark_log.metadata.store import StoreClock
 from spark_log.replication.controller.topic_operations import insert_topic
 
 PARTITIONS = 50
-"""Kafka's offsets.topic.num.partitions."""
+"""The default of Kafka's offsets.topic.num.partitions."""
 
 
 def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
-    """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
+    """Return the offset of the first of `count` records that this transaction commits to `partition` of the topic.
 
     Locks the partition's row, after the group's (the lock order).
     """
@@ -30,7 +30,7 @@ def take_offsets(connection: sa.Connection, partition: int, count: int, now: Sto
 
 
 def _create(connection: sa.Connection, now: StoreClock) -> None:
-    """Make the topic; on PostgreSQL two first commits at once wait for each other here, and the second finds it."""
+    """Create the topic. On PostgreSQL, concurrent first commits wait for each other; the second finds the topic."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
         there = sa.select(TOPIC.topic_id).where(TOPIC.name == CONSUMER_OFFSETS_TOPIC)

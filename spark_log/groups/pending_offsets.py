@@ -1,4 +1,4 @@
-"""Group offsets that Kafka clients add to their open transactions (TxnOffsetCommit), until EndTxn commits them.
+"""Keeps group offsets that Kafka clients add to their open transactions (TxnOffsetCommit), until EndTxn commits them.
 
 As in Kafka, a member is checked when it adds offsets, and not again at the commit. So a member that gets a partition
 must not start from the last committed offset while another one is pending: it waits (KIP-447).
@@ -34,8 +34,8 @@ def add_offsets(
 ) -> list[TopicPartition]:
     """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
 
-    Raises the errors of `rules.check_open`, ClaimLostError; UnknownMemberIdError, IllegalGenerationError and
-    FencedInstanceIdError if the member may not commit them now.
+    Raises the errors of `rules.check_open`, and ClaimLostError. Raises UnknownMemberIdError, IllegalGenerationError or
+    FencedInstanceIdError if the member may not commit the offsets now.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
@@ -64,7 +64,7 @@ def add_offsets(
 
 
 def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:
-    """The offsets that the transaction will commit, by group."""
+    """Return the offsets that the transaction will commit, by group."""
     query = (
         sa.select(
             TRANSACTION_OFFSET.group_id,
@@ -86,9 +86,9 @@ def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping
 
 
 def unstable_partitions(connection: sa.Connection, group_id: str) -> Collection[TopicPartition]:
-    """The partitions whose committed offset of the group may change by the end of an open transaction.
+    """Return the partitions for which an open transaction may commit another offset of the group.
 
-    Also of one that has timed out, until it is aborted: its commit may be under way, and began in time.
+    A transaction that has timed out counts until it is aborted: its commit may have begun in time.
     """
     query = (
         sa.select(TOPIC.name, TRANSACTION_OFFSET.partition)

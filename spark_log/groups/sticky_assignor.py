@@ -1,4 +1,4 @@
-"""The assignors sticky and cooperative-sticky: balanced, and partitions stay with their owners where balance permits.
+"""Implements the assignors sticky and cooperative-sticky: balanced, and partitions stay with their owners if possible.
 
     kept      each partition stays with its owner, if that is a member that subscribes to its topic
     given     the others go to the subscriber with the fewest partitions
@@ -25,18 +25,19 @@ _ROUNDS_MAX = 20
 
 @dataclass
 class _Class:
-    """Topics that have the same subscribers, which are numbers of members in order."""
+    """A class of topics that have the same subscribers. Members are numbered in order."""
 
     subscribers: Sequence[int]
     topics: list[str] = field(default_factory=list)
     held: dict[int, list[TopicPartition]] = field(default_factory=dict)
-    """Of these topics, by member."""
+    """The partitions of these topics, by member."""
 
 
 def assign_sticky(
     subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions], counts: Mapping[str, int]
 ) -> dict[str, Partitions]:
-    """The partitions of each member of `subscriptions`; members that come first get more where it does not divide.
+    """Return the partitions of each member of `subscriptions`. Where they do not divide equally, the first members get
+    more.
 
     `counts` has the partition count of each topic; topics that are not in it do not exist.
     """
@@ -57,7 +58,7 @@ def assign_sticky(
 
 
 def _classes(subscriptions: Mapping[str, Collection[str]], counts: Mapping[str, int]) -> list[_Class]:
-    """Those with the fewest subscribers first: their partitions have the least choice."""
+    """Return the classes with the fewest subscribers first: their partitions have the least choice."""
     subscribers: dict[str, list[int]] = {topic: [] for topic in sorted(counts)}
     for member, topics in enumerate(subscriptions.values()):
         for topic in topics:
@@ -71,7 +72,7 @@ def _classes(subscriptions: Mapping[str, Collection[str]], counts: Mapping[str, 
 
 
 def _kept(subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions]) -> dict[TopicPartition, int]:
-    """The owners that subscribe to the topic; the first one, where two claim a partition."""
+    """Return the owners that subscribe to the topic of their partition; the first one, if two claim it."""
     owners: dict[TopicPartition, int] = {}
     for member, (name, topics) in enumerate(subscriptions.items()):
         for partition in owned.get(name, ()):
@@ -104,7 +105,7 @@ def _give(each: _Class, loads: list[int], owners: Mapping[TopicPartition, int], 
 
 
 def _level(each: _Class, loads: list[int]) -> int:
-    """Move partitions from the most to the least loaded subscribers; the number of moves."""
+    """Move partitions from the most to the least loaded subscribers, and return the number of moves."""
     least = [(loads[member], member) for member in each.subscribers]
     most = [(-loads[member], -member) for member, partitions in each.held.items() if partitions]
     heapq.heapify(least)

@@ -1,4 +1,4 @@
-"""Group offsets that a transaction commits together with its records (KIP-447)."""
+"""Commits group offsets in the same transaction as records (KIP-447)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Commits = Mapping[TopicPartition, Commit]
 
 
 class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-python has no types
-    """A consumer in its group, and the ids of the topics that it reads: the offsets that it sends belong to these."""
+    """A consumer in its group. The offsets that it sends belong to the topics with these ids."""
 
     topic_ids: Mapping[TopicPartition, int]
 
@@ -42,10 +42,10 @@ class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-pytho
 
 @dataclass(frozen=True, order=True)
 class Committer:
-    """The author of a commit: a member in a generation of its group; an empty member id for a group without members.
+    """The author of a commit: a member in a generation of its group, or an empty member id for a group without members.
 
-    `unfenced`: need not be a member: a Kafka client that names none, as before KIP-447; an open transaction of a
-    client, which was checked when it got the offsets.
+    An `unfenced` author is not checked: a Kafka client that names no member, as before KIP-447, or an open transaction
+    of a client, which was checked when it got the offsets.
     """
 
     group_id: str
@@ -61,7 +61,7 @@ class Committer:
 
 
 def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:
-    """The commits with the ids of their topics, if `who` could commit them now. Raises as `commit_offsets_hook`."""
+    """Return the commits with their topic ids, or raise what the hook of `commit_offsets_hook` would raise now."""
     _check(store, connection, who, commits, lock=False)
     found = of_their_topics(connection, commits)
     refuse_unknown(commits.keys() - found.keys())
@@ -69,11 +69,11 @@ def check_offsets(store: Store, connection: sa.Connection, who: Committer, commi
 
 
 def commit_offsets_hook(store: Store, offsets: Mapping[Committer, Commits]) -> CommitHook:
-    """The append hook that commits the offsets of one or more groups.
+    """Return an append hook that commits the offsets of one or more groups.
 
-    Raises CommitFailedError if a committer is not a live member of the group's current generation, or if a partition is
-    assigned to another member; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the append is
-    committed.
+    The hook raises CommitFailedError if a committer is not a live member of the group's current generation, or if a
+    partition is assigned to another member; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the
+    append is committed.
     """
 
     def commit(connection: sa.Connection, _now: StoreClock) -> bool:
@@ -101,9 +101,10 @@ def _check(store: Store, connection: sa.Connection, who: Committer, commits: Com
 def check_committing(
     store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool
 ) -> StoreClock:
-    """Check that `who` may commit these partitions now; with `lock`, until the end of the store's transaction.
+    """Check that `who` may commit these partitions now, and return the time. With `lock`, this holds until the end of
+    the store's transaction.
 
-    Raises UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError.
+    Raises UnknownMemberIdError, IllegalGenerationError, or FencedInstanceIdError.
     """
     if not who.member_id or who.unfenced:
         now = store.clock(connection)

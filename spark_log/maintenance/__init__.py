@@ -1,4 +1,5 @@
-"""Maintenance: the tasks that keep a log small and fast, and apply retention. Readers and writers do not notice them.
+"""Runs the maintenance tasks, which keep a log small and fast and apply retention. Readers and writers do not notice
+them.
 
     from spark_log.maintenance import run_tasks
 

@@ -1,4 +1,4 @@
-"""The log of a process that appends: with replication, and with the loop that keeps its Delta tables fresh."""
+"""Provides the log of a process that appends, with replication and with the loop that keeps its Delta tables fresh."""
 
 from collections.abc import Iterable
 
@@ -38,9 +38,9 @@ class ClientLog(Log):
     ) -> None:
         """With `in_thread` tails are sealed and files are published in a thread, for a process that appends repeatedly.
 
-        `inline_bytes_min`: lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this log to topics
-        that leave these configs at their defaults. For a process that gathers the batches of many clients: a file for
-        each of them costs several times a blob. `internal`: as for `Log`.
+        `inline_bytes_min` has lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this log to
+        topics that leave these configs at their defaults. It serves a process that gathers the batches of many clients:
+        a file for each of them costs several times a blob. `internal` is passed to `Log`.
         """
         writer = _writer(cluster, holder, settings)
         self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
@@ -83,7 +83,7 @@ class ClientLog(Log):
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
         """Seal the tails of the partitions now, and publish; returns the number of new segment files.
 
-        0 for a topic that has been deleted, or deleted and created again.
+        It is 0 for a topic that has been deleted, or deleted and created again.
         """
         files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
         if files:

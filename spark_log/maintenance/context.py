@@ -1,4 +1,4 @@
-"""The input of a maintenance task."""
+"""Defines the input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,9 @@ from spark_log.maintenance.rewrite.segment_merge import GROWTH
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """`fence` is called first in each transaction of a task; `writer` names the files that the task writes."""
+    """The input of a maintenance task: it calls `fence` first in each transaction, and names its files with
+    `writer`.
+    """
 
     cluster: Cluster
     settings: ClusterSettings
@@ -33,9 +35,9 @@ class MaintenanceContext:
     """Whether to leave the remaining work to the next run: called between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
-        """The topics to work on, by name, without those that the store keeps.
+        """Yield the topics to work on, by name, without those that the store keeps.
 
-        UnknownTopicOrPartitionError for a named topic that does not exist.
+        Raises UnknownTopicOrPartitionError for a named topic that does not exist.
         """
 
         def find(connection: sa.Connection) -> dict[str, Topic]:
@@ -61,10 +63,10 @@ def open_maintenance(
     now: bool = False,
     on_spark: bool = False,
 ) -> Iterator[MaintenanceContext]:
-    """The context of work on request. A cluster that is given by its address is opened, and closed at the end.
+    """Yield the context of work on request. A cluster that is given by its address is opened, and closed at the end.
 
-    `on_spark`: write ids get a long lease, because they are not renewed while the driver is busy, and a task may wait
-    for a core.
+    With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
+    wait for a core.
     """
     with ExitStack() as stack:
         opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster

@@ -1,4 +1,4 @@
-"""One failing topic or task does not stop the others: the first error is raised at the end."""
+"""Raises the first error of several topics or tasks at the end, so that a failing one does not stop the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

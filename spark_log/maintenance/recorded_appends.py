@@ -1,7 +1,7 @@
 """Appends to the topics that the cluster itself writes, `__metrics` and `__audit`.
 
-Records are appended whatever the configs of the topic say about records: no limit or schema that a user sets can switch
-the audit off.
+Records are appended whatever the configs of the topic require of records: no limit or schema that a user sets can
+switch the audit off.
 """
 
 import json
@@ -43,7 +43,7 @@ def append_records(
     fence: Fence = unfenced,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> None:
-    """Append the records in one transaction, in which `fence` is called first. Makes the topic if it is missing.
+    """Append the records in one transaction, in which `fence` is called first. A missing topic is created.
 
     Raises SparkLogErrors: callers for whom the record is not the purpose catch them.
     """
@@ -83,8 +83,8 @@ def _table(records: Sequence[Recorded], partition: int, now_ms: int) -> pa.Table
 
 
 def _prepared_topic(cluster: Cluster, recorded: RecordedTopic, timeout_ms: int) -> Topic:
-    """The topic with all fields, made or altered if necessary; as it is, if a user has given it a schema that these
-    fields do not fit.
+    """Return the topic with all fields, created or altered if necessary. It stays unchanged if its schema, which a user
+    has set, does not fit these fields.
     """
     topic = find_recorded(cluster, recorded, timeout_ms=timeout_ms)
     if topic is None:

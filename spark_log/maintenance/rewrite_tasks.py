@@ -1,5 +1,5 @@
-"""The tasks that rewrite segments at the same offsets: seal, merge and columns. Each has a plan for dry runs, which
-changes nothing.
+"""Runs the tasks that rewrite segments at the same offsets: seal, merge and columns. Each has a plan for dry runs,
+which changes nothing.
 """
 
 import os
@@ -47,7 +47,7 @@ def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
-    """Reports of the work that `seal_tails` would do now. Changes nothing."""
+    """Yield reports of the work that `seal_tails` would do now. Changes nothing."""
     due, behind = _due_topics(context)
     for topic, found in due:
         notes = (f"{sum(tail.bytes for tail in found):,} bytes of inline tails become files", "deletes nothing")
@@ -57,7 +57,7 @@ def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
-    """Topics with tails to seal, which are published afterwards; and other topics whose Delta tables are behind.
+    """Return topics with tails to seal, which are published afterwards; and other topics whose Delta tables are behind.
 
     The writer of a file publishes it soon after the append, so a table counts as behind only after half of
     delta.max.lag.ms.
@@ -82,7 +82,7 @@ def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tai
 
 
 def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
-    """By topic: append time of the oldest segment file that is missing in some Delta table of the topic."""
+    """Return by topic the append time of the oldest segment file that is missing in some Delta table of the topic."""
     found: dict[TopicId, int] = {}
     for (topic_id, _), lag in delta_lags(connection).items():
         if lag.sealed_ms is not None:
@@ -106,7 +106,7 @@ def merge_segments(
 
 
 def plan_merge(context: MaintenanceContext) -> Iterator[Report]:
-    """The first merges that `merge_segments` would do now; their results may be merged again. Changes nothing."""
+    """Yield reports of the first merges that `merge_segments` would do now; it may merge their results again."""
     store = context.cluster.store
     for topic, partitions in _partitions_to_merge(context):
         planned = [store.read(partial(runs_of, topic=topic, partition=partition)) for partition in partitions]
@@ -137,7 +137,7 @@ def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_backfill(context: MaintenanceContext) -> Iterator[Report]:
-    """The files that `backfill_columns` would write again now. Changes nothing."""
+    """Yield reports of the files that `backfill_columns` would write again now. Changes nothing."""
     store = context.cluster.store
     for topic, partitions in _partitions_to_backfill(context):
         files = [store.read(partial(files_to_backfill, topic=topic, partition=partition)) for partition in partitions]

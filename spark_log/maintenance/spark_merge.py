@@ -1,4 +1,4 @@
-"""Maintenance on Spark, for clusters too large for one machine: the driver plans and swaps, tasks read and write.
+"""Runs merges on Spark, for clusters too large for one machine: the driver plans and swaps, tasks read and write.
 
 A task receives a `Rewriting` and the log dirs, and returns a `Written`; neither has access to the metadata store.
 """
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PARTITIONS_MAX = 256
-"""Maximum number of partitions that are merged at the same time: for each, a thread on the driver waits for its task.
+"""Maximum number of partitions that are merged at the same time: for each, a thread on the driver waits for its
+task.
 """
 
 
@@ -33,8 +34,8 @@ def merge_on_spark(
     topics: Collection[str] | None = None,
     settings: ClusterSettings | None = None,
 ) -> Iterator[Report]:
-    """Merge small segments, as many partitions at once as Spark has cores. Otherwise as `run_tasks(cluster,
-    ["merge"])`.
+    """Merge small segments, as many partitions at once as Spark has cores. Yields the reports of the task `merge` of
+    `run_tasks`.
     """
     with open_maintenance(cluster, "merge on Spark", topics, settings, on_spark=True) as context:
         threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
@@ -42,7 +43,7 @@ def merge_on_spark(
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:
-    """`segment_rewrite.write` as a Spark job of one task; each retry of the task writes under another name."""
+    """Return `segment_rewrite.write` as a Spark job of one task; each retry writes under another name."""
 
     def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
         from py4j.protocol import Py4JError
@@ -69,8 +70,8 @@ def _log_dirs_of(rewriting: Rewriting) -> set[LogDirId]:
 
 
 def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:
-    """Runs on an executor. Returns a text on failure: Spark would only retry after an exception, and show it in fifty
-    lines.
+    """Write the file on an executor. A failure returns a text: Spark would only retry after an exception, and show it
+    in fifty lines.
     """
     from pyspark import TaskContext
 

@@ -1,4 +1,4 @@
-"""The tasks that work topic by topic: flush, retention, delta, files. Each has a plan for dry runs, which changes
+"""Runs the tasks that work topic by topic: flush, retention, delta, files. Each has a plan for dry runs, which changes
 nothing.
 """
 
@@ -41,7 +41,7 @@ def flush_topics(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_flush(context: MaintenanceContext) -> Iterator[Report]:
-    """The partitions that `flush_topics` would force to disk now."""
+    """Yield reports of the partitions that `flush_topics` would force to disk now."""
     for topic, keys in _partitions_to_flush(context):
         yield Report("flush", topic.name, len(keys), notes=("deletes nothing",))
 
@@ -66,7 +66,7 @@ def retain(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_retain(context: MaintenanceContext) -> Iterator[Report]:
-    """The segments that `retain` would drop now."""
+    """Yield reports of the segments that `retain` would drop now."""
     for topic in context.topics():
         yield from _retention_report(topic, plan_retention(context.cluster, topic))
 
@@ -84,7 +84,7 @@ def _retention_report(topic: Topic, dropped: Dropped) -> Iterator[Report]:
 
 
 def _freed(topic: Topic, dropped: Dropped) -> str:
-    """The bytes that the disk gets back now (inline segments, in the metadata store), and later, with the files."""
+    """Describe the bytes that the disk gets back now (inline segments), and later, with the files."""
     delay_ms = topic.config.file_delete_delay_ms
     later = f"in {exact_duration_of(delay_ms)} (file.delete.delay.ms)" if delay_ms else "with the task files"
     return f"frees {bytes_of(dropped.bytes - dropped.file_bytes)} now, {bytes_of(dropped.file_bytes)} {later}"
@@ -94,7 +94,9 @@ def _freed(topic: Topic, dropped: Dropped) -> str:
 
 
 def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
-    """Files and bytes in a report are those of the Delta logs."""
+    """Publish tables that are behind, and maintain their Delta logs. Files and bytes in a report are those of the
+    logs.
+    """
     with FirstFailure() as failure:
         for topic in context.topics():
             if context.stopping():
@@ -113,8 +115,8 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
-    """The tables that `maintain_delta_tables` would checkpoint now; the expired files of their logs are deleted
-    afterwards. Publication is not listed.
+    """Yield reports of the tables that `maintain_delta_tables` would checkpoint now; the expired files of their logs
+    are deleted afterwards. Publication is not listed.
     """
     for topic in context.topics():
         versions = due_for_checkpoint(context.cluster, topic)
@@ -136,7 +138,7 @@ def clean_up_files(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_clean_up(context: MaintenanceContext) -> Iterator[Report]:
-    """The files that `clean_up_files` would delete now."""
+    """Yield reports of the files that `clean_up_files` would delete now."""
     store = context.cluster.store
     store.read(check_identity)
     log_dirs = CountedLogDirs.of(context.cluster)

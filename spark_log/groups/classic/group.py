@@ -1,4 +1,4 @@
-"""A classic group, its members, and what they ask and are answered, as frozen values."""
+"""Defines a classic group, its members, and their requests and answers, as frozen values."""
 
 import enum
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ class State(enum.StrEnum):
 
     @property
     def must_rejoin(self) -> bool:
-        """Whether the members join again: their heartbeats are answered with REBALANCE_IN_PROGRESS."""
+        """Whether the members must join again: their heartbeats are answered with REBALANCE_IN_PROGRESS."""
         return self is State.PREPARING
 
 
@@ -21,11 +21,11 @@ class Phase(enum.StrEnum):
     """The state of a member. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
 
     PENDING = "pending"
-    """It has got a member id, and has not joined with it. Not a member yet, but a rebalance waits for it."""
+    """It has a member id, but has not joined with it. It is not a member yet, but a rebalance waits for it."""
     JOINING = "joining"
     """Its JoinGroup waits for the next generation."""
     SYNCING = "syncing"
-    """It is in the generation, and has not asked for its assignment."""
+    """The member is in the generation, and has not asked for its assignment."""
     SYNCED = "synced"
 
 
@@ -36,7 +36,7 @@ class ClassicMember:
     client_id: str
     host: str
     protocols: tuple[tuple[str, bytes], ...]
-    """Name and metadata, in the member's order of preference."""
+    """Names and metadata, in the member's order of preference."""
     session_timeout_ms: int
     rebalance_timeout_ms: int
     until_ms: int
@@ -57,11 +57,11 @@ class ClassicGroup:
     protocol: str = ""
     """The protocol of the generation, which all members support."""
     leader: str = ""
-    """Its member id; empty in a group without one."""
+    """The member id of the leader, or "" if the group has none."""
     deadline_ms: int | None = None
-    """PreparingRebalance: end of the time to join. Later: end of the time to ask for the assignment."""
+    """In PreparingRebalance the end of the time to join; later the end of the time to ask for the assignment."""
     members: Mapping[str, ClassicMember] = field(default_factory=dict)
-    """By member id, PENDING ones too."""
+    """The members by id, including PENDING ones."""
 
     @property
     def joined(self) -> list[ClassicMember]:
@@ -71,7 +71,7 @@ class ClassicGroup:
 
 @dataclass(frozen=True)
 class Joining:
-    """A JoinGroup request. `new_id`: the id of a member that has none. `id_required`: it must join again with that."""
+    """A JoinGroup request. A member without an id gets `new_id`; with `id_required` it must join again with it."""
 
     member_id: str
     new_id: str
@@ -87,9 +87,10 @@ class Joining:
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """`members`: of the leader only, each with its instance id and metadata.
+    """The answer to a JoinGroup. Only the leader gets `members`: each with its instance id and metadata.
 
-    `skip_assignment`: the leader has started again as a static member, and the generation has its assignment (KIP-814).
+    With `skip_assignment`, the leader has restarted as a static member, and the generation has its assignment
+    (KIP-814).
     """
 
     generation: int

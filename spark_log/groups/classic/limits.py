@@ -1,4 +1,4 @@
-"""How large a classic group may be. Pure functions; callers apply them to the group before and after a request."""
+"""Limits the size of a classic group. Pure functions; callers apply them to the group before and after a request."""
 
 from collections.abc import Collection
 
@@ -9,13 +9,13 @@ BYTES_MAX = 4 * 1024 * 1024
 """Names, metadata and assignments of the members of a group together. A request of a member may read and write all of
 it, and the answer to the leader has all metadata. A broker keeps the same as one record: 1 MiB by default."""
 DECODED_BYTES_MAX = 256 * 1024
-"""The same of a group of consumers whose metadata is decoded in a transaction, which others may wait for."""
+"""The limit for a group of consumers whose metadata is decoded in a transaction, which others may wait for."""
 MEMBERS_MAX = 1_000
-"""Members of a group, with those that have only got an id. A rebalance costs the square of it."""
+"""The maximum number of members of a group, including PENDING ones. A rebalance costs the square of it."""
 
 
 def check_join(group: ClassicGroup, request: Joining, after: ClassicGroup) -> None:
-    """GroupMaxSizeReachedError if there is no room for the member, or for its metadata. `after`: with the member."""
+    """Raise GroupMaxSizeReachedError if `after`, the group with the member, has too many members or bytes."""
     new = after.members.keys() - group.members.keys()
     if new and len(after.members) > max(MEMBERS_MAX, len(group.members)):
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} has {MEMBERS_MAX} members")
@@ -30,13 +30,13 @@ def check_join(group: ClassicGroup, request: Joining, after: ClassicGroup) -> No
 
 
 def check_request(request: Joining) -> None:
-    """GroupMaxSizeReachedError if no group has room for this metadata: it is known before the group is read."""
+    """Raise GroupMaxSizeReachedError if no group has room for this metadata. No group is read."""
     if _bytes_of(request) > BYTES_MAX:
         raise GroupMaxSizeReachedError(f"the metadata of a member has more than {BYTES_MAX} bytes")
 
 
 def check_metadata(group_id: str, size: int) -> None:
-    """GroupMaxSizeReachedError if the translated members of a group would have more metadata."""
+    """Raise GroupMaxSizeReachedError if the translated members of a group would have more metadata than BYTES_MAX."""
     if size > BYTES_MAX:
         raise GroupMaxSizeReachedError(f"group {group_id!r}: the metadata of its classic members has {size} bytes")
 
@@ -47,7 +47,7 @@ def may_be_decoded(group: ClassicGroup) -> bool:
 
 
 def check_assignment(group: ClassicGroup, after: ClassicGroup) -> None:
-    """GroupAssignmentTooLargeError if the leader has sent more than there is room for. `after`: with its assignment."""
+    """Raise GroupAssignmentTooLargeError if `after`, the group with the leader's assignment, has too many bytes."""
     size = _size(after.members.values())
     if size > BYTES_MAX and size > _size(group.members.values()):
         raise GroupAssignmentTooLargeError(

@@ -1,4 +1,4 @@
-"""The rows of classic groups. The row of `consumer_group` is their lock, and has the generation. No rules here."""
+"""Reads and writes the rows of classic groups. The row of `consumer_group` is their lock, and has the generation."""
 
 import json
 from collections.abc import Collection
@@ -48,14 +48,14 @@ _FIRST_END = Prepared(
 
 
 class Part(NamedTuple):
-    """A group with one of its members, or none. It is what was written until the time `until_ms`; None: for ever."""
+    """A group with one of its members, or none, as it was written. It is valid until `until_ms`; None means always."""
 
     group: ClassicGroup
     until_ms: int | None
 
 
 def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> ClassicGroup | None:
-    """The group as it was written; None if it is none of this kind. Callers apply `rules.advance`."""
+    """Return the classic group as it was written, or None if there is none. Callers apply `rules.advance`."""
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:
         return None
@@ -63,7 +63,7 @@ def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> C
 
 
 def read_part(connection: sa.Connection, group_id: str, member_id: str, now: StoreClock) -> Part | None:
-    """The group with this member alone, without the bytes of the others; None if it is none of this kind."""
+    """Return the classic group with this member alone, or None. The bytes of other members are not read."""
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:
         return None
@@ -75,7 +75,7 @@ def read_part(connection: sa.Connection, group_id: str, member_id: str, now: Sto
 
 
 def read_all_classic(connection: sa.Connection, now: StoreClock) -> dict[str, ClassicGroup]:
-    """All groups of this kind, by id, without the metadata and the assignments of their members, which may be large."""
+    """Return all classic groups by id, without the metadata and the assignments of members, which may be large."""
     members: dict[str, list[Any]] = {}
     for row in connection.execute(_ALL_MEMBERS_ALONE):
         members.setdefault(row[0], []).append(row)
@@ -84,14 +84,14 @@ def read_all_classic(connection: sa.Connection, now: StoreClock) -> dict[str, Cl
 
 
 def expired_groups(connection: sa.Connection, now: StoreClock) -> list[str]:
-    """Groups that have members whose sessions have ended."""
+    """Return the groups that have members whose sessions have ended."""
     ended = now.has_expired(CLASSIC_MEMBER)
     query = sa.select(CLASSIC_MEMBER.group_id).where(ended).distinct().order_by(CLASSIC_MEMBER.group_id)
     return list(connection.execute(query).scalars())
 
 
 def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: ClassicGroup, now: StoreClock) -> None:
-    """Write what differs, in a transaction that holds the group's lock. `before` None: the group gets this kind."""
+    """Write what differs, in a transaction that holds the group's lock. Without `before`, the group becomes classic."""
     old = {} if before is None else before.members
     here = {"group_id": after.group_id}
     if before is None:
@@ -116,7 +116,7 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
 
 
 def delete_classic(connection: sa.Connection, group_id: str) -> None:
-    """The group is of this kind no more; its `consumer_group` row stays. In a transaction that holds its lock."""
+    """Make the group no longer classic; its `consumer_group` row stays. The caller's transaction holds its lock."""
     for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -155,7 +155,7 @@ def _of_group(group: ClassicGroup, now: StoreClock) -> dict[str, Any]:
 
 
 def _changed(before: ClassicMember, after: ClassicMember, now: StoreClock) -> dict[str, Any]:
-    """Columns to write: those that may be large only if they have changed."""
+    """Return the columns to write. Columns that may be large are among them only if they have changed."""
     values = _of_state(after, now)
     if after.protocols != before.protocols:
         values |= _of_metadata(after)

@@ -31,7 +31,7 @@ from spark_log.groups.classic.group import ClassicGroup, ClassicMember, JoinAnsw
 
 
 def advance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """The group after the sessions and the rebalance timeout that have ended."""
+    """Return the group without the members whose sessions or rebalance timeout have ended."""
     group = _without(
         group, {member.member_id for member in group.members.values() if member.until_ms <= now_ms}, now_ms
     )
@@ -44,15 +44,15 @@ def advance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
 
 
 def next_change_ms(group: ClassicGroup) -> int | None:
-    """When time alone changes the group; None: never."""
+    """Return the time at which the group changes without a request; None means never."""
     times = [member.until_ms for member in group.members.values()]
     return min(times if group.deadline_ms is None else [*times, group.deadline_ms], default=None)
 
 
 def join(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
-    """The group after a JoinGroup request; `join_answer` says whether and how it is answered.
+    """Return the group after a JoinGroup request; `join_answer` returns the answer.
 
-    InconsistentGroupProtocolError: it shares no protocol with the other members. UnknownMemberIdError,
+    Raises InconsistentGroupProtocolError if the member shares no protocol with the others, UnknownMemberIdError, or
     FencedInstanceIdError.
     """
     _check_protocols(group, request)
@@ -71,7 +71,7 @@ def join(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
 
 
 def join_answer(group: ClassicGroup, member_id: str, instance_id: str | None) -> JoinAnswer | None:
-    """The answer to a member that has joined; None: it waits. UnknownMemberIdError, FencedInstanceIdError."""
+    """Return a member's answer, None while it waits. Raises UnknownMemberIdError or FencedInstanceIdError."""
     member = member_of(group, member_id, instance_id)
     if member.phase is Phase.JOINING:
         return None
@@ -85,7 +85,7 @@ def join_answer(group: ClassicGroup, member_id: str, instance_id: str | None) ->
 
 
 def leads(group: ClassicGroup, member_id: str) -> bool:
-    """Whether the answer to the member's JoinGroup has the metadata of all."""
+    """Whether the answer to the member's JoinGroup has the metadata of all members."""
     return group.leader == member_id and group.state is not State.PREPARING
 
 
@@ -97,9 +97,9 @@ def sync(
     assignments: Mapping[str, bytes],
     now_ms: int,
 ) -> ClassicGroup:
-    """The group after a SyncGroup request; members without an assignment of the leader get an empty one.
+    """Return the group after a SyncGroup request; members without an assignment of the leader get an empty one.
 
-    `sync_answer` is the answer. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError,
+    `sync_answer` returns the answer. Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, or
     RebalanceInProgressError.
     """
     member = _in_generation(group, member_id, instance_id, generation)
@@ -117,14 +117,14 @@ def sync(
 
 
 def sync_answer(group: ClassicGroup, member_id: str) -> bytes | None:
-    """The assignment of a member; None: it waits for the leader."""
+    """Return the assignment of a member, or None while it waits for the leader."""
     return group.members[member_id].assignment if group.state is State.STABLE else None
 
 
 def wait_for_assignment(
     group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
 ) -> ClassicGroup:
-    """The group with the session renewed of a member that has asked for its assignment. The errors of `sync`."""
+    """Renew the session of a member that has asked for its assignment. Raises the errors of `sync`."""
     member = _in_generation(group, member_id, instance_id, generation)
     if group.state is State.PREPARING:
         raise _rebalancing(group)
@@ -132,14 +132,14 @@ def wait_for_assignment(
 
 
 def begin_again(group: ClassicGroup, generation: int, now_ms: int) -> ClassicGroup:
-    """The group in another rebalance, if the leader's assignment of this generation cannot be stored."""
+    """Begin another rebalance, if the leader's assignment of this generation cannot be stored."""
     if group.state is not State.COMPLETING or group.generation != generation:
         return group
     return begin_rebalance(group, now_ms)
 
 
 def check_protocol(group: ClassicGroup, protocol_type: str | None, protocol: str | None) -> None:
-    """InconsistentGroupProtocolError if a SyncGroup request (v5) names others than the group's; None: it names none."""
+    """Raise InconsistentGroupProtocolError if a SyncGroup request (v5) has another protocol; None matches any."""
     if protocol_type not in (None, group.protocol_type) or protocol not in (None, group.protocol):
         raise InconsistentGroupProtocolError(
             f"group {group.group_id!r} has the protocol {group.protocol!r} of type {group.protocol_type!r}"
@@ -149,17 +149,17 @@ def check_protocol(group: ClassicGroup, protocol_type: str | None, protocol: str
 def heartbeat(
     group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
 ) -> ClassicGroup:
-    """The group with the member's session renewed; in PreparingRebalance the member must join again.
+    """Return the group with the member's session renewed; in PreparingRebalance the member must join again.
 
-    UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+    Raises UnknownMemberIdError, FencedInstanceIdError, or IllegalGenerationError.
     """
     return replace_member(group, touched(_in_generation(group, member_id, instance_id, generation), now_ms))
 
 
 def leave(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
-    """The group without a member, who is named by the instance id alone if the member id is empty.
+    """Return the group without a member. If the member id is empty, the instance id alone identifies the member.
 
-    UnknownMemberIdError, FencedInstanceIdError.
+    Raises UnknownMemberIdError or FencedInstanceIdError.
     """
     if not member_id and instance_id is not None:
         member_id = next((each.member_id for each in group.joined if each.instance_id == instance_id), "")
@@ -171,9 +171,10 @@ def leave(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: 
 def check_commit(
     group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
 ) -> None:
-    """Whether a member may commit offsets. UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+    """Check that a member may commit offsets. Raises UnknownMemberIdError, FencedInstanceIdError, or
+    IllegalGenerationError.
 
-    RebalanceInProgressError outside of transactions between the JoinGroup and SyncGroup of a generation, as in Kafka.
+    Unless `transactional`, it raises RebalanceInProgressError in CompletingRebalance, as in Kafka.
     """
     _in_generation(group, member_id, instance_id, generation)
     if group.state is State.COMPLETING and not transactional:
@@ -181,7 +182,7 @@ def check_commit(
 
 
 def member_of(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
-    """The member. FencedInstanceIdError if another one has its instance id; UnknownMemberIdError."""
+    """Return the member. Raises FencedInstanceIdError if another one has its instance id, or UnknownMemberIdError."""
     if instance_id is not None:
         static = next((each for each in group.joined if each.instance_id == instance_id), None)
         if static is not None and static.member_id != member_id:
@@ -195,19 +196,19 @@ def member_of(group: ClassicGroup, member_id: str, instance_id: str | None) -> C
 
 
 def touched(member: ClassicMember, now_ms: int) -> ClassicMember:
-    """With its session renewed, if a third of it is over: so few heartbeats are written."""
+    """Return the member with its session renewed, if a third of it is over. So few heartbeats are written."""
     if member.until_ms - now_ms > member.session_timeout_ms * 2 // 3:
         return member
     return replace(member, until_ms=now_ms + member.session_timeout_ms)
 
 
 def with_session_renewed(group: ClassicGroup, member_id: str, instance_id: str | None, now_ms: int) -> ClassicGroup:
-    """The group with this member `touched`. UnknownMemberIdError, FencedInstanceIdError."""
+    """Return the group with this member `touched`. Raises UnknownMemberIdError or FencedInstanceIdError."""
     return replace_member(group, touched(member_of(group, member_id, instance_id), now_ms))
 
 
 def select_protocol(members: Collection[ClassicMember]) -> str:
-    """The protocol that all members support and most prefer; the first by name among equals. Empty if there is none."""
+    """Return the protocol, or "", that all members support and most prefer; the first by name among equals."""
     common = set.intersection(*({name for name, _ in member.protocols} for member in members))
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members if common)
     return min(votes, key=lambda name: (-votes[name], name), default="")
@@ -268,12 +269,12 @@ def _rebalancing(group: ClassicGroup) -> RebalanceInProgressError:
 
 
 def replace_member(group: ClassicGroup, member: ClassicMember) -> ClassicGroup:
-    """The group with a new member, or another state of a member."""
+    """Return the group with a new member, or with another state of a member."""
     return replace(group, members={**group.members, member.member_id: member})
 
 
 def _joining(group: ClassicGroup, member: ClassicMember, protocol_type: str, now_ms: int) -> ClassicGroup:
-    """The group with a member that joins: in a rebalance that has begun, or begins with it."""
+    """Return the group with a member that joins a rebalance, which begins now if none has begun."""
     group = replace_member(replace(group, protocol_type=protocol_type), replace(member, phase=Phase.JOINING))
     return _complete_join(group, now_ms) if group.state is State.PREPARING else begin_rebalance(group, now_ms)
 
@@ -291,7 +292,7 @@ def _without(group: ClassicGroup, member_ids: Collection[str], now_ms: int) -> C
 
 
 def begin_rebalance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """All members must join again."""
+    """Return the group in PreparingRebalance, in which all members must join again."""
     group = replace(group, state=State.PREPARING, deadline_ms=now_ms + _rebalance_timeout_ms(group.joined))
     return _complete_join(group, now_ms)
 
@@ -301,7 +302,7 @@ def _rebalance_timeout_ms(members: Iterable[ClassicMember]) -> int:
 
 
 def _complete_join(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """Begin the next generation if all have joined, or the time is over: then without missing dynamic members."""
+    """Begin the next generation if all have joined, or the time is over: then without late dynamic members."""
     assert group.deadline_ms is not None
     waited_for = [each for each in group.members.values() if each.phase is not Phase.JOINING]
     if waited_for and now_ms < group.deadline_ms:

@@ -1,4 +1,4 @@
-"""Requests of members of classic groups: read, decide (`rules`), write. Any process handles any request.
+"""Handles requests of members of classic groups: read, decide (`rules`), write. Any process handles any request.
 
 A request that changes nothing is a read. All functions block, and raise the errors of `rules`.
 """
@@ -25,18 +25,18 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 T = TypeVar("T")
 
 Step = Callable[[ClassicGroup, int], ClassicGroup]
-"""A rule: the group after a request, at a time of the store's lease clock."""
+"""Returns the group after a request, at a time of the store's lease clock."""
 
 
 class Seen(NamedTuple):
-    """A group after a request. Without another request, it stays as it is for `wait_ms`; None: for ever."""
+    """A group after a request. Time alone does not change it for `wait_ms`; None means never."""
 
     group: ClassicGroup
     wait_ms: int | None
 
 
 class Mark(NamedTuple):
-    """The facts of a group that members wait to change. `member_ids`: of those that wait. `wait_ms`: as of `Seen`."""
+    """The facts of a group that members wait to change, and the ids of those that wait. `wait_ms` is that of `Seen`."""
 
     state: State
     generation: int
@@ -45,12 +45,12 @@ class Mark(NamedTuple):
 
 
 def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
-    """As `change`, for a step that only renews the session of one member, if that. The group is returned with this
-    member alone, unless time has changed it: the others are not read, whose metadata may be large.
+    """Apply a `step` that at most renews the session of one member. The result has only this member, unless time has
+    changed the group: the others are not read, because their metadata may be large. Otherwise it is like `change`.
     """
 
     def decide(connection: sa.Connection) -> tuple[ClassicGroup, Seen, StoreClock] | None:
-        """The group before and after, with this member; None if that is not enough."""
+        """Return the group with this member, before and after; None if the other members must be read."""
         now = store.clock(connection)
         part = read_part(connection, group_id, member_id, now)
         if part is None or (part.until_ms is not None and part.until_ms <= now.lease_ms):
@@ -81,8 +81,8 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
 
 
 def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
-    """The facts of the groups that these members wait for, by group id. One read; groups that do not exist are left
-    out.
+    """Return the facts of the groups for which these members wait, by group id, in one read. Groups that do not exist
+    are left out.
     """
 
     def read(connection: sa.Connection) -> dict[str, Mark]:
@@ -112,7 +112,7 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
 
 
 def _parts(items: Sequence[T]) -> list[Sequence[T]]:
-    """As many as one statement asks for."""
+    """Split the items into as many as one statement asks for."""
     return [items[first : first + MEMBERS_MAX] for first in range(0, len(items), MEMBERS_MAX)]
 
 
@@ -122,7 +122,7 @@ def _rows(answers: Iterable[Answer]) -> Iterator[tuple[Any, ...]]:
 
 
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:
-    """Apply `step` to the group. UnknownMemberIdError if there is no such group."""
+    """Apply `step` to the group. Raises UnknownMemberIdError if there is no such group."""
 
     def read(connection: sa.Connection) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
         now = store.clock(connection)
@@ -146,8 +146,8 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
 
 
 def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
-    """Apply `rules.join`. A group without members becomes classic; InconsistentGroupProtocolError if it has members of
-    another kind. GroupMaxSizeReachedError.
+    """Apply `rules.join`. A group without members becomes classic. Raises InconsistentGroupProtocolError if it has
+    members of another kind, or GroupMaxSizeReachedError.
     """
     check_request(request)
 
@@ -177,7 +177,9 @@ def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
 
 
 def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> None:
-    """Remove members whose sessions have ended, for callers that are not members. Other kinds of groups stay."""
+    """Remove members whose sessions have ended, for callers that are not members. Groups of other kinds do not
+    change.
+    """
     with contextlib.suppress(UnknownMemberIdError):
         change(store, group_id, unchanged, fence)
 
@@ -185,7 +187,9 @@ def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> Non
 def remove_classic_members(
     store: Store, group_id: str, member_ids: Collection[str], instance_ids: Collection[str]
 ) -> None:
-    """Remove members in one transaction. UnknownMemberIdError if one is not a member; then all stay."""
+    """Remove members in one transaction. Raises UnknownMemberIdError if one is not a member; then no member is
+    removed.
+    """
 
     def remove(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         for member_id in member_ids:
@@ -198,7 +202,7 @@ def remove_classic_members(
 
 
 def live_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
-    """Number of members whose sessions have not ended; 0 for a group of another kind."""
+    """Return the number of members whose sessions have not ended; 0 for a group of another kind."""
     group = read_classic(connection, group_id, now)
     return 0 if group is None else len(advance(group, now.lease_ms).joined)
 
@@ -207,7 +211,7 @@ def check_classic_committer(
     connection: sa.Connection, now: StoreClock, group_id: str, member_id: str, instance_id: str | None,
     generation: int, *, transactional: bool,
 ) -> None:  # fmt: skip
-    """The errors of `rules.check_commit`, in a transaction that holds the group's lock."""
+    """Raise the errors of `rules.check_commit`, in a transaction that holds the group's lock."""
     part = read_part(connection, group_id, member_id, now)
     if part is not None and (part.until_ms is None or part.until_ms > now.lease_ms):
         with contextlib.suppress(UnknownMemberIdError, FencedInstanceIdError):  # which one depends on the others
@@ -220,7 +224,7 @@ def check_classic_committer(
 
 
 def unchanged(group: ClassicGroup, _now_ms: int) -> ClassicGroup:
-    """The step of an observer: only the time has passed."""
+    """Return the group: the step of an observer."""
     return group
 
 
@@ -230,7 +234,7 @@ def _seen(group: ClassicGroup, now: StoreClock) -> Seen:
 
 
 def _announce(store: Store, before: ClassicGroup | None, after: ClassicGroup) -> None:
-    """Wake the requests that wait, in all processes: not for a renewed session."""
+    """Wake the waiting requests in all processes, unless only a session was renewed."""
     if (
         before is None
         or (before.state, before.generation) != (after.state, after.generation)

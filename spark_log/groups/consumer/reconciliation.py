@@ -1,4 +1,4 @@
-"""The target assignment of a group: removing members, and computing the target for the others."""
+"""Reconciles a group: removes members, and computes the target assignment of the others."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def remove_members(
     connection: sa.Connection, now: StoreClock, group_id: str, group: Group, member_ids: Sequence[str]
 ) -> Group:
-    """Remove members in the caller's transaction, which holds the group's lock; returns the group afterwards."""
+    """Remove members in the caller's transaction, which holds the group's lock. Returns the group after the removal."""
     if not member_ids:
         return group
     rows.delete_members(connection, group_id, member_ids)
@@ -37,7 +37,7 @@ def remove_members(
 
 
 def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
-    """Remove dead members, notice changed topics, compute a stale target. For callers that are not members."""
+    """Remove dead members, notice changed topics, and compute a stale target. Callers are not members."""
     advance_classic(store, group_id, fence)
 
     def read(connection: sa.Connection) -> bool:
@@ -70,7 +70,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
 
 
 def stale_groups(store: Store) -> list[str]:
-    """Groups with stale targets or dead members."""
+    """Return the groups that have stale targets or dead members."""
 
     def read(connection: sa.Connection) -> list[str]:
         now = store.clock(connection)
@@ -89,8 +89,8 @@ def groups_with_members(store: Store) -> list[str]:
 def _read_stale(
     connection: sa.Connection, group_id: str
 ) -> tuple[rows.GroupRow | None, list[rows.MemberRow], dict[str, TopicFacts], dict[TopicPartition, str]]:
-    """A group whose targets are stale, its members, the facts of the topics that they subscribe, and the owners of
-    partitions; no group where none is stale.
+    """Return a group whose targets are stale, its members, the facts of their topics, and the owners of partitions;
+    without a group if its targets are not stale.
     """
     row = rows.read_group(connection, group_id)
     if row is None or not row.group.stale:
@@ -103,8 +103,8 @@ def _read_stale(
 def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> bool:
     """Compute the target if it is stale, and write it unless the generation has changed meanwhile.
 
-    Returns whether it is up to date now. False: it is left to a member that has the group's assignor, or to the author
-    of the later change. Raises InconsistentGroupProtocolError; then members keep their partitions.
+    Returns whether it is up to date now. If not, a member that has the group's assignor, or the author of the later
+    change, computes it. Raises InconsistentGroupProtocolError; then members keep their partitions.
     """
     row, members, facts, owners = store.read(lambda connection: _read_stale(connection, group_id))
     if row is None:
@@ -141,7 +141,7 @@ def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
 
 
 def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str]) -> list[Candidate]:
-    """Prior ownership is the last target; for partitions that are in no target, the member that still has them."""
+    """Return the input of the assignor. A member owns its last target, and its partitions that are in no target."""
     targeted: set[TopicPartition] = {p for m in members for p in m.member.target}
     held: dict[str, set[TopicPartition]] = {}
     for partition, member_id in owners.items():

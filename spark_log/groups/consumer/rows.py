@@ -1,4 +1,4 @@
-"""The rows of a group: reading, locking and writing. No rules here.
+"""Reads, locks and writes the rows of a group.
 
 A transaction that changes a group or one of its members holds the group's row lock; readers use a snapshot.
 """
@@ -34,10 +34,10 @@ from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000
 NAMES_MAX = 1_000
-"""Names of topics that a statement asks for. For more, all topics are read: clients choose how many names they have."""
+"""The maximum number of names in a statement. For more, all topics are read: clients choose how many they use."""
 
 CLASSIC, CONSUMER = "classic", "consumer"
-"""The protocols in which members speak to their group."""
+"""The protocols of members."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GroupRow:
     """The facts of the subscribed topics that the targets assume."""
     empty_since_ms: int | None
     type: str = CONSUMER
-    """classic: it has a row in `classic_group`, and no members here."""
+    """A classic group has a row in `classic_group`, and no members here."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class MemberRow:
     epochs: EpochState
     protocol: str = CONSUMER
     protocols: tuple[tuple[str, bytes], ...] = ()
-    """Of a classic member: names with metadata, in its order of preference, for when its group becomes classic."""
+    """Names and metadata of a classic member, in its order of preference. They are used when its group becomes
+    classic.
+    """
 
     def live(self, now: StoreClock) -> bool:
         return not now.expired(self.until_ms, self.clock_epoch)
@@ -114,7 +116,7 @@ def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) 
 
 
 def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
-    """The group's row, locked; created without members if there is none."""
+    """Return the group's row, locked. It is created without members if there is none."""
     found = read_group(connection, group_id, lock=True)
     if found is None:
         new = {"group_id": group_id, "generation": 0, "assignor": "", "empty_since_ms": now.wall_ms}
@@ -147,12 +149,12 @@ def read_member(connection: sa.Connection, group_id: str, member_id: str) -> Mem
 
 
 def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
-    """All members, by id."""
+    """Return all members by id."""
     return [_member_row(row) for row in connection.execute(_MEMBERS_SORTED, {"g": group_id})]
 
 
 def read_all_groups(connection: sa.Connection) -> dict[str, tuple[Group, str]]:
-    """Every group with the type that it had last, by id and in its order."""
+    """Return every group with its last type, by id and in the order of the ids."""
     query = sa.select(
         CONSUMER_GROUP.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.type
     )
@@ -161,8 +163,8 @@ def read_all_groups(connection: sa.Connection) -> dict[str, tuple[Group, str]]:
 
 
 def read_all_members(connection: sa.Connection, *, with_subscriptions: bool) -> dict[str, list[MemberRow]]:
-    """The members of all groups that have some, with their assigned partitions, in two statements. Subscriptions, which
-    may be large, are empty unless they are asked for; the metadata of classic members is left out.
+    """Return the members of all groups that have some, with their assigned partitions, in two statements.
+    Subscriptions, which may be large, are empty unless requested; the metadata of classic members is left out.
     """
     found: dict[tuple[str, str], MemberRow] = {}
     left_out: dict[str, sa.ColumnElement[Any]] = {"classic_protocols": sa.null()}
@@ -186,13 +188,13 @@ def read_all_members(connection: sa.Connection, *, with_subscriptions: bool) -> 
 
 
 def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:
-    """The distinct subscriptions of the members."""
+    """Return the distinct subscriptions of the members."""
     query = sa.select(GROUP_MEMBER.subscription).where(GROUP_MEMBER.group_id == group_id).distinct()
     return [subscription_of(text) for text in connection.execute(query).scalars()]
 
 
 def find_instance(connection: sa.Connection, group_id: str, instance_id: str | None) -> MemberRow | None:
-    """The member that has this instance id."""
+    """Return the member that has this instance id, if any."""
     if instance_id is None:
         return None
     row = connection.execute(_MEMBERS.where(GROUP_MEMBER.instance_id == instance_id), {"g": group_id}).one_or_none()
@@ -205,7 +207,7 @@ def assigned_to(connection: sa.Connection, group_id: str, member_id: str) -> Par
 
 
 def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str]:
-    """The assigned partitions of the whole group, with their owners."""
+    """Return the assigned partitions of the whole group, with their owners."""
     query = sa.select(GROUP_PARTITION.topic, GROUP_PARTITION.partition, GROUP_PARTITION.member_id).where(
         GROUP_PARTITION.group_id == group_id
     )
@@ -215,7 +217,7 @@ def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str
 def assigned_to_others(
     connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """The owners of those of the partitions that are assigned to other members."""
+    """Return which of the partitions are assigned to other members, with their owners."""
     found: dict[TopicPartition, str] = {}
     for topic, numbers in _chunks(partitions):
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
@@ -227,7 +229,7 @@ def assigned_to_others(
 
 
 def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> list[str]:
-    """Members whose session has ended, by the store's clock."""
+    """Return the members whose sessions have ended, by the store's clock."""
     members = sa.select(GROUP_MEMBER.member_id).where(GROUP_MEMBER.group_id == group_id)
     return list(connection.execute(members.where(now.has_expired(GROUP_MEMBER))).scalars())
 
@@ -239,7 +241,7 @@ def count_members(connection: sa.Connection, group_id: str) -> int:
 
 
 def classic_bytes(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
-    """Size of the stored `protocols` of the group's other members."""
+    """Return the size of the stored `protocols` of the group's other members."""
     others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
     size = sa.func.coalesce(sa.func.sum(sa.func.length(GROUP_MEMBER.classic_protocols)), 0)
     return int(connection.execute(sa.select(size).where(others)).scalar_one())
@@ -327,13 +329,13 @@ def topic_names(connection: sa.Connection) -> list[str]:
 
 
 def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
-    """How the members speak to the group."""
+    """Return the protocols that the group's members use, CLASSIC or CONSUMER."""
     query = sa.select(GROUP_MEMBER.protocol).where(GROUP_MEMBER.group_id == group_id).distinct()
     return set(connection.execute(query).scalars())
 
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
-    """The topics of these names that exist."""
+    """Return the topics of these names that exist."""
     wanted = frozenset(names)
     if not wanted:
         return {}

@@ -40,11 +40,12 @@ Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
 
 TOPICS_MAX = 5_000
-"""Names of topics to which one member subscribes: they are looked up for its heartbeats, together with those of others.
+"""The maximum number of topic names of one member. They are looked up for its heartbeats, together with those of
+others.
 """
 
 JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
-"""Member epochs in requests; the last one is of static members that come back."""
+"""Member epochs in requests. Static members that come back leave with the last one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Group:
-    """target_generation <= generation; equal when the members' targets are those of this generation."""
+    """The generations of a group: target_generation <= generation; equal if the targets are up to date."""
 
     generation: int = 0
     target_generation: int = 0
@@ -71,7 +72,7 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def emptied(self) -> "Group":
-        """As `changed`, for a group without members: there is no target to compute."""
+        """Return the next generation of a group without members: there is no target to compute."""
         return Group(self.generation + 1, self.generation + 1)
 
 
@@ -83,7 +84,7 @@ class Member:
     target: Partitions = NO_PARTITIONS
     assigned: Partitions = NO_PARTITIONS
     generation: int = 0
-    """Its member epoch: the generation of the target that it has come to. Its commits must carry this."""
+    """The member epoch: the generation of the target that the member has reached. Its commits must carry this."""
 
     @property
     def settled(self) -> bool:
@@ -97,28 +98,29 @@ class Assignment:
 
     generation: int
     partitions: Partitions
-    """May be read now. Partitions that were reported as owned and are missing here must be revoked; the next heartbeat
-    reports it."""
+    """The partitions that may be read now. Partitions that were reported as owned and are missing here must be revoked;
+    the next heartbeat reports it.
+    """
     complete: bool
-    """False: more partitions come when their owners have revoked them (or this member has); heartbeat again soon."""
+    """If False, more partitions come when their owners (or this member) have revoked some; heartbeat again soon."""
 
 
 def depart(group: Group, *, left: int) -> Group:
-    """The group after members have left or lost their sessions; `left` members remain."""
+    """Return the group after members have left or lost their sessions; `left` members remain."""
     return group.changed() if left else group.emptied()
 
 
 def notice_topics(
     group: Group, assumed: Mapping[str, TopicFacts], now: Mapping[str, TopicFacts], topics: Iterable[str]
 ) -> Group:
-    """The group after reading its topics: a created, deleted or enlarged topic makes the target stale."""
+    """Return the group after reading its topics: a created, deleted or enlarged topic makes the target stale."""
     if group.stale or all(assumed.get(name) == now.get(name) for name in topics):
         return group
     return group.changed()
 
 
 def check_member(group_id: str, member_id: str, *, live: bool, fenced: bool) -> None:
-    """FencedInstanceIdError if another member has taken over the instance id; UnknownMemberIdError if not `live`."""
+    """Raise FencedInstanceIdError if another member has the instance id, or UnknownMemberIdError if not `live`."""
     if fenced:
         raise FencedInstanceIdError(
             f"group {group_id!r}: another member has joined with the group.instance.id of {member_id}"
@@ -128,9 +130,10 @@ def check_member(group_id: str, member_id: str, *, live: bool, fenced: bool) -> 
 
 
 def check_commit(group_id: str, known: int, generation: int, others: Mapping[TopicPartition, str]) -> None:
-    """IllegalGenerationError unless `generation` is `known`, the generation of the member's last heartbeat response.
+    """Raise IllegalGenerationError unless `generation` is `known`, the generation of the member's last heartbeat
+    response.
 
-    `others` are those of the commit's partitions that are assigned to other members now, with their owners.
+    It is also raised for `others`: partitions of the commit that are assigned to other members now, with their owners.
     """
     if generation != known:
         raise IllegalGenerationError(
@@ -143,38 +146,38 @@ def check_commit(group_id: str, known: int, generation: int, others: Mapping[Top
 
 @dataclass(frozen=True)
 class EpochState:
-    """A member of this protocol, beside what all members have. Its epoch is `Member.generation`."""
+    """The state of a member that only the consumer protocol has. Its epoch is `Member.generation`."""
 
     claim: str
     """The connection that the last request came from."""
     rebalance_timeout_ms: int
     reported: bool = True
-    """Whether the member has said what it owns, on this connection and after an answer."""
+    """Whether the member has reported what it owns, on this connection and after an answer."""
     rack: str | None = None
     previous: int = 0
-    """The epoch before the present one."""
+    """The previous epoch."""
     told: Partitions = NO_PARTITIONS
     topic_ids: frozenset[int] = frozenset()
-    """Of the topics in `told`: a topic that was created again has another one."""
+    """The ids of the topics in `told`: a topic that was created again has another id."""
     revoke_by_ms: int | None = None
-    """Lease clock of the store: until then it must have given up what it was told to."""
+    """Time of the store's lease clock at which the member must have revoked its partitions; None if it need not."""
 
     def until_ms(self, now_ms: int, session_timeout_ms: int) -> int:
-        """The end of a session that is renewed now."""
+        """Return the end of a session that is renewed now."""
         renewed_ms = now_ms + session_timeout_ms
         return renewed_ms if self.revoke_by_ms is None else min(renewed_ms, self.revoke_by_ms)
 
     def renewal_due_ms(self, until_ms: int, session_timeout_ms: int) -> int:
-        """When a session that ends at `until_ms` is renewed: after a third of it, so two more attempts fit before its
-        end. At its end, if it can go on no longer.
+        """Return when a session that ends at `until_ms` is renewed: after a third of it, so two more attempts fit
+        before its end. A session that cannot be extended is due at its end.
         """
         return until_ms if until_ms == self.revoke_by_ms else until_ms - session_timeout_ms * 2 // 3
 
 
 @dataclass(frozen=True)
 class EpochRequest:
-    """What a heartbeat says about the member. `owned`: None if the client leaves it out. `trusted`: its connection held
-    the member's claim when it arrived.
+    """The content of a heartbeat. `owned` is None if the client leaves it out. With `trusted`, its connection held the
+    member's claim when it arrived.
     """
 
     epoch: int
@@ -185,7 +188,7 @@ class EpochRequest:
 
 @dataclass(frozen=True)
 class EpochDecision:
-    """The member after a heartbeat. `repeat`: the client must send it again."""
+    """The member after a heartbeat. With `repeat`, the client must send it again."""
 
     member: Member
     state: EpochState
@@ -193,7 +196,9 @@ class EpochDecision:
 
 
 def check_epoch(member: Member, state: EpochState, epoch: int, owned: Partitions | None) -> None:
-    """FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been lost."""
+    """Raise FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been
+    lost.
+    """
     if epoch == member.generation:
         return
     if epoch == state.previous < member.generation and owned is not None and owned <= member.assigned:
@@ -209,7 +214,7 @@ def decide_epoch_heartbeat(
     group: Group, member: Member, state: EpochState, request: EpochRequest, taken: Collection[TopicPartition],
     now_ms: int,
 ) -> EpochDecision:  # fmt: skip
-    """Decide a live member's heartbeat; its subscription is in `member` already. `taken` are the partitions of its
+    """Decide a live member's heartbeat; `member` already has its new subscription. `taken` are the partitions of its
     target that are assigned to other members. Raises FencedMemberEpochError.
     """
     check_epoch(member, state, request.epoch, request.owned)
@@ -248,7 +253,7 @@ def decide_epoch_heartbeat(
 def join_epoch(
     group: Group, topics: frozenset[str], old: Member | None, *, same_assignors: bool = True
 ) -> tuple[Group, Member]:
-    """A new member, which owns nothing. `old`: the static member whose place it takes, with its target (KIP-345).
+    """Return the group and a new member. `old` is a static member that it replaces, with its target (KIP-345).
 
     The generation stays the same if the subscription does, unless the target is stale: one that is being computed would
     be for the old member.
@@ -260,12 +265,12 @@ def join_epoch(
 
 
 def leave_for_a_while(member: Member, state: EpochState) -> tuple[Member, EpochState]:
-    """A static member that comes back: it keeps its target and its partitions until its session ends."""
+    """Mark a static member as one that comes back: it keeps its target and its partitions until its session ends."""
     return replace(member, generation=LEAVING_FOR_A_WHILE), replace(state, revoke_by_ms=None)
 
 
 def check_instance(group_id: str, member_id: str, instance_id: str | None, holder: str | None) -> None:
-    """`holder`: the member that has the instance id. UnknownMemberIdError, FencedInstanceIdError."""
+    """Raise UnknownMemberIdError if the instance id has no `holder`, FencedInstanceIdError if it is another."""
     if instance_id is None or holder == member_id:
         return
     if holder is None:
@@ -276,7 +281,7 @@ def check_instance(group_id: str, member_id: str, instance_id: str | None, holde
 
 
 def check_released(member_id: str, instance_id: str, holder: str, holder_epoch: int) -> None:
-    """UnreleasedInstanceIdError unless the member with the instance id has left for a while."""
+    """Raise UnreleasedInstanceIdError unless the member with the instance id has left for a while."""
     if holder_epoch != LEAVING_FOR_A_WHILE:
         raise UnreleasedInstanceIdError(
             f"Static member {member_id} with instance id {instance_id} cannot join the group because the instance id is"
@@ -285,12 +290,12 @@ def check_released(member_id: str, instance_id: str, holder: str, holder_epoch: 
 
 
 def check_names(names: Collection[str]) -> None:
-    """IllegalArgumentError if a member subscribes to more than TOPICS_MAX names."""
+    """Raise IllegalArgumentError if a member subscribes to more than TOPICS_MAX names."""
     if len(names) > TOPICS_MAX:
         raise IllegalArgumentError(f"a member subscribes to {len(names)} names of topics, more than {TOPICS_MAX}")
 
 
 def check_size(members: int, size_max: int) -> None:
-    """GroupMaxSizeReachedError if there is no room for another member."""
+    """Raise GroupMaxSizeReachedError if there is no room for another member."""
     if members >= size_max:
         raise GroupMaxSizeReachedError(f"The consumer group has reached its maximum capacity of {size_max} members.")

@@ -1,4 +1,4 @@
-"""Requests of members of the consumer protocol: read, decide (`rules`), write. Any process handles any request.
+"""Handles requests of members of the consumer protocol: read, decide (`rules`), write. Any process handles any request.
 
 All functions block.
 """
@@ -50,20 +50,20 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 SERVER_ASSIGNORS = (UNIFORM, "range")
 _TRIES = 4
-"""Of computing the target before the client is asked to come again."""
+"""How often the target is computed before the client must send the heartbeat again."""
 _TIMEOUT_MS = 5_000
-"""Of each transaction. After about as long the client sends its next heartbeat."""
+"""Timeout of each transaction. The client sends its next heartbeat after about this time."""
 _CHARACTERS_MAX, _REGEX_CHARACTERS_MAX = 249, 4_096
 
 
 @dataclass(frozen=True)
 class ConsumerBeat:
-    """A heartbeat as it was received; None: left out, because it has not changed."""
+    """A heartbeat as it was received. A field is None if the client left it out, because it has not changed."""
 
     me: Identity
     claim: str
     epoch: int | None
-    """None: that of the member, which has joined; of those that name no epoch."""
+    """None means the epoch of the stored member, for protocols without an epoch in the heartbeat."""
     rack: str | None = None
     rebalance_timeout_ms: int | None = None
     names: frozenset[str] | None = None
@@ -71,18 +71,18 @@ class ConsumerBeat:
     assignor: str | None = None
     owned: Partitions | None = None
     may_describe: Callable[[str], bool] = lambda _: True
-    """Whether the client may see a topic, for those that its regular expression matches."""
+    """Returns whether the client may see a topic that its regular expression matches."""
     assignors: tuple[str, ...] = ()
-    """Names in order of preference, of members that say more than one."""
+    """Assignor names in order of preference, of members that list more than one."""
     replaces: bool = False
-    """Whether it takes the place of a live member with its instance id, as in the classic protocol (KIP-345)."""
+    """Whether it replaces a live member with its instance id, as in the classic protocol (KIP-345)."""
     protocol: str = rows.CONSUMER
     protocols: tuple[tuple[str, bytes], ...] = ()
-    """Of a classic member: as `MemberRow.protocols`."""
+    """The protocols of a classic member, as in `MemberRow.protocols`."""
 
     @property
     def full(self) -> bool:
-        """Whether it says everything, so that the answer has the assignment (KIP-848)."""
+        """Whether it has all fields, so that the answer has the assignment (KIP-848)."""
         subscribed = self.names is not None or self.regex is not None
         return self.epoch in (JOINING, None) or (
             self.rebalance_timeout_ms is not None and subscribed and self.owned is not None
@@ -91,8 +91,9 @@ class ConsumerBeat:
 
 @dataclass(frozen=True)
 class ConsumerAnswer:
-    """`partitions`: the assignment; None if it has not changed. `complete`: the member has its target and nothing else.
-    `repeat`: it sends another heartbeat, for the target is being computed, or it must say again what it owns.
+    """The answer to a heartbeat. `partitions` is the assignment; None if it has not changed. With `complete`, the
+    member has exactly its target. With `repeat`, it sends another heartbeat: the target is being computed, or it must
+    report again what it owns.
     """
 
     member_id: str
@@ -104,8 +105,8 @@ class ConsumerAnswer:
 
 
 def check_beat(beat: ConsumerBeat) -> None:
-    """Refuse a heartbeat whose fields a broker would refuse: IllegalArgumentError (INVALID_REQUEST),
-    UnsupportedAssignorError, InvalidRegularExpressionError.
+    """Refuse a heartbeat whose fields a broker would refuse. Raises IllegalArgumentError (INVALID_REQUEST),
+    UnsupportedAssignorError, or InvalidRegularExpressionError.
     """
     if not beat.me.member_id:
         raise IllegalArgumentError("MemberId can't be empty.")
@@ -175,7 +176,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
 
 
 def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
-    """Leave for good, or as a static member for a while. Raises as `consumer_heartbeat`."""
+    """Leave for good, or as a static member for a while. Raises the errors of `consumer_heartbeat`."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> bool:
         me = beat.me
@@ -203,7 +204,7 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
 
 @dataclass(frozen=True)
 class _Decided:
-    """`announce`: others wait for the change."""
+    """An answer. With `announce`, other members wait for the change."""
 
     answer: ConsumerAnswer
     announce: bool
@@ -211,7 +212,7 @@ class _Decided:
 
 @dataclass(frozen=True)
 class _TargetIsStale:
-    """It must be computed first. `trusted`: the connection held the member's claim."""
+    """The target must be computed first. With `trusted`, the connection held the member's claim."""
 
     trusted: bool
 
@@ -219,7 +220,9 @@ class _TargetIsStale:
 def _heartbeat(
     store: Store, connection: sa.Connection, beat: ConsumerBeat, trusted: bool, last: bool
 ) -> _Decided | _TargetIsStale:
-    """`trusted`: the connection held the claim in the attempts before. `last`: decide even with a stale target."""
+    """Decide a heartbeat; in the `last` attempt even with a stale target. `trusted`: the connection held the claim so
+    far.
+    """
     me = beat.me
     if beat.epoch == JOINING:
         rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
@@ -259,7 +262,7 @@ def _decide(
     connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, stored: rows.MemberRow | None,
     known: rows.GroupRow, now: StoreClock, trusted: bool,
 ) -> _Decided:  # fmt: skip
-    """`stored`: the member before this heartbeat; None: it has joined with it."""
+    """Decide the heartbeat and write the member. `stored` is the member before it, None if it joins now."""
     group_id = beat.me.group_id
     member = row.member
     missing = member.target - member.assigned
@@ -293,7 +296,7 @@ def _epoch(beat: ConsumerBeat, row: rows.MemberRow) -> int:
 
 
 def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.MemberRow | None:
-    """The member; None: it joins now. Raises as `consumer_heartbeat`."""
+    """Return the member, or None if it joins now. Raises the errors of `consumer_heartbeat`."""
     me = beat.me
     row = rows.read_member(connection, me.group_id, me.member_id)
     if row is None and beat.epoch == JOINING:
@@ -320,7 +323,7 @@ def _with_assigned(connection: sa.Connection, group_id: str, row: rows.MemberRow
 def _join(
     store: Store, connection: sa.Connection, beat: ConsumerBeat, group: Group, now: StoreClock
 ) -> tuple[rows.MemberRow, Group]:
-    """A new member, written. InconsistentGroupProtocolError if the others have no assignor of the server."""
+    """Write and return a new member. Raises InconsistentGroupProtocolError without a common assignor."""
     me = beat.me
     said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat))
     choose_assignor([said.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))])
@@ -344,7 +347,7 @@ def _join(
 
 
 def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
-    """The row of a member with what its heartbeat says about the subscription."""
+    """Return the row of a member with the subscription of its heartbeat."""
     epochs, said = row.epochs, row.subscription
     if beat.rebalance_timeout_ms is not None:
         epochs = replace(epochs, rebalance_timeout_ms=beat.rebalance_timeout_ms)

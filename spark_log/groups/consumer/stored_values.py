@@ -1,4 +1,4 @@
-"""How the rows of groups hold their values: as JSON, read once for many rows."""
+"""Converts values in the rows of groups to and from JSON. Equal texts are parsed once."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from spark_log.ids import TopicPartition
 T = TypeVar("T")
 
 _CHARACTERS_MAX = 2 * 1024 * 1024
-"""Of the texts whose values are remembered, of each kind. Values may have 40 bytes for each character."""
+"""The maximum length of all remembered texts of a kind. Values may need 40 bytes for each character."""
 
 
 class _Remembered(Generic[T]):
@@ -41,7 +41,7 @@ class _Remembered(Generic[T]):
 
 
 class TopicSet(NamedTuple):
-    """Tells whether topics were created or deleted: ids are never used again."""
+    """A value that changes when topics are created or deleted: ids are never used again."""
 
     size: int
     last_id: int | None
@@ -49,7 +49,7 @@ class TopicSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression (RE2) of topic names. `matched`: the topics among which it has been looked for."""
+    """A regular expression (RE2) of topic names. `matched` is the set of topics to which it was last applied."""
 
     regex: str
     names: frozenset[str]
@@ -60,9 +60,9 @@ class Pattern:
 @dataclass(frozen=True)
 class Subscription:
     topics: frozenset[str]
-    """Also those that the pattern matches."""
+    """The topics, including those that the pattern matches."""
     assignors: tuple[str, ...]
-    """Names in order of preference."""
+    """Assignor names in order of preference."""
     pattern: Pattern | None = None
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions by a regular expression in RE2's syntax, as Kafka's brokers have them (KIP-848)."""
+"""Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848)."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,12 +12,12 @@ _PATTERN_BYTES_MAX = 1 << 20
 
 
 def check_pattern(regex: str) -> None:
-    """InvalidRegularExpressionError says where the expression is wrong."""
+    """Raise InvalidRegularExpressionError if the expression is not valid."""
     _compiled(regex)
 
 
 def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
-    """The topics whose whole name matches, without internal ones."""
+    """Return the topics whose whole name matches, without internal ones."""
     compiled = _compiled(regex)
     return frozenset(name for name in names if not is_internal(name) and compiled.fullmatch(name))
 

@@ -23,7 +23,7 @@ _WAITING_BYTES = 32 << 20
 
 
 def find_last_offsets(units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
-    """For each unit of a partition, return the offsets of its records that are the last of their keys in all of the
+    """Yield, for each unit of a partition, the offsets of its records that are the last of their keys in all of the
     units.
 
     The keys are divided into buckets, so that the keys of one bucket fit into memory, whatever the number of keys. Each
@@ -63,8 +63,8 @@ def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
-    """Uses other bits of the hash than those that chose the partition, which are the same for all keys of a
-    partition.
+    """Return the bucket of each key. It depends on other bits of the hash than the partition: those are the same for
+    all keys of a partition.
     """
     mixed = murmur2(keys) * np.uint32(0x9E3779B1)
     return np.asarray((mixed >> np.uint32(8)).astype(np.int64) % buckets)

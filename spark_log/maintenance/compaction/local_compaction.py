@@ -1,4 +1,4 @@
-"""Compaction without Spark, for partitions of moderate size: the task `compact` of `spark-log maintenance` and the
+"""Compacts partitions of moderate size without Spark: the task `compact` of `spark-log maintenance` and the
 Coordinator. `compact_on_spark` compacts large partitions.
 """
 
@@ -56,7 +56,7 @@ def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Rep
 
 
 def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
-    """Reports of the partitions that `compact` would compact now. Changes nothing, and reads no keys."""
+    """Yield reports of the partitions that `compact` would compact now. Changes nothing, and reads no keys."""
     for topic in compacted_topics(context):
         found = [find_due(context, topic, partition) for partition in candidates(context, topic)]
         due = [each for each in found if each is not None and not _is_too_large(context, each)]

@@ -1,4 +1,5 @@
-"""A compaction pass over a partition: decide whether it is due, plan its units, and swap in the new files.
+"""Prepares and completes a compaction pass over a partition: decides whether it is due, plans its units, and swaps in
+the new files.
 
 Between planning and swapping, `compaction` (without Spark) or `compact_on_spark` finds the last offset of each key and
 writes the files.
@@ -38,7 +39,7 @@ from spark_log.text import count_of
 
 @dataclass(frozen=True)
 class Due:
-    """A partition for which a pass is due: `bytes` are stored below `end_offset`, `inline` if some are in the tail."""
+    """A partition for which a pass is due. `bytes` are stored below `end_offset`, some in the tail if `inline`."""
 
     topic: Topic
     partition: int
@@ -73,7 +74,7 @@ class CompactionPass:
 
 
 def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
-    """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another policy."""
+    """Return the compacted topics. Raises InvalidConfigurationError if one of `names` is not compacted."""
     topics = list(context.topics())
     for topic in topics:
         if names is not None and not topic.config.compacts:
@@ -85,8 +86,8 @@ def compacted_topics(context: MaintenanceContext, names: Collection[str] | None 
 
 
 def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:
-    """The partitions of the topic to check with `find_due`: those with new records since the last pass or with
-    tombstones.
+    """Return the partitions to check with `find_due`: those with new records since the last pass or with tombstones,
+    or, with `force`, all.
     """
     if force:
         return range(topic.partition_count)
@@ -124,7 +125,9 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
-    """Seal the part of the tail that the pass covers, and plan the pass. None if there is nothing left to do."""
+    """Seal the part of the tail that the pass covers, and plan the pass. Returns None if there is nothing left to
+    do.
+    """
     cluster, topic, partition = context.cluster, due.topic, due.partition
     if due.inline:
         for _ in sealing(cluster, context.writer, topic, partition, context.fence, due.end_offset):
@@ -166,7 +169,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 def _cleanable(
     connection: sa.Connection, topic: Topic, partition: int, now_ms: int
 ) -> tuple[list[Segment], int, list[Pass]]:
-    """The segments that a pass may cover, the first dirty offset, and the passes so far."""
+    """Return the segments that a pass may cover, the first dirty offset, and the passes so far."""
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
         return [], 0, []
@@ -180,7 +183,7 @@ def _cleanable(
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
-    """The recorded passes over a partition, by offset."""
+    """Return the recorded passes over a partition, by offset."""
     query = (
         sa.select(COMPACTION.end_offset, COMPACTION.at_ms, COMPACTION.tombstone_count)
         .where(_here(key))
@@ -207,11 +210,11 @@ class Compacting:
         self._notes: list[str] = []
 
     def say(self, note: str) -> None:
-        """Add a note for people to the report."""
+        """Add a note for users to the report."""
         self._notes.append(note)
 
     def swap(self, planned: CompactionPass, unit: Unit, compacted: Compacted, write_id: str) -> bool:
-        """Replace the inputs of a unit with its new file. False if the swap is refused."""
+        """Replace the inputs of a unit with its new file. Returns False if the swap is refused."""
         written, rewriting = compacted.written, unit.rewriting
         if written is None:
             return True
@@ -250,7 +253,7 @@ class Compacting:
         self.say(f"{planned}: the log or its replicas changed meanwhile; the next pass continues")
 
     def report(self) -> Report | None:
-        """Publish the changes, and return the report; None if nothing was changed and there are no notes."""
+        """Publish the changes, and return the report, or None if nothing was changed and there are no notes."""
         if self._changed or self._completed:  # also for a pass that was killed before it published its changes
             try_publish(self._context.cluster, [self._topic])
         if not self._changed and not self._notes:

@@ -1,5 +1,5 @@
-"""The rules of compaction: which records of a partition are dropped, and when. Pure. As Kafka's log cleaner (KIP-58,
-KIP-354, KIP-534).
+"""Decides which records of a partition compaction drops, and when. Pure. As Kafka's log cleaner (KIP-58, KIP-354,
+KIP-534).
 
     log start          first dirty offset        cleanable end        high watermark
         |--------- clean ------|--------- dirty -------|-- too young ------|
@@ -39,19 +39,21 @@ class Pass:
 
 
 def first_dirty_offset(passes: Sequence[Pass]) -> int:
-    """The start of the part of the log that no pass has covered."""
+    """Return the start of the part of the log that no pass has covered."""
     return max((done.end_offset for done in passes), default=0)
 
 
 def tombstone_horizon(passes: Sequence[Pass], now_ms: int, retention_ms: int) -> int:
-    """Tombstones below this offset may be dropped: a pass that covered them was completed at least retention_ms ago."""
+    """Return the offset below which tombstones may be dropped: a pass that covered them was completed retention_ms
+    ago.
+    """
     return max((done.end_offset for done in passes if done.at_ms <= now_ms - retention_ms), default=0)
 
 
 def cleanable(
     segments: Sequence[Segment], log_start: int, first_dirty: int, now_ms: int, lag_min_ms: int
 ) -> list[Segment]:
-    """The segments that a pass may cover: from the log start up to the first segment that no pass has covered
+    """Return the segments that a pass may cover: from the log start up to the first segment that no pass has covered
     completely and that has a record younger than min.compaction.lag.ms. `segments` are all below the high watermark, by
     offset.
 
@@ -92,8 +94,8 @@ def tombstones_expired(last: Pass, now_ms: int, retention_ms: int) -> bool:
 
 
 def _dirty_bytes(segment: Segment, first_dirty: int) -> float:
-    """For a segment that was merged across the first dirty offset, the bytes are divided in proportion to the
-    offsets.
+    """Return the dirty bytes of a segment. If it was merged across the first dirty offset, its bytes are divided in
+    proportion to the offsets.
     """
     span = segment.end_offset - segment.base_offset
     return segment.bytes * min(max(segment.end_offset - first_dirty, 0), span) / span
@@ -102,7 +104,7 @@ def _dirty_bytes(segment: Segment, first_dirty: int) -> float:
 def is_last(offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Mark the records that are the last of their keys, shape (records,).
 
-    `last_offsets`: ascending, every offset among `offsets` (and others) that is the last of its key.
+    `last_offsets` has, in ascending order, every offset among `offsets` (and others) that is the last of its key.
     """
     places = np.searchsorted(last_offsets, offsets)
     found = places < len(last_offsets)
@@ -118,7 +120,8 @@ def has_expired(
 
 
 def remember(passes: Sequence[Pass], done: Pass, retention_ms: int) -> list[Pass]:
-    """The passes to keep once `done` is completed, by offset. Their number is bounded, whatever the number of passes.
+    """Return the passes to keep once `done` is completed, by offset. Their number is bounded, whatever the number of
+    passes.
 
     The latest pass gives the start of the dirty part. The earlier ones determine which tombstones may be dropped, now
     or later. If a pass is not kept, tombstones stay longer, by at most a sixteenth of delete.retention.ms.

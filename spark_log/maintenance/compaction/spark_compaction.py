@@ -1,4 +1,4 @@
-"""Compaction on Spark: over many partitions of many topics at once.
+"""Compacts on Spark, over many partitions of many topics at once.
 
     scan      read only offsets and keys of all segments, with Spark's own Parquet reader
     reduce    find the last offset of each key. It is one long, so Spark aggregates by hash, and before the shuffle
@@ -201,8 +201,8 @@ def _run(spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str,
 
 
 def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> "DataFrame":
-    """Column `code`: the code of the last record of each key, and _END at the end of each unit. All codes of a unit are
-    in one task, in order.
+    """Return column `code`: the code of the last record of each key, and _END at the end of each unit. All codes of a
+    unit are in one task, in order.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 

@@ -1,6 +1,4 @@
-"""Compaction of a *unit*: segments of a partition that one file is to replace. Needs log dirs, not the metadata
-store.
-"""
+"""Compacts a *unit*: segments of a partition that one file is to replace. It needs log dirs, not the metadata store."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +29,8 @@ class Unit:
     horizon: int
     """Tombstones below this offset may be dropped."""
     tombstones_expired: bool
-    """There may be tombstones below the horizon: the unit is read even if all its records are the last of their keys.
+    """There may be tombstones below the horizon: the unit is read even if all its records are the last of their
+    keys.
     """
     dirty: bool
     """No pass has covered all of it, so its number of tombstones is unknown."""
@@ -56,8 +55,8 @@ def compact_unit(
 ) -> Compacted:
     """Write the unit's file under the unused name `name` if a record of the unit is dropped.
 
-    `last_offsets`: ascending, the offsets of its records that are the last of their keys. Errors: see
-    `segment_rewrite.write`.
+    `last_offsets` has, in ascending order, the offsets of its records that are the last of their keys. Raises the
+    errors of `segment_rewrite.write`.
     """
     if len(last_offsets) == unit.record_count and not unit.tombstones_expired:
         return Compacted(None, _tombstones(unit, log_dirs) if unit.dirty else 0)

@@ -1,4 +1,4 @@
-"""Functions that a process calls repeatedly, each in a thread of its own."""
+"""Calls functions repeatedly, each in a thread of its own."""
 
 import threading
 from collections.abc import Callable
@@ -11,10 +11,10 @@ _POLL_S = 0.5
 
 
 class BackgroundLoops:
-    """Daemon threads, of which each calls one function until they are told to stop.
+    """Daemon threads, of which each calls one function until `request_stop`.
 
-    A function returns the seconds to wait before its next call, and must not raise. A function that blocks, for
-    example on a disk that hangs, does not delay the others.
+    A function returns the seconds to wait before its next call, and must not raise. A function that blocks, for example
+    on a disk that hangs, does not delay the others.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class BackgroundLoops:
 def follower_step(
     store: Store, followers: Followers, pause_s: float, active: Callable[[], bool] = lambda: True
 ) -> Callable[[], float]:
-    """A step that wakes the followers after each commit, and every half second, while `active`.
+    """Return a step that wakes the followers after each commit, and every half second, while `active`.
 
     `pause_s` is the least time between two steps, even if commits come faster.
     """

@@ -1,4 +1,4 @@
-"""A served broker: the process that copies the replicas of one broker and competes for the controller's lease.
+"""Serves a broker: the process copies the replicas of one broker and competes for the controller's lease.
 
     with Broker(cluster, 2):          as `spark-log broker start 2`
         ...
@@ -48,11 +48,11 @@ class Broker:
 
     @property
     def epoch(self) -> int | None:
-        """Grows with each registration; None before the first."""
+        """Return the epoch of the last registration, which grows with each one; None before the first."""
         return self._session.epoch
 
     def health(self) -> str | None:
-        """Why this process does not do its work; None while it does."""
+        """Return why this process does not do its work, or None while it does."""
         return _text(self.failure) if self.failure is not None else self.coordinator.health()
 
     def __enter__(self) -> "Broker":
@@ -63,9 +63,9 @@ class Broker:
         self.close()
 
     def start(self) -> None:
-        """Register and begin to serve. Waits for the lease of a process that was killed to expire.
+        """Register and begin to serve. If the lease of a killed process is still valid, wait until it expires.
 
-        Raises BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError (another process serves the broker).
+        Raises BrokerIdNotRegisteredError, or DuplicateBrokerRegistrationError if another process serves the broker.
         """
         assert not self._loops.threads, "a broker starts once"
         self._register(self._settings.initial_broker_registration_timeout_ms)

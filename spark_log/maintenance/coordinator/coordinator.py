@@ -1,4 +1,4 @@
-"""The coordinator: the periodic tasks of a cluster, each run by exactly one process at a time.
+"""Runs the periodic tasks of a cluster, each in exactly one process at a time.
 
     with Coordinator("/data/log"):      on a Spark driver, or in any other process; several may run
         ...
@@ -25,12 +25,12 @@ from spark_log.replication.replicas.followers import Followers
 
 
 def coordinator_status(cluster: Cluster) -> LeaseStatus:
-    """The holder of the lease `coordinator`."""
+    """Return the holder of the lease `coordinator`."""
     return lease_status(cluster.store, COORDINATOR)
 
 
 def controller_status(cluster: Cluster) -> LeaseStatus:
-    """The holder of the lease `controller`."""
+    """Return the holder of the lease `controller`."""
     return lease_status(cluster.store, controller.LEASE)
 
 
@@ -63,7 +63,7 @@ class Coordinator:
         return self.coordinator.acting
 
     def health(self) -> str | None:
-        """Why this process does not do its work; None while all of its threads run."""
+        """Return why this process does not do its work, or None while all of its threads run."""
         threads = [*self._loops.threads, *self.controller.threads, *self.coordinator.threads]
         ended = sorted(thread.name for thread in threads if not thread.is_alive())
         return f"threads have ended: {', '.join(ended)}" if ended else None

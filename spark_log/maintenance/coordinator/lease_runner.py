@@ -1,4 +1,4 @@
-"""Holding a lease, and running periodic tasks while it is held."""
+"""Holds a lease, and runs periodic tasks while it is held."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class PeriodicTaskContext:
-    """Arguments of a periodic task. The task calls `fence` first in each of its transactions; a long task polls
+    """The arguments of a periodic task. The task calls `fence` first in each of its transactions; a long task polls
     `stopping` and returns early.
     """
 

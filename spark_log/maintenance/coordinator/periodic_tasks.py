@@ -1,4 +1,6 @@
-"""The periodic tasks of the two leases: `controller` (replicas, leaders) and `coordinator` (groups, maintenance)."""
+"""Defines the periodic tasks of two leases: `controller` (replicas, leaders) and `coordinator` (groups,
+maintenance).
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -112,7 +114,7 @@ def _beat(context: PeriodicTaskContext) -> None:
 
 
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
-    """The tasks of the holder of lease `coordinator`."""
+    """Return the tasks of the holder of lease `coordinator`."""
     scheduled = [_maintenance_task(task, task.every_ms) for task in TASKS if task.every_ms is not None]
     recorder = Recorder()
     return (
@@ -173,7 +175,7 @@ def _rebalance_leaders(context: PeriodicTaskContext) -> None:
 
 
 def controller_tasks() -> tuple[PeriodicTask, ...]:
-    """The tasks of the holder of lease `controller`."""
+    """Return the tasks of the holder of lease `controller`."""
     watch = LagWatch()
     return (
         PeriodicTask("elect leaders and remove dead replicas from ISRs", 200, _elect_leaders),

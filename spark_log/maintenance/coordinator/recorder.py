@@ -1,8 +1,8 @@
-"""Recording of the history: measures the cluster at intervals and appends to `__metrics`.
+"""Records the history: measures the cluster at intervals and appends to `__metrics`.
 
-The first call only looks, because rates need two snapshots; the second one follows soon, so that a new cluster has a
-history at once. If a record cannot be written, its interval is missing in
-the history: it is not added to the next one, since it may have been written after all.
+The first call only takes a snapshot, because rates need two; the second one follows soon, so that a new cluster has a
+history at once. If a record cannot be written, its interval is missing in the history: it is not added to the next one,
+since it may have been written after all.
 """
 
 from spark_log.cluster.cluster import Cluster
@@ -18,7 +18,7 @@ _SECOND_CALL_MS = 2_000
 
 
 class Recorder:
-    """Used by the one thread that measures a cluster. A coordinator calls it while it holds its lease."""
+    """Measures a cluster, in one thread. A coordinator calls it while it holds its lease."""
 
     def __init__(self) -> None:
         self._before: ClusterSnapshot | None = None
@@ -26,7 +26,7 @@ class Recorder:
         self._written: dict[tuple[Kind, str], Written] = {}
 
     def pause_ms(self, interval_ms: int) -> int:
-        """The time until the next call, for the setting metrics.interval.ms."""
+        """Return the time until the next call, for the setting metrics.interval.ms."""
         return interval_ms if self._written else min(interval_ms, _SECOND_CALL_MS)
 
     def record(self, cluster: Cluster, fence: Fence, term: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Erasing records by key: deletes every record of the given keys, with its value and headers, also tombstones.
+"""Erases records by key: deletes every record of the given keys, with its value and headers, also tombstones.
 
     erased = erase(cluster, "users", [b"N14228"], purge=True)
 
@@ -63,7 +63,7 @@ def erase(
     workers: Callable[[KeySet], Workers] = ThreadWorkers,
     settings: ClusterSettings | None = None,
 ) -> Erased:
-    """Erase every record of these keys. `ends`: offsets, at most the high watermarks, below which to erase instead.
+    """Erase every record of these keys. `ends` are offsets, at most the high watermarks, below which to erase instead.
 
     Raises UnknownTopicOrPartitionError, PolicyViolationError (an internal topic), OffsetOutOfRangeError (`ends`),
     StoreChangedError (with `purge`). If it cannot be completed, it raises the last reason, usually
@@ -112,7 +112,7 @@ def _distinct(keys: Iterable[bytes] | pa.Array | pa.ChunkedArray) -> pa.Array:
 def _begin(
     connection: sa.Connection, name: str, ends: Mapping[int, int]
 ) -> tuple[Topic, dict[int, int], dict[int, int]]:
-    """The topic; the offset below which each partition is erased; the number of offsets above each high watermark."""
+    """Return the topic, the ends of the erase by partition, and the number of offsets above each high watermark."""
     topic = find_topic(connection, name)
     query = sa.select(PARTITION.partition, PARTITION.high_watermark, PARTITION.log_end_offset).where(
         PARTITION.topic_id == topic.topic_id
@@ -202,7 +202,7 @@ class _Run:
         return self.cluster.store.read(read)
 
     def _suspects(self) -> list[tuple[Segment, Slice]]:
-        """Segments that may hold a record to erase, with their files."""
+        """Return the segments that may hold a record to erase, with their files."""
         found: list[tuple[Segment, Slice]] = []
         for partition, end in self.ends.items():
             found += self.cluster.store.read(partial(self._suspects_of, partition=partition, end=end))
@@ -224,7 +224,7 @@ class _Run:
         return [(each, by_name[each.name]) for each in files]
 
     def _holding(self, suspects: Sequence[tuple[Segment, Slice]]) -> list[tuple[Segment, int]]:
-        """The segments that hold a record to erase, with their partitions; the others are added to `clean`."""
+        """Return the segments that hold a record to erase, with their partitions; the others are added to `clean`."""
         log_dirs = self.cluster.log_dirs()
         scans = [Scan(piece, self.ends[piece.partition], log_dirs) for _, piece in suspects]
         holding: list[tuple[Segment, int]] = []

@@ -1,4 +1,6 @@
-"""The keys of an erase, from text and files. They are personal data: an error gives the position, never the key."""
+"""Reads the keys of an erase from text and files. They are personal data: an error gives the position, never the
+key.
+"""
 
 import base64
 import binascii
@@ -14,9 +16,10 @@ STDIN = "-"
 
 
 def keys_of(given: Sequence[str], file: str | None, *, encoded: bool) -> pa.Array:
-    """The keys that are given one by one, and those of a file with one key per line ("-": stdin), without empty lines.
+    """Return the keys that are given one by one, and those of a file with one key per line ("-": stdin), without empty
+    lines.
 
-    They are UTF-8 text, or base64 of the keys' bytes if `encoded`. InvalidOptionError for other input.
+    They are UTF-8 text, or base64 of the keys' bytes if `encoded`. Raises InvalidOptionError for other input.
     """
     try:
         keys = [text.encode() for text in given]

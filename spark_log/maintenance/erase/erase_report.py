@@ -1,4 +1,4 @@
-"""The report of an erase, for people and for scripts."""
+"""Defines the report of an erase, for people and for scripts."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ class Erased:
     topic: str
     keys: int
     ends: Mapping[int, int]
-    """Per partition: the offset below which records were checked."""
+    """The offset below which records were checked, by partition."""
     records: int
     partitions: int
     """Number of partitions with such records."""
@@ -25,12 +25,12 @@ class Erased:
     """The segments that were replaced."""
     after: Amount
     purged: Purged | None
-    """None without `purge`."""
+    """The result of the purge, if there was one."""
     notes: tuple[str, ...]
     """Lines for the user: the data that was not erased, and how to erase it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:

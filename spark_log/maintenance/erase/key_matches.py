@@ -1,6 +1,7 @@
-"""Key matches of an erase: the records to erase, the files that hold one, and the new file of a segment.
+"""Finds the records to erase and the files that hold one, and writes the new file of a segment.
 
-Needs log dirs, not the metadata store: also runs on executors. Keys are personal data: no message here repeats one.
+It needs log dirs, not the metadata store: it also runs on executors. Keys are personal data: no message here repeats
+one.
 """
 
 import logging
@@ -26,12 +27,12 @@ _OFFSETS_AND_KEYS = read_schema(columns=["offset", "key"])
 
 
 def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.BooleanArray:
-    """Marks the records to erase: their key is one of `erased`, and they lie below `end`."""
+    """Mark the records to erase: their key is one of `erased`, and they lie below `end`."""
     return pc.and_(erased.contains(keys), pc.less(offsets, end))
 
 
 def keep_others(erased: KeySet, end: int) -> Keep:
-    """The `keep` of `segment_rewrite.write`: keeps every other record, with tombstones and headers unchanged."""
+    """Return the `keep` of `segment_rewrite.write` that keeps all other records, also tombstones, unchanged."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
         return pc.invert(to_erase(offsets, records.column("key").combine_chunks(), erased, end))
@@ -87,7 +88,7 @@ def write_without(item: Write, erased: KeySet) -> Written | SparkLogError:
 
 
 def old_file_holds(item: OldFile, erased: KeySet) -> bool:
-    """Whether the file has a record with such a key, at any offset; also true if none of its copies can be read."""
+    """Whether the file has a record with such a key, at any offset. True if none of its copies can be read."""
     for info in item.log_dirs:
         try:
             with pq.ParquetFile(open_log_dir(info).open(item.path), page_checksum_verification=True) as file:

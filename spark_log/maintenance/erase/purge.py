@@ -1,4 +1,4 @@
-"""Purging: files that have left the log and hold records of erased keys are deleted at once, instead of
+"""Purges files that have left the log and hold records of erased keys: they are deleted at once, instead of
 file.delete.delay.ms later.
 
 Purging marks them in the metadata as if they had been retired long ago, and then runs clean-up for the topic: retired
@@ -39,7 +39,7 @@ from spark_log.text import count_of
 
 @dataclass(frozen=True)
 class Purged:
-    """`files` and `bytes` count each copy; `replicas` had been moved away, and were deleted completely."""
+    """The result of a purge. `files` and `bytes` count each copy; `replicas` had been moved away."""
 
     files: int
     bytes: int
@@ -52,7 +52,7 @@ class Purged:
 
 
 def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Collection[str]) -> Purged:
-    """Purge the topic's retired files that hold such keys; `known`: paths of files that are known to hold some.
+    """Purge the topic's retired files that hold such keys. `known` are the paths of files that are known to hold some.
 
     A file that cannot be read is deleted too. So are such files of deleted topics of the same name.
     """
@@ -90,7 +90,7 @@ def _retired(connection: sa.Connection, topic: Topic) -> list[str]:
 
 
 def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[LogDirInfo]]:
-    """For each file, the log dirs that have it, among those that answer."""
+    """Return for each file the log dirs that have it, among those that answer."""
     copies: dict[str, list[LogDirInfo]] = {path: [] for path in paths}
     for log_dir_id, info in log_dirs.infos.items():
         log_dir = log_dirs.open(log_dir_id)

@@ -1,5 +1,5 @@
-"""Places that still hold records of erased keys after a purge, as notes for people. A note names the place, and the
-action that deletes the records. Each action ends with running the same erase again.
+"""Finds the places that still hold records of erased keys after a purge, and writes notes for users. A note names the
+place, and the action that deletes the records. Each action ends with running the same erase again.
 """
 
 import io
@@ -30,8 +30,8 @@ _NAMED_MAX = 10
 
 
 def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[str]:
-    """Notes for the batches of open transactions, which an erase does not scan; also for topics that were deleted
-    since.
+    """Return notes for the batches of open transactions, which an erase does not scan; also for topics that were
+    deleted since.
     """
     gone = ~sa.exists().where(TOPIC.topic_id == TRANSACTION_SEGMENT.topic_id)
     in_store = sa.func.sum(sa.case((TRANSACTION_SEGMENT.inline, 1), else_=0))
@@ -51,7 +51,7 @@ def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Top
 
 
 def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> list[str]:
-    """Notes for every place in the log dirs that may still hold such records."""
+    """Return notes for every place in the log dirs that may still hold such records."""
     notes = [
         f"log dir {redact(log_dirs.infos[log_dir_id].uri)} could not be reached ({reason}), and may still hold such"
         " records: when it is back, erase again"
@@ -70,8 +70,8 @@ def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, work
 
 
 def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
-    """A note if the log of the topic's Delta table has bounds of typed columns of files that no metadata names, which
-    may be values of erased records; or if it cannot be read.
+    """Return a note if the log of the topic's Delta table has bounds of typed columns of files that no metadata names,
+    which may be values of erased records; or if it cannot be read.
     """
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
@@ -93,7 +93,7 @@ def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: Log
 
 
 def _files_with_bounds(content: bytes) -> Iterator[str]:
-    """The paths of the files for which a commit or a checkpoint of a Delta log has bounds."""
+    """Return the paths of the files for which a commit or a checkpoint of a Delta log has bounds."""
     if content.startswith(b"PAR1"):
         column = pq.ParquetFile(io.BytesIO(content)).read(["add.path", "add.stats"]).column("add")
         added = [action for action in column.to_pylist() if action is not None]
@@ -104,7 +104,7 @@ def _files_with_bounds(content: bytes) -> Iterator[str]:
 
 
 def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: Topic) -> list[str]:
-    """The folders in a log dir of deleted topics of the same name."""
+    """Return the folders in a log dir of deleted topics of the same name."""
     log_dir = log_dirs.open(log_dir_id)
     pattern = re.compile(rf"{re.escape(topic.name)}-[0-9a-f]{{8}}")
     entries = log_dir.entries() if log_dir is not None else []
@@ -128,7 +128,7 @@ def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, top
 def _unnamed_files(
     cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic, workers: Workers
 ) -> list[str]:
-    """Files in the topic's folders that no metadata names, and that hold such a record or cannot be read."""
+    """Return notes for files that no metadata names, and that hold such a record or cannot be read."""
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
     paths: list[str] = []
@@ -179,7 +179,7 @@ def _name(path: str) -> str:
 
 
 def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
-    """The owners of the write ids of these files."""
+    """Return the owners of the write ids of these files, at most _NAMED_MAX."""
     ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
     found: set[str] = set()
     for first in range(0, len(ids), CHUNK):

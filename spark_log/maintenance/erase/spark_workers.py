@@ -1,5 +1,5 @@
-"""Erasing with Spark: many segments at once; tasks scan and write them. Tasks receive keys and log dirs, and have no
-access to the metadata store.
+"""Erases with Spark: tasks scan and write many segments at once. Tasks receive keys and log dirs, and have no access to
+the metadata store.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ stage.
 
 
 def on_spark(spark: SparkSession) -> "Callable[[KeySet], SparkWorkers]":
-    """The argument `workers` of `erase`."""
+    """Return the argument `workers` of `erase`."""
     return lambda keys: SparkWorkers(spark, keys)
 
 

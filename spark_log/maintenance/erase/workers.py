@@ -1,4 +1,4 @@
-"""The workers that read and write files for an erase: threads of this process, or Spark tasks (`spark_workers`)."""
+"""Reads and writes files for an erase, in threads of this process or in Spark tasks (`spark_workers`)."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ class Workers(Protocol):
     """Number of files that are written before they are swapped in."""
 
     def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
-        """The results in the order of the items."""
+        """Yield the results in the order of the items."""
         ...
 
     def lease_ms(self, settings: ClusterSettings) -> int:
-        """Duration of the lease of a write id while `at_once` files are written."""
+        """Return the duration of the lease of a write id while `at_once` files are written."""
         ...
 
 

@@ -62,7 +62,7 @@ class Expired:
 
 
 def find_expired(store: Store, topic: Topic, written: Mapping[int, OffsetRange]) -> Expired | None:
-    """The expired ones among these segments, given by partition and base offset; None if there are none."""
+    """Return the expired records in these segments, given by partition and base offset; None if there are none."""
 
     def read(connection: sa.Connection) -> Expired | None:
         known = find_topics(connection, [topic.name]).get(topic.name)  # with its current config
@@ -129,7 +129,7 @@ class ExpiredWatch:
         self._untold: list[Expired] = []
 
     def appended(self, append: Append) -> None:
-        """As `AppendListener.appended`. An error of the store is only logged: the append is committed."""
+        """Detect expired records of an append. An error of the store is only logged: the append is committed."""
         for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
             if topic_id in self._noticed:
                 continue
@@ -151,7 +151,7 @@ class ExpiredWatch:
 
 
 def expired_batches(append: Append, now_ms: int) -> dict[int, dict[int, OffsetRange]]:
-    """Return the offset ranges of the expired ones among the appended batches, by topic id and partition. Pure."""
+    """Return the offset ranges of the expired batches of an append, by topic id and partition. Pure."""
     ranges: dict[int, dict[int, OffsetRange]] = {}
     for batch, outcome in zip(append.batches, append.outcomes, strict=True):
         if not isinstance(outcome, Appended) or outcome.duplicate or batch.offsets is not None:

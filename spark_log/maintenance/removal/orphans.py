@@ -61,7 +61,7 @@ class Needed:
 
 
 def write_id_of(name: str) -> str | None:
-    """The write id in a file's name; None if the name is not of our form."""
+    """Return the write id in a file's name; None if the name is not of our form."""
     found = _SEGMENT.fullmatch(name) or _WRITING.fullmatch(name) or _COPYING.fullmatch(name)
     return found[1] if found else None
 
@@ -122,7 +122,7 @@ def _delete_in(
 
 
 def _segment_files(log_dir: LogDir, folder: str) -> Iterator[list[tuple[int, Entry]]]:
-    """Segment files and temporary files below a topic's folder with their partitions, many at a time."""
+    """Yield segment files and temporary files below a topic's folder with their partitions, many at a time."""
     files_of_partitions: list[tuple[int, Entry]] = []
     for entry in log_dir.entries(f"{folder}/_segments"):
         if entry.folder and _NUMBER.fullmatch(entry.name):
@@ -168,7 +168,7 @@ def _needed(
 
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
-    """The write ids of these files that are registered."""
+    """Return the write ids of these files that are registered."""
     ids = sorted({write_id for _, file in found if (write_id := write_id_of(file.name))})
     write_ids: set[str] = set()
     for first in range(0, len(ids), CHUNK):
@@ -213,7 +213,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
 def _needed_of_unknown(
     connection: sa.Connection, log_dirs: CleanableLogDirs, folder: str, files: Sequence[tuple[int, Entry]]
 ) -> Needed | None:
-    """The metadata about the files of this folder; None if the metadata knows the folder."""
+    """Return the metadata about the files of this folder; None if the metadata knows the folder."""
     if folder in _known_folders(connection):
         return None
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, TopicConfig().file_delete_delay_ms)
@@ -247,7 +247,7 @@ def _delete_unknown(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: L
 
 
 def _content(log_dir: LogDir, folder: str) -> _Content | None:
-    """None if the folder has anything but segment files and temporary files in their places."""
+    """Return the content, or None if the folder has anything but segment files and temporary files in their places."""
     content = _Content(folders=[folder, f"{folder}/_segments"])
     if [(entry.name, entry.folder) for entry in log_dir.entries(folder)] != [("_segments", True)]:
         return None

@@ -1,5 +1,5 @@
-"""Retention: deletes the oldest segments of a partition, always whole segments from the start. Also `delete_records`,
-which deletes the records below a given offset.
+"""Deletes the oldest segments of a partition, always whole segments from the start. `delete_records` deletes the
+records below a given offset.
 
     log_start_offset <= end_offset of every segment row       once one of these transactions has run on the partition
 
@@ -52,10 +52,10 @@ _PARTITIONS_MAX = 100
 
 @dataclass(frozen=True)
 class Dropped:
-    """Segments that were dropped from the log. `segments`: files (of one replica) and blobs. `failed`: partitions that
-    failed. `file_bytes`: the part of `bytes` in files, which stay on disk for file.delete.delay.ms.
+    """Segments that were dropped from the log: files (of one replica) and blobs. `failed` are the partitions that
+    failed. `file_bytes` is the part of `bytes` in files, which stay on disk for file.delete.delay.ms.
 
-    `why`: for each reason, the time of the newest dropped record, in ms.
+    `why` has for each reason the time of the newest dropped record, in ms.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -79,7 +79,7 @@ class Dropped:
 
 
 def _newest(times: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The largest time of each reason."""
+    """Return the largest time of each reason."""
     newest: dict[str, int] = {}
     for reason, time_ms in times:
         newest[reason] = max(time_ms, newest.get(reason, time_ms))
@@ -91,7 +91,7 @@ def _reasons(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, 
 
 
 def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
-    """The segments that `apply_retention` would drop now. Changes nothing."""
+    """Return the segments that `apply_retention` would drop now. Changes nothing."""
 
     def plan(connection: sa.Connection, number: int) -> Dropped:
         state = read_partition(connection, (topic.topic_id, number))
@@ -116,8 +116,8 @@ def next_to_delete(
     now_ms: int,
     page: int = SEGMENTS_MAX,
 ) -> Iterator[tuple[Segment, Reason]]:
-    """The segments of a partition that retention drops below `end_offset`, by offset; read `page` segments at a
-    time.
+    """Yield the segments of a partition that retention drops below `end_offset`, by offset. It reads `page` of them at
+    a time.
     """
     here = {"topic_id": topic.topic_id, "partition": number}
     [(total_bytes,)] = _TOTAL.rows(connection, here) if topic.config.retention_bytes >= 0 else [(0,)]
@@ -135,7 +135,7 @@ def apply_retention(cluster: Cluster, topic: Topic, fence: Fence = unfenced) -> 
     """Drop the segments that retention.ms and retention.bytes do not keep or that lie below the log start; then
     publish.
 
-    Runs in short transactions. A partition whose metadata makes this impossible is in `failed`; it does not stop the
+    It runs in short transactions. A partition whose metadata makes this impossible is in `failed`; it does not stop the
     others.
     """
     dropped = Dropped()
@@ -193,11 +193,11 @@ def _drop_some(
 
 
 def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Move log start offsets up to the given offsets (-1: the high watermark), as Kafka's deleteRecords.
+    """Move log start offsets up to the given offsets (-1 means the high watermark), as Kafka's deleteRecords.
 
     Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
     OffsetOutOfRangeError above the high watermark, PolicyViolationError for a topic whose cleanup.policy has no delete,
-    UnknownTopicOrPartitionError; then nothing is deleted.
+    and UnknownTopicOrPartitionError; then nothing is deleted.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> tuple[dict[TopicPartition, int], list[Topic]]:
@@ -301,7 +301,7 @@ def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segme
 
 
 def _due(connection: sa.Connection, topic: Topic, now: StoreClock) -> list[int]:
-    """The partitions whose first segment is to be dropped, judged without the high watermark."""
+    """Return the partitions whose first segment is to be dropped, judged without the high watermark."""
     mine = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
 
     def of_first(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:

@@ -1,4 +1,4 @@
-"""The rules of retention. Pure: the segments that leave the start of a log, and the reason."""
+"""Decides which segments leave the start of a log, and why: the rules of retention. Pure."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -16,7 +16,7 @@ class Reason(Enum):
     SIZE = "retention.bytes"
 
     def describe(self, config: TopicConfig) -> str:
-        """The reason with the value of its config."""
+        """Return the reason with the value of its config."""
         match self:
             case Reason.BELOW:
                 return str(self.value)
@@ -32,7 +32,7 @@ def is_expired(timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
 
 
 def time_of(segment: Segment) -> int:
-    """Largest timestamp of a segment in ms; its append time if it has none (compaction has dropped its records)."""
+    """Return a segment's largest timestamp in ms; its append time if compaction has dropped all its records."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.appended_ms
 
 
@@ -44,7 +44,7 @@ def leaving(
     total_bytes: int,
     now_ms: int,
 ) -> list[tuple[Segment, Reason]]:
-    """The segments that leave the log, by Kafka's rules, with the reasons.
+    """Return the segments that leave the log, by Kafka's rules, with the reasons.
 
     `segments` are the partition's first ones by offset, `total_bytes` is of all its segments. Whole segments below the
     high watermark are dropped from the start, up to the first segment that stays. A segment is dropped if its largest

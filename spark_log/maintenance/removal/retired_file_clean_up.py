@@ -1,4 +1,4 @@
-"""Clean-up of files that the log no longer needs: retired files, and the folders of deleted topics.
+"""Deletes files that the log no longer needs: retired files, and the folders of deleted topics.
 
 A retired file is deleted when the time for its readers (file.delete.delay.ms of its topic) is over and no Delta table
 lists it any more. It is deleted in the log dirs of its partition's replicas; then its row is deleted. For a log dir
@@ -46,7 +46,9 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Deleted:
-    """Number of deleted files, counted in each log dir that had them, with their bytes, and notes for the report."""
+    """The number of deleted files, counted in each log dir that had them, with their bytes, and notes for the
+    report.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -78,11 +80,11 @@ class CleanableLogDirs:
         return found
 
     def decide(self, body: Callable[[sa.Connection], D]) -> D:
-        """Read the metadata that decides which files are deleted; None decides that none is."""
+        """Read the metadata that decides which files are deleted. None means that no file is deleted."""
         return self.cluster.store.read_as_primary(body)
 
     def open(self, log_dir_id: LogDirId) -> LogDir | None:
-        """The log dir; None if it is skipped in this run."""
+        """Return the log dir, or None if it is skipped in this run."""
         if log_dir_id in self.failures or log_dir_id not in self.infos:
             return None
         info = self.infos[log_dir_id]
@@ -95,7 +97,7 @@ class CleanableLogDirs:
         return log_dir
 
     def opened(self) -> Iterator[tuple[LogDirId, LogDir]]:
-        """The log dirs that are not skipped, opened one after the other."""
+        """Yield the log dirs that are not skipped, opened one after the other."""
         for log_dir_id in self.infos:
             log_dir = self.open(log_dir_id)
             if log_dir is not None:
@@ -105,7 +107,7 @@ class CleanableLogDirs:
         self.failures[log_dir_id] = redact(str(error))
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
-        """Delete those of these files that exist."""
+        """Delete those of these files that exist, and return their number and bytes."""
         log_dir = self.open(log_dir_id)
         if log_dir is None or not paths:
             return Deleted()
@@ -137,7 +139,7 @@ class CleanableLogDirs:
         publish(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:
-        """As `publish`, but a failure is logged."""
+        """Publish like `publish`, but log a failure."""
         try_publish(self.cluster, [topic])
 
     def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
@@ -155,12 +157,12 @@ class CleanableLogDirs:
 
 @dataclass
 class CountedLogDirs(CleanableLogDirs):
-    """For a dry run: counts the files that clean-up would delete, and changes nothing. Each file counts once."""
+    """Counts the files that clean-up would delete, for a dry run, and changes nothing. Each file counts once."""
 
     counted: set[tuple[LogDirId, str]] = field(default_factory=set)
 
     def decide(self, body: Callable[[sa.Connection], D]) -> D:
-        """Read the metadata; nothing is deleted, so the answer of a server that is no longer the primary will do."""
+        """Read the metadata. Nothing is deleted, so the server need not be the primary any more."""
         return self.cluster.store.read(body)
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
@@ -179,7 +181,7 @@ class CountedLogDirs(CleanableLogDirs):
         pass
 
     def publish(self, topic: Topic) -> None:
-        """Raise what `publish` would raise if the store is an older copy."""
+        """Raise the errors of `publish` for a store that is an older copy."""
         check_publication(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:

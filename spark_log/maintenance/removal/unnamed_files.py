@@ -1,4 +1,4 @@
-"""Segment files in the log dirs that the metadata does not name, such as files that are newer than a restored store."""
+"""Finds segment files that the metadata does not name, such as files that are newer than a restored store."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ class UnnamedFile:
 
 
 def unnamed_files(cluster: Cluster) -> list[Unnamed]:
-    """The unnamed files of all log dirs that answer, by log dir and topic folder."""
+    """Return the unnamed files of all log dirs that answer, by log dir and topic folder."""
     groups: list[Unnamed] = []
     for (log_dir, folder), files in groupby(list_unnamed_files(cluster), lambda file: (file.log_dir, file.folder)):
         rest = list(files)
@@ -52,10 +52,11 @@ def unnamed_files(cluster: Cluster) -> list[Unnamed]:
 
 
 def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
-    """Each unnamed file of all log dirs that answer, by log dir, topic folder and time; of one topic, or of all.
+    """Return each unnamed file of one topic, or of all, by log dir, topic folder and time; only of log dirs that
+    answer.
 
-    Lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. Of a topic that
-    was deleted, or that the store does not know, the folders of this name are searched too.
+    It lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. If the topic
+    was deleted, or the store does not know it, the folders of this name are searched too.
     """
     log_dirs = CleanableLogDirs.of(cluster)
     unnamed: list[UnnamedFile] = []

@@ -1,7 +1,7 @@
-"""Backfill of typed columns: files that lack the topic's present columns are written again, at the same offsets.
+"""Backfills typed columns: files that lack the topic's present columns are written again, at the same offsets.
 
-A change of a format or a schema never rewrites files. Merge and compaction write the present columns into their
-outputs anyway; the backfill does so for the other files.
+A change of a format or a schema never rewrites files. Merge and compaction write the present columns into their outputs
+anyway; the backfill does so for the other files.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from spark_log.metadata.sql_columns import SEGMENT
 
 
 def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:
-    """Partitions with a file that lacks the topic's present columns."""
+    """Return the partitions with a file that lacks the topic's present columns."""
     if topic.columns is None:
         return []
     query = (
@@ -41,8 +41,8 @@ def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]
 
 
 def files_to_backfill(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
-    """The files of the partition that lack the topic's present columns, by offset. They are below the inline tail, as
-    those of `segment_merge.runs_of` are.
+    """Return the files of the partition that lack the topic's present columns, by offset. Only files below the inline
+    tail are returned, as in `segment_merge.runs_of`.
     """
     if topic.columns is None:
         return []
@@ -60,7 +60,8 @@ def backfill(
 ) -> Iterator[tuple[Rewriting, Written]]:
     """Write the files of the partition that lack the topic's present columns again. Yields each when its swap is done.
 
-    Ends with the first swap that is refused, because the file or the ISR has changed: the next run sees the new state.
+    It ends with the first swap that is refused, because the file or the ISR has changed: the next run sees the new
+    state.
     """
     for file in cluster.store.read(partial(files_to_backfill, topic=topic, partition=partition)):
         rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=[file]))

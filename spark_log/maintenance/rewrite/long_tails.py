@@ -1,4 +1,4 @@
-"""The inline tails of a plan that is sent to other processes: it carries their bytes, so long ones are sealed first."""
+"""Seals long inline tails before a plan is sent to other processes, because the plan carries the bytes of the tails."""
 
 import logging
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 class LongTails:
-    """The `TailLimit` of plan.inline.bytes.per.task.max and plan.inline.bytes.max."""
+    """Implements `TailLimit` for plan.inline.bytes.per.task.max and plan.inline.bytes.max."""
 
     def __init__(self, cluster: Cluster, writer: Writer, settings: ClusterSettings | None = None) -> None:
         self._cluster, self._writer, self._settings = cluster, writer, settings
 
     def too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The longest tails, chosen so that the other tails stay within the limits of a plan."""
+        """Return the longest tails, chosen so that the other tails stay within the limits of a plan."""
         settings = self._settings or self._cluster.store.settings
         excess = sum(sizes.values()) - settings.plan_inline_bytes_max
         chosen: list[TopicPartition] = []

@@ -1,4 +1,4 @@
-"""The loop of tasks that rewrite segments: several partitions at the same time, one report per topic."""
+"""Runs the tasks that rewrite segments: several partitions at the same time, one report per topic."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,7 +19,7 @@ _KEEP_S = 30.0
 
 @dataclass
 class _Done:
-    """The result of one partition; `error` ended it early, and the swaps before it stay."""
+    """The result of one partition. If an `error` ended it early, the swaps before it stay."""
 
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)

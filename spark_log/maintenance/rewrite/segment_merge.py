@@ -45,13 +45,13 @@ FILES_MAX = 1_000
 """Maximum number of inputs of one merge, so that its transaction, which appends wait for, takes only milliseconds."""
 
 Write = Callable[[Rewriting, str, LogDirs], Written]
-"""`segment_rewrite.write`, in this process or in a Spark task."""
+"""Runs `segment_rewrite.write`, in this process or in a Spark task."""
 
 
 def runs(
     files: Sequence[Segment], bytes_max: int, seen: Collection[int] = (), growth: int = GROWTH
 ) -> list[list[Segment]]:
-    """The files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
+    """Return the runs to merge: disjoint, by offset, each as long as the rule above allows. `files` are by offset.
 
     Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run crosses one
     of `seen`, the offsets up to which some Delta table has shown the records: the stream of that table would show some
@@ -69,7 +69,7 @@ def runs(
 
 
 def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int], growth: int) -> int:
-    """Number of files from `first` on that may be merged, 0 for none."""
+    """Return the number of files from `first` on that may be merged, 0 for none."""
     start = last = files[first]
     size, count, largest, most = start.bytes, start.record_count, start.bytes, start.record_count
     longest = 0
@@ -96,11 +96,11 @@ def merge(
     growth: int = GROWTH,
     bytes_max: int | None = None,
 ) -> Iterator[tuple[Rewriting, Written]]:
-    """Merge the files of the partition where the rule allows it, into files of at most `bytes_max` (without it:
+    """Merge the files of the partition where the rule allows it, into files of at most `bytes_max` (by default
     segment.bytes). Yields each merge when its swap is done.
 
-    Ends with the first swap that is refused, because an input or the ISR has changed: the next run sees the new state.
-    `write_file` writes the files; without it they are written in this process.
+    It ends with the first swap that is refused, because an input or the ISR has changed: the next run sees the new
+    state. `write_file` writes the files; without it they are written in this process.
     """
     largest = min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     while True:
@@ -126,8 +126,8 @@ def merge(
 def runs_of(
     connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
 ) -> list[list[Segment]]:
-    """The runs of a partition that may be merged. They have only files below the inline tail. Delta tables list a file
-    above it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such
+    """Return the runs of a partition that may be merged. They have only files below the inline tail. Delta tables list
+    a file above it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such
     a file is merged once the tail is sealed.
     """
     tail = segments(connection, topic, partition, inline=True)
@@ -141,7 +141,7 @@ def runs_of(
 def partitions_to_merge(
     connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
 ) -> list[int]:
-    """Partitions with at least `files_min` files of which two would fit into one: they may have files to merge."""
+    """Return the partitions with at least `files_min` files of which two would fit into one."""
     fits = SEGMENT.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     query = (
         sa.select(SEGMENT.partition)

@@ -1,4 +1,4 @@
-"""Rewriting: one file replaces a run of a partition's segments, with the same offsets and all or some of the records.
+"""Rewrites segments: one file replaces a run of a partition's segments, with the same offsets and all or some records.
 
 Sealing, merging, compaction and erasing all use it. It has three steps, which may run in three places:
 
@@ -81,8 +81,8 @@ def may_follow(first: Segment, last: Segment, following: Segment, seen: Collecti
     """Whether a file with the segments from `first` to `last` may also include `following`: the offsets meet, the
     timestamp type is the same, and the span fits into an offset_delta.
 
-    False if `following` begins at one of `seen` (`publication_state.seen_offsets`): a file with records on both
-    sides of such an offset would hold both old and new records for a stream that reads the Delta table.
+    Not if `following` begins at one of `seen` (`publication_state.seen_offsets`): a file with records on both sides of
+    such an offset would hold both old and new records for a stream that reads the Delta table.
     """
     return (
         last.end_offset == following.base_offset
@@ -94,8 +94,8 @@ def may_follow(first: Segment, last: Segment, following: Segment, seen: Collecti
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Segments of a partition that one file is to replace, and all data that is needed to write it. It is sent to
-    executors.
+    """The input of a rewriting: segments of a partition that one file is to replace, and all data that is needed to
+    write it. It is sent to executors.
 
     The inputs' offsets meet, they have one timestamp type, and are all files or all inline. `log_dirs` are the ISR's,
     by broker, as of `partition_epoch`.
@@ -132,7 +132,7 @@ Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
 
 
 def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline: bool) -> list[Segment]:
-    """The partition's segments below the high watermark, by offset: its tail (`inline`), or its files."""
+    """Return the partition's segments below the high watermark, by offset: its tail (`inline`), or its files."""
     query = (
         sa.select(*_SEGMENT_COLUMNS)
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
@@ -150,7 +150,8 @@ def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline:
 def plan_rewriting(
     connection: sa.Connection, topic: Topic, partition: int, inputs: Sequence[Segment]
 ) -> Rewriting | None:
-    """The rewriting of these segments, in the snapshot that `connection` reads; None if the log has changed since.
+    """Return the rewriting of these segments, in the snapshot that `connection` reads; None if the log has changed
+    since.
 
     It contains the bytes of inline segments.
     """
@@ -199,7 +200,7 @@ def write(
 
 
 def _encoding(rewriting: Rewriting) -> Encoding:
-    """The topic's, with a higher level of zstd for files that replace files with typed columns, unless it is set."""
+    """Return the topic's encoding; for files that replace typed files with a higher zstd level, unless set."""
     topic, encoding = rewriting.topic, Encoding.of(rewriting.topic)
     new = rewriting.inputs[0].inline or topic.columns is None
     if new or encoding.codec != "zstd" or "compression.zstd.level" in topic.overrides:
@@ -208,13 +209,13 @@ def _encoding(rewriting: Rewriting) -> Encoding:
 
 
 def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
-    """The offsets relative to the file's base offset."""
+    """Return the offsets relative to the file's base offset."""
     return from_numpy(to_numpy(offsets) - base_offset)
 
 
 def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
-    """Offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time. Records of files with the topic's
-    present columns come with the typed columns, which are copied; those of others are to be decoded.
+    """Yield offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time. Records of files with the
+    topic's present columns have the typed columns, which are copied; those of other files must be decoded.
     """
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
@@ -249,10 +250,10 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
 
 
 def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:
-    """Replace the inputs with the file. False if the swap is refused: then the file is deleted.
+    """Replace the inputs with the file. Returns False if the swap is refused: then the file is deleted.
 
-    Refused if the inputs are no longer in the log, the ISR has changed, too few of the ISR have the file, or the write
-    id has expired (see `replication.rewrite`).
+    It is refused if the inputs are no longer in the log, the ISR has changed, too few of the ISR have the file, or the
+    write id has expired (see `replication.rewrite`).
     """
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)

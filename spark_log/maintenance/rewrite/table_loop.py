@@ -1,4 +1,4 @@
-"""The loop of a process that appends: it seals the tails of the topics that it appends to, and publishes their files.
+"""Seals the tails of the topics that a process appends to, and publishes their files, in a loop.
 
 A coordinator does this for all topics. While one lives, the loop only seals full tails and publishes new files of its
 own appends; without one it keeps delta.max.lag.ms. It reads the age of the tails from the store, so it also finds a
@@ -44,9 +44,9 @@ _MERGE_BYTES_MAX = 16 * 2**20
 
 @dataclass
 class _Touched:
-    """A topic that this process has appended to. `due_s`: when its next round is due. `full`: partitions with a full
-    tail. `has_tails`: it may have tails. `has_files`: new files are not published yet. `failures`: rounds in a row that
-    left due work.
+    """A topic that this process has appended to. Its next round is due at `due_s`. `full` are the partitions with a
+    full tail. `has_tails` means that it may have tails, `has_files` that new files are not published yet. `failures`
+    counts the rounds in a row that left due work.
     """
 
     topic: Topic
@@ -68,7 +68,7 @@ class TableLoop:
     """
 
     def __init__(self, cluster: Cluster, writer: Writer, *, in_thread: bool = False, tail_bytes_min: int = 0) -> None:
-        """`tail_bytes_min`: lower bound of inline.tail.bytes, for topics that leave it at its default."""
+        """`tail_bytes_min` is the lower bound of inline.tail.bytes, for topics that leave it at its default."""
         self._cluster, self._writer, self._tail_bytes_min = cluster, writer, tail_bytes_min
         self._in_thread = in_thread
         self._changed = threading.Condition()
@@ -78,7 +78,7 @@ class TableLoop:
         self._thread: threading.Thread | None = None
 
     def appended(self, append: Append) -> None:
-        """As `AppendListener.appended`."""
+        """Note the topics of an append, and seal or publish what is due (an `AppendListener`)."""
         for (topic_id, partition), state in append.partitions.items():
             topic = append.topics[topic_id]
             full_bytes = topic.config.inline_tail_bytes
@@ -139,7 +139,7 @@ class TableLoop:
             return min((each.due_s for each in self._touched.values()), default=math.inf)
 
     def _work_due(self) -> None:
-        """A round of each topic that is due, in the order in which they became due."""
+        """Do a round of each topic that is due, in the order in which they became due."""
         now_s = clock.monotonic_s()
         with self._changed:
             due = sorted((each.due_s, topic_id) for topic_id, each in self._touched.items() if each.due_s <= now_s)
@@ -148,7 +148,7 @@ class TableLoop:
                 self._work(topic_id)
 
     def _work(self, topic_id: int) -> None:
-        """One round of a topic. Raises nothing: what fails is due again later, and for every other client."""
+        """Do one round of a topic. It raises nothing: failed work is due again later, and for every other client."""
         with self._changed:
             touched = self._touched.get(topic_id)
         if touched is None:
@@ -188,7 +188,7 @@ class TableLoop:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
     def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool:
-        """Seal these tails and publish what is new; merge small files if no coordinator lives. Whether all was done."""
+        """Seal tails and publish; merge small files without a coordinator. Returns False if a tail or table is left."""
         numbers = sorted(partitions)
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
@@ -210,7 +210,7 @@ class TableLoop:
         return done
 
     def _seal(self, topic: Topic, partition: int) -> bool:
-        """Whether the tail was sealed, or there was none."""
+        """Seal a tail, and return whether it was sealed or there was none."""
         try:
             seal(self._cluster, self._writer, topic, partition)
         except (SparkLogError, OSError) as error:
@@ -229,14 +229,14 @@ class TableLoop:
     # The end ---------------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
-        """One last round of all topics: full tails are sealed and new files published, and unless a coordinator lives,
-        all tails are sealed.
+        """Do one last round of all topics: full tails are sealed and new files published, and unless a coordinator
+        lives, all tails are sealed.
 
         With `more_to_come` (after a micro-batch) another process will append to the same topics: then only tails that
         are due are sealed, or those of a topic that got no new files for a while. So the first micro-batch after a
         pause is sealed, since it may be the only one, and many that follow one another share a file.
 
-        Starts no work after `timeout_s`, or after `stop_after_current_tail`: the next client that appends, or the
+        It starts no work after `timeout_s`, or after `stop_after_current_tail`: the next client that appends, or the
         coordinator, does the rest.
         """
         with self._changed:

@@ -1,4 +1,4 @@
-"""When the tails of a topic become files, and its Delta tables list its files. Pure."""
+"""Decides when the tails of a topic become files, and its Delta tables list its files. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Tail:
 
 
 def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
-    """The tails of a topic that are to be sealed; `ahead_ms`: time until the next check.
+    """Return the tails of a topic that are to be sealed. `ahead_ms` is the time until the next check.
 
     If one tail has reached delta.max.lag.ms, all are due: they make one Delta commit. Otherwise due are the tails that
     are older than segment.ms, or as large as inline.tail.bytes (sealing them failed before).
@@ -45,27 +45,27 @@ def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
 
 
 def seal_after_ms(config: TopicConfig) -> int:
-    """Time that the first record of a tail may wait, in ms."""
+    """Return the time that the first record of a tail may wait, in ms."""
     return config.delta_max_lag_ms * 9 // 10
 
 
 def pause_ms(config: TopicConfig) -> int:
-    """Time that delta.max.lag.ms leaves after `seal_after_ms`: a topic that got no file for so long makes a pause."""
+    """Return the rest of delta.max.lag.ms after `seal_after_ms`. A topic without files for so long makes a pause."""
     return config.delta_max_lag_ms - seal_after_ms(config)
 
 
 def look_after_ms(config: TopicConfig) -> int:
-    """Time until tails that come now may be due."""
+    """Return the time until tails that come now may be due."""
     return max(CHECK_MS_MIN, seal_after_ms(config))
 
 
 def retry_after_ms(config: TopicConfig, failures: int) -> int:
-    """Wait after so many failures before: `pause_ms` first, then twice as long each time, up to `look_after_ms`."""
+    """Return the wait before a retry: `pause_ms`, doubled for each of `failures`, up to `look_after_ms`."""
     return min(look_after_ms(config), max(CHECK_MS_MIN, pause_ms(config)) * (1 << min(failures, 30)))
 
 
 def next_look_ms(tails: Sequence[Tail], config: TopicConfig, now_ms: int) -> int | None:
-    """Time until one of these tails, which are not due, is due; None: never."""
+    """Return the time until one of these tails, which are not due, is due; None means never."""
     if not tails or config.delta_max_lag_ms < 0:
         return None
     oldest_ms = min(tail.first_appended_ms for tail in tails)

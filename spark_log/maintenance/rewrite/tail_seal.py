@@ -1,4 +1,4 @@
-"""Sealing: writes the inline tail of a partition into Parquet segments, at the same offsets."""
+"""Seals the inline tail of a partition: writes it into Parquet segments, at the same offsets."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -32,9 +32,9 @@ from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
-    """Divide the segments, all of the tail or all files, into runs that may each become one file: the offsets meet, one
-    timestamp type, at most OFFSETS_MAX offsets, and at most `bytes_max` bytes unless a single segment is larger. By
-    offset.
+    """Divide the segments, all of the tail or all files, into runs that may each become one file, by offset. In a run,
+    offsets meet, there is one timestamp type, at most OFFSETS_MAX offsets, and at most `bytes_max` bytes unless a
+    single segment is larger.
 
     No run of files crosses one of `seen` (`publication_state.seen_offsets`).
     """
@@ -74,8 +74,8 @@ def sealing(
     *,
     waits_for_schemas: bool = True,
 ) -> Iterator[tuple[Rewriting, Written]]:
-    """As `seal`, but yields each file when it has been swapped in. With `end_offset` only segments that end at or below
-    it.
+    """Seal the tail like `seal`, but yield each file when it has been swapped in. With `end_offset`, seal only segments
+    that end at or below it.
 
     Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
 
@@ -106,7 +106,7 @@ def sealing(
 
 
 def _schema_ids(rewriting: Rewriting) -> dict[str, set[int]]:
-    """The ids of Confluent's framing in the keys and values of inline segments."""
+    """Return the ids of Confluent's framing in the keys and values of inline segments."""
     columns = rewriting.topic.columns
     framed = () if columns is None else [part.source for part, each in columns.parts if each.framing == "confluent"]
     ids_by_source: dict[str, set[int]] = {source: set() for source in framed}
@@ -119,7 +119,9 @@ def _schema_ids(rewriting: Rewriting) -> dict[str, set[int]]:
 
 
 def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:
-    """Append time of the newest record in a file, among the partitions of the topic that have a tail; 0 for none."""
+    """Return the append time of the newest record in a file, among the topic's partitions that have a tail; 0 for
+    none.
+    """
     last = (
         sa.select(SEGMENT.appended_ms)
         .where(SEGMENT.topic_id == PARTITION.topic_id, SEGMENT.partition == PARTITION.partition, ~SEGMENT.inline)
@@ -134,7 +136,7 @@ def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:
 
 
 def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:
-    """The tails of the partitions that have one, by topic; of these topics, or of all."""
+    """Return the tails of the partitions that have one, by topic; by default of all topics."""
     first = (
         sa.select(SEGMENT.appended_ms)
         .where(SEGMENT.topic_id == PARTITION.topic_id, SEGMENT.partition == PARTITION.partition, SEGMENT.inline)
