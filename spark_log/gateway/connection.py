@@ -143,7 +143,7 @@ class Connection:
         return True
 
     def _end_waiting(self) -> None:
-        """Cancel the answer that a client does not need after its connection ends. Records it sent are appended."""
+        """Cancel the last answer, for which the client no longer waits, unless it answers a produce request."""
         if self._last is not None and not self._last_is_pipelined:
             self._last.task.cancel()
 

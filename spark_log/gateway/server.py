@@ -207,7 +207,7 @@ class Gateway:
                     connection.close()
 
     async def _notice_gone(self) -> None:
-        """Notice periodically which clients have disconnected while their connections are not read, and wait."""
+        """End the answers of clients that disconnect while their connections are not read. Check every second."""
         while True:
             await asyncio.sleep(_GONE_EVERY_S)
             notice_gone(each.reader for each in self._connections if each.waits_for_answer)

@@ -56,7 +56,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
 
 
 def _comparisons(schema: "avro.schema.Schema") -> int:
-    """Estimate how many comparisons of branches the comparison of the schema with itself is worth."""
+    """Estimate the cost of comparing the schema with itself, in comparisons of branches of unions."""
     from avro.schema import ArraySchema, MapSchema, RecordSchema, UnionSchema
 
     fields = branches = 0

@@ -19,8 +19,8 @@ from spark_log.groups.classic.service import Mark, marks_of
 from spark_log.metadata.store import Store
 
 _PAUSE_S_MIN, _PAUSE_S_MAX, _PAUSE_FACTOR = 0.02, 1.0, 4
-"""The pause after a check of groups is `_PAUSE_FACTOR` times as long as the check, within limits. So changes that
-follow each other are checked together, and the checks use about a fifth of a thread at most.
+"""The pause after a check of groups is `_PAUSE_FACTOR` times as long as the check, within these limits. So changes that
+follow each other are checked together, and checks of up to 0.25 s use at most a fifth of a thread.
 """
 _LOOK_AGAIN_S = 30.0
 """The longest time until a group is checked again."""

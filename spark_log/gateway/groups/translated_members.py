@@ -175,7 +175,7 @@ def joining_of(
 
 
 def join(store: Store, joining: Joining) -> Membership:
-    """Join the group, or join again, and report owned partitions. Raises RebalanceInProgressError to join again."""
+    """Join the group (again), and report owned partitions. Raises RebalanceInProgressError if it must join again."""
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
