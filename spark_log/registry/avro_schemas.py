@@ -1,7 +1,7 @@
 """Parses and compares Avro schemas with Apache Avro's own package."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
 from spark_log.registry.schemas import SchemaText
@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     import avro.schema
 
 
-_COMPARISONS_MAX = 500_000
-"""The limit of comparisons. Avro's package compares each field, and each branch of a union, with all others."""
+_PAIRS_MAX = 100_000_000
+"""Pairs of elements of each array, such as the fields of a record. Avro's package looks for names among those before:
+it takes more than a second for more, in which others wait.
+"""
+_COMPARISONS_MAX = 100_000
+"""Avro's package compares each field with each, and each branch of a union with each: it takes seconds for more."""
 _FIELDS_PER_BRANCH = 200
 """The number of comparisons of fields that take as long as one comparison of branches."""
 
@@ -28,11 +32,27 @@ def parse(schema: SchemaText) -> "avro.schema.Schema":
         ) from error
     names = avro.name.Names()
     try:
-        for _, text in schema.imports:
-            avro.schema.make_avsc_object(json.loads(text), names)
-        return avro.schema.make_avsc_object(json.loads(schema.text), names)
+        *imports, own = (json.loads(text) for text in (*(text for _, text in schema.imports), schema.text))
+        if _pairs([*imports, own]) > _PAIRS_MAX:
+            raise InvalidSchemaError("a record, union or enum of the Avro schema has too many elements")
+        for each in imports:
+            avro.schema.make_avsc_object(each, names)
+        return avro.schema.make_avsc_object(own, names)
     except (avro.errors.AvroException, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidSchemaError(f"not an Avro schema: {error}") from error
+
+
+def _pairs(parsed: Any) -> int:
+    """Pairs of elements of the arrays of a JSON value, each array with itself."""
+    pairs, waiting = 0, list(parsed)
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, list):
+            pairs += len(here) ** 2
+            waiting += here
+        elif isinstance(here, dict):
+            waiting += here.values()
+    return pairs
 
 
 def column_source(schema: SchemaText) -> str:

@@ -49,10 +49,13 @@ def serialized(schema: SchemaText) -> str:
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """Return a text of `protobuf_schema` for the message with this full name, or for the first one of the file."""
+    """A text of `protobuf_schema`: of the message with this full name, or of the first one of the file."""
+    return _source(_files(schema), message)
+
+
+def _source(files: tuple[Any, ...], message: str) -> str:
     from spark_log.log.columns.protobuf.schema import protobuf_schema
 
-    files = _files(schema)
     if not message:
         if not files[-1].message_type:
             raise InvalidSchemaError("schema: the .proto file has no message")
@@ -61,11 +64,10 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Return why `reader` cannot read records of `writer`. The columns of each message have to be compatible, and
-    fields must keep their numbers.
-    """
-    differences: list[str] = []
-    messages, written_messages = _messages(_files(reader)[-1]), _messages(_files(writer)[-1])
+    """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    found: list[str] = []
+    files, written_files = _files(reader), _files(writer)
+    messages, written_messages = _messages(files[-1]), _messages(written_files[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:
         return [f"the schemas have more than {_MESSAGES_MAX:,} messages, and cannot be compared"]
     for name, written in written_messages.items():
@@ -79,7 +81,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
             if numbers.get(field.name, field.number) != field.number
         ]
         try:
-            columns = [schema_fields("protobuf", column_source(each, name)) for each in (reader, writer)]
+            columns = [schema_fields("protobuf", _source(each, name)) for each in (files, written_files)]
         except InvalidSchemaError:
             continue  # a message without columns, such as one that contains itself
         try:
@@ -89,7 +91,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     return differences
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # each may have some MiB
 def _files(schema: SchemaText) -> tuple[Any, ...]:
     """Return the descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports,
     and last that of the schema. Raises InvalidSchemaError if they do not make a schema.

@@ -1,8 +1,11 @@
 """Registers schemas and deletes versions, inside a transaction that has locked the registry."""
 
+from typing import NamedTuple
+
 import sqlalchemy as sa
 
-from spark_log.errors import IncompatibleSchemaError, SchemaRegistryError
+from spark_log import clock
+from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaRegistryError
 from spark_log.registry import rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, incompatibilities
 from spark_log.registry.schema_types import schema_hash
@@ -10,17 +13,42 @@ from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, Sche
 from spark_log.registry.topic_schemas import FollowingTopic, following_topics, update_following_topics
 
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207
-"""Error codes of Confluent's registry."""
+"""Confluent's error codes."""
+_COMPARED_CHARACTERS_MAX, _COMPARE_S_MAX = 16 << 20, 30.0
+"""Of the versions that a new one is compared with, their imports counted for each. A comparison may take a second."""
+
+
+class Accepted(NamedTuple):
+    """A schema that may become the next version of a subject, as long as `basis` is true of the subject."""
+
+    text: SchemaText
+    hash: str
+    basis: tuple[str, list[tuple[int, int]]]
+    """The level, and the numbers of the versions that it was compared with, with the ids of their schemas."""
 
 
 def register(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
-) -> RegisteredSchema:
-    """Add the schema as the next version of the subject, unless the subject has it. Return the version that has it."""
-    known = find(connection, subject, type_, text, references)
+    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
+    accepted: Accepted | None,
+) -> RegisteredSchema | None:  # fmt: skip
+    """Add the schema as the next version of the subject, unless the subject has it. `accepted`: so that nothing is
+    parsed or compared in the transaction, which others wait for; None is returned if it holds no more. Without it the
+    schema is checked here.
+    """
+    if accepted is None:
+        known = find(connection, subject, type_, text, references)
+        if known is not None:
+            return known
+        accepted = accept(connection, subject, type_, text, references)
+    elif accepted.text != rows.text_of(connection, type_, text, references):
+        return None
+    hash_ = accepted.hash
+    known = _find_hash(connection, subject, hash_)
     if known is not None:
         return known
-    _, hash_ = _accepted(connection, subject, type_, text, references)
+    _check_takes_new(connection, subject)
+    if accepted.basis != _basis(connection, subject):
+        return None
     schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
     version = max((number for number, _ in rows.version_ids(connection, subject, deleted=True)), default=0) + 1
     rows.insert_version(connection, subject, version, schema.id)
@@ -29,30 +57,31 @@ def register(
 
 
 def topics_to_change(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
-) -> list[FollowingTopic]:
-    """Return the topics that would follow the schema as the next version. Raises the errors of `register`."""
-    new, hash_ = _accepted(connection, subject, type_, text, references)
-    schema = rows.find_hash(connection, hash_) or Schema(rows.next_id(connection), type_, text, references)
-    return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), new)))
+    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
+    accepted: Accepted,
+) -> list[FollowingTopic]:  # fmt: skip
+    """The topics that would follow the schema as the next version of the subject. Errors as of `register`."""
+    schema = rows.find_hash(connection, accepted.hash) or Schema(rows.next_id(connection), type_, text, references)
+    return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), accepted.text)))
 
 
-def _accepted(
+def accept(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
-) -> tuple[SchemaText, str]:
-    """Return the schema and its hash. Raises an error if it may not become the next version of the subject."""
-    check_writable(connection, subject)
-    if mode_of(connection, subject) == "IMPORT":
-        raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
+) -> Accepted:
+    """IncompatibleSchemaError if the schema cannot become the next version of the subject, InvalidSchemaError. This may
+    take long.
+    """
+    _check_takes_new(connection, subject)
     new = rows.text_of(connection, type_, text, references)
     hash_ = schema_hash(new, references)
-    refused = problems_with(connection, subject, new, versions_to_compare(connection, subject))
+    basis = _basis(connection, subject)
+    refused = problems_with(connection, subject, new, basis[0], [number for number, _ in basis[1]])
     if refused:
         raise IncompatibleSchemaError(
             f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
             f" {'; '.join(refused)}"
         )
-    return new, hash_
+    return Accepted(new, hash_, basis)
 
 
 def import_schema(
@@ -63,11 +92,15 @@ def import_schema(
     references: tuple[Reference, ...],
     schema_id: int,
     version: int | None,
+    hashed: tuple[SchemaText, str],
 ) -> RegisteredSchema:
-    """Add a schema with the id that it has in another registry, without a check of compatibility."""
+    """Add a schema with an id that another registry gave it, whatever its compatibility. `hashed`: the schema with its
+    imports and its hash, as they were before the transaction.
+    """
     if mode_of(connection, subject) != "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is not in import mode", _NOT_PERMITTED)
-    hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
+    new = rows.text_of(connection, type_, text, references)
+    hash_ = hashed[1] if new == hashed[0] else schema_hash(new, references)
     known = rows.find_hash(connection, hash_)
     if (known is not None and known.id != schema_id) or (known is None and rows.has_id(connection, schema_id)):
         other = f"the schema has the id {known.id}" if known is not None else f"id {schema_id} is of another schema"
@@ -94,6 +127,12 @@ def find(
 ) -> RegisteredSchema | None:
     """Return the latest version of the subject that has the schema, or None."""
     hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
+    return _find_hash(connection, subject, hash_, deleted=deleted)
+
+
+def _find_hash(
+    connection: sa.Connection, subject: str, hash_: str, *, deleted: bool = False
+) -> RegisteredSchema | None:  # fmt: skip
     schema = rows.find_hash(connection, hash_)
     if schema is None:
         return None
@@ -102,29 +141,39 @@ def find(
 
 
 def problems_with(
-    connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
-) -> list[str]:
-    """Return why the schema is not compatible with these versions, by the compatibility level of the subject."""
-    return incompatibilities(*compared(connection, subject, new, versions))
+    connection: sa.Connection, subject: str, new: SchemaText, level: str, versions: list[int]
+) -> list[str]:  # fmt: skip
+    """Why the schema is not compatible with these versions. Their texts are read one by one: all may be many MiB.
+
+    InvalidSchemaError if they are so many, or so large, that comparing them takes too long.
+    """
+    found: list[str] = []
+    characters, end_s = 0, clock.monotonic_s() + _COMPARE_S_MAX
+    for number in versions:
+        old = rows.text_of(connection, *rows.find_version(connection, subject, number).schema[1:])
+        characters += len(old.text) + sum(len(text) for _, text in old.imports)
+        if characters > _COMPARED_CHARACTERS_MAX or clock.monotonic_s() > end_s:
+            raise InvalidSchemaError(
+                f"the versions of subject {subject!r} are too many, or too large, to be compared with all of them: set"
+                f" a compatibility level that is not transitive"
+            )
+        found += incompatibilities(level, new, [(number, old)])
+    return found
 
 
-def compared(
-    connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
-) -> tuple[str, SchemaText, list[tuple[int, SchemaText]]]:
-    """Return the arguments of `incompatibilities` for the schema and these versions."""
-    texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
-    return _level_of(connection, subject), new, texts
+def _basis(connection: sa.Connection, subject: str) -> tuple[str, list[tuple[int, int]]]:
+    """The level of the subject, and the versions that it compares a new schema with."""
+    level, versions = level_of(connection, subject), rows.version_ids(connection, subject)
+    return level, versions if level.endswith("_TRANSITIVE") else versions[-1:]
 
 
-def versions_to_compare(connection: sa.Connection, subject: str) -> list[RegisteredSchema]:
-    """Return the versions with which the subject's level compares a new schema. Others, maybe large, are not read."""
-    if _level_of(connection, subject).endswith("_TRANSITIVE"):
-        return rows.versions_of(connection, subject)
-    versions = rows.version_ids(connection, subject)
-    return [rows.find_version(connection, subject, versions[-1][0])] if versions else []
+def versions_to_compare(connection: sa.Connection, subject: str) -> list[int]:
+    """The numbers of the versions that the level of the subject compares a new schema with."""
+    return [number for number, _ in _basis(connection, subject)[1]]
 
 
-def _level_of(connection: sa.Connection, subject: str) -> str:
+def level_of(connection: sa.Connection, subject: str) -> str:
+    """The compatibility level that applies to the subject."""
     level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
     return level or DEFAULT_LEVEL
 
@@ -146,6 +195,13 @@ def delete(connection: sa.Connection, subject: str, versions: list[int], permane
 def mode_of(connection: sa.Connection, subject: str) -> str | None:
     """Return the mode that applies to the subject. None means READWRITE."""
     return rows.config_of(connection, subject)[1] or rows.config_of(connection, rows.ALL_SUBJECTS)[1]
+
+
+def _check_takes_new(connection: sa.Connection, subject: str) -> None:
+    """SchemaRegistryError if the subject takes no new schemas, or only those with an id."""
+    check_writable(connection, subject)
+    if mode_of(connection, subject) == "IMPORT":
+        raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
 
 
 def check_writable(connection: sa.Connection, subject: str) -> None:

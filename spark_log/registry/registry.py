@@ -8,19 +8,19 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
 from spark_log.registry import registrations, rows
-from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS, incompatibilities
+from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS
 from spark_log.registry.schema_types import schema_hash
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type
 
 T = TypeVar("T")
 
 Version = int | Literal["latest"]
-Compared = tuple[str, SchemaText, list[tuple[int, SchemaText]]]
-"""The arguments of `incompatibilities`."""
 
 MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
 
+_TRIES = 5
+"""Of a registration, while other versions of the subject are registered."""
 _SUBJECT_LENGTH_MAX = 512
 _INVALID_VERSION, _INVALID_LEVEL, _INVALID_MODE = 42202, 42203, 42204
 _INVALID_SUBJECT = 42208
@@ -62,18 +62,37 @@ class Registry:
         resolved = _references(references)
         if id is not None:
             wanted = _number(id), None if version is None else _number(version)
+            text = self._store.read(lambda connection: rows.text_of(connection, type, schema, given))
+            hashed = text, schema_hash(text, given)
             return self._write(
-                lambda connection: registrations.import_schema(connection, subject, type, schema, resolved, *wanted)
+                lambda connection: registrations.import_schema(
+                    connection, subject, type, schema, given, *wanted, hashed
+                )
             )
         known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, resolved))
         if known is not None:
             return known
-        # This may take long: it is done before the transaction, which then finds the results in caches.
-        incompatibilities(*self._store.read(lambda connection: _compared(connection, subject, type, schema, resolved)))
-        topics = self._store.read(lambda c: registrations.topics_to_change(c, subject, type, schema, resolved))
-        for each in topics:
-            each.typed_columns()
-        return self._write(lambda connection: registrations.register(connection, subject, type, schema, resolved))
+        accepted: registrations.Accepted | None
+        for _ in range(_TRIES):
+            # This may take long: it is done before the transaction, which others wait for.
+            accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, given))
+            topics = self._store.read(
+                lambda c, accepted=accepted: registrations.topics_to_change(  # type: ignore[misc]
+                    c, subject, type, schema, given, accepted
+                )
+            )
+            for each in topics:
+                each.typed_columns()
+            registered = self._write(
+                lambda c, accepted=accepted: registrations.register(  # type: ignore[misc]
+                    c, subject, type, schema, given, accepted
+                )
+            )
+            if registered is not None:
+                return registered
+        registered = self._write(lambda c: registrations.register(c, subject, type, schema, given, None))
+        assert registered is not None
+        return registered
 
     def lookup(
         self,
@@ -220,10 +239,18 @@ class Registry:
         given = _references(references)
         number = None if version is None else _version(version)
 
-        def test(connection: sa.Connection) -> Compared:
-            return _compared(connection, subject, type, schema, given, None if version is None else (number,))
+        def test(connection: sa.Connection) -> list[str]:
+            new = rows.text_of(connection, type, schema, given)
+            schema_hash(new, given)  # InvalidSchemaError
+            versions = (
+                registrations.versions_to_compare(connection, subject)
+                if version is None
+                else [rows.find_version(connection, subject, number).version]
+            )
+            level = registrations.level_of(connection, subject)
+            return registrations.problems_with(connection, subject, new, level, versions)
 
-        return incompatibilities(*self._store.read(test))
+        return self._store.read(test)
 
     def mode(self, subject: str | None = None) -> str | None:
         """Return READWRITE, READONLY or IMPORT, as set for the subject, or None; without a subject, as set for all."""
@@ -247,27 +274,6 @@ class Registry:
             return body(connection)
 
         return self._store.transact(write)
-
-
-def _compared(
-    connection: sa.Connection,
-    subject: str,
-    type_: str,
-    text: str,
-    references: tuple[Reference, ...],
-    only: tuple[int | None] | None = None,
-) -> Compared:
-    """Return the arguments of `incompatibilities` for a new schema. If `only` is given, compare with this version;
-    (None,) is the latest one. Raises InvalidSchemaError if the text is not a schema of its type.
-    """
-    new = rows.text_of(connection, type_, text, references)
-    schema_hash(new, references)
-    versions = (
-        registrations.versions_to_compare(connection, subject)
-        if only is None
-        else [rows.find_version(connection, subject, only[0])]
-    )
-    return registrations.compared(connection, subject, new, versions)
 
 
 def _check_subject(subject: str) -> None:

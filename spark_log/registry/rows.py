@@ -19,8 +19,8 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 """Error codes of Confluent's registry."""
 
 _REFERENCES_DEPTH_MAX = 100
-_IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 16 << 20
-"""The limits of all schemas that one refers to, directly or not. A short reference may name a schema of 1 MiB."""
+_IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 2 << 20
+"""Of all schemas that one refers to, directly or not: a short reference may name a schema of 1 MiB."""
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 

@@ -16,7 +16,42 @@ SCHEMA_CHARACTERS_MAX = 1 << 20
 """The longest schema. Confluent's registry stores schemas in records of at most 1 MiB."""
 
 
-@lru_cache(maxsize=64)
+_PROBLEMS_MAX, _PROBLEM_CHARACTERS_MAX = 100, 2_000
+"""Of the reasons why two schemas are not compatible, which are remembered."""
+
+
+class CacheKey:
+    """A schema as an argument of a cached function. The cache keeps its digest alone: texts may have many MiB."""
+
+    def __init__(self, schema: SchemaText) -> None:
+        self.digest = _digest(schema)
+        self._schema: SchemaText | None = schema
+
+    @property
+    def schema(self) -> SchemaText:
+        """Only for the call of the function."""
+        assert self._schema is not None
+        return self._schema
+
+    def forget_text(self) -> None:
+        self._schema = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheKey) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _digest(schema: SchemaText) -> bytes:
+    digest = hashlib.sha256()
+    for part in (schema.type, schema.text, *(part for each in schema.imports for part in each)):
+        data = part.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()
+
+
 def canonical(schema: SchemaText) -> str:
     """Return a text that is equal for equal schemas. Raises InvalidSchemaError if it is not a schema of its type."""
     if schema.type == "AVRO":
@@ -42,13 +77,32 @@ def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
         raise InvalidSchemaError(f"a schema of more than {SCHEMA_CHARACTERS_MAX:,} characters")
     if not can_be_stored(schema.text):
         raise InvalidSchemaError("not a schema: the text has a character that is not Unicode text")
-    parts = [schema.type, canonical(schema), sorted(references)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    key = CacheKey(schema)
+    try:
+        return _hash(key, tuple(sorted(references)))
+    finally:
+        key.forget_text()
 
 
 @lru_cache(maxsize=256)
+def _hash(key: CacheKey, references: tuple[Reference, ...]) -> str:
+    parts = [key.schema.type, canonical(key.schema), references]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Return why consumers with the schema `reader` cannot read records of `writer`. Empty if they can."""
+    """Why consumers with the schema `reader` cannot read the records of `writer`; empty if they can."""
+    keys = CacheKey(reader), CacheKey(writer)
+    try:
+        return _problems(*keys)
+    finally:
+        for each in keys:
+            each.forget_text()
+
+
+@lru_cache(maxsize=256)
+def _problems(reader_key: CacheKey, writer_key: CacheKey) -> list[str]:
+    reader, writer = reader_key.schema, writer_key.schema
     if reader.type != writer.type:
         return [f"the schema type is {reader.type}, not {writer.type}"]
     if reader.type == "AVRO":
@@ -57,7 +111,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
         from spark_log.registry.json_schemas import problems as found
     else:
         from spark_log.registry.protobuf_schemas import problems as found
-    return found(reader, writer)
+    return [each[:_PROBLEM_CHARACTERS_MAX] for each in found(reader, writer)[:_PROBLEMS_MAX]]
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:

@@ -19,7 +19,9 @@ REQUESTS_MAX = 200
 LARGE_BODIES_MAX = 16
 """The number of large bodies in memory. A client that sends slowly occupies one of these places."""
 _OF_NETWORK_MAX = 10
-"""The number of requests of a network that are answered at the same time; others wait. There are 40 threads."""
+"""Requests that are answered at the same time; further ones wait. There are 40 threads."""
+_WITH_BODY_MAX, _WITH_BODY_OF_NETWORK_MAX = 8, 2
+"""The same of requests with a body. These parse and compare schemas, which may take seconds of a core; others read."""
 
 _Semaphores = WeakValueDictionary[str, asyncio.Semaphore]
 
@@ -32,6 +34,7 @@ class Places:
         """The number of requests of each network."""
         self._of_networks: _Semaphores = WeakValueDictionary()
         self._large_of_networks: _Semaphores = WeakValueDictionary()
+        self._with_body, self._with_body_of_networks = asyncio.Semaphore(_WITH_BODY_MAX), _Semaphores()
         self._large_bodies, self._large_answer = asyncio.Semaphore(LARGE_BODIES_MAX), asyncio.Semaphore(1)
 
     @contextmanager
@@ -59,10 +62,15 @@ class Places:
 
     @asynccontextmanager
     async def answer(self, network: str, size: int) -> AsyncIterator[None]:
-        """Hold a place while a request whose body has been read is answered."""
-        async with self._of_networks.setdefault(network, asyncio.Semaphore(_OF_NETWORK_MAX)):
-            if size <= SMALL_BYTES:
+        """While a request whose body is read is answered."""
+        if size == 0:
+            async with self._of_networks.setdefault(network, asyncio.Semaphore(_OF_NETWORK_MAX)):
                 yield
+            return
+        async with self._with_body_of_networks.setdefault(network, asyncio.Semaphore(_WITH_BODY_OF_NETWORK_MAX)):
+            if size <= SMALL_BYTES:
+                async with self._with_body:
+                    yield
                 return
-            async with self._large_answer:
+            async with self._large_answer, self._with_body:
                 yield

@@ -240,6 +240,14 @@ def count_members(connection: sa.Connection, group_id: str) -> int:
     ).scalar_one()
 
 
+def subscription_characters(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
+    """Size of the distinct stored subscriptions of the group's other members."""
+    others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
+    texts = sa.select(GROUP_MEMBER.subscription).where(others).distinct().subquery()
+    size = sa.func.coalesce(sa.func.sum(sa.func.length(texts.c.subscription)), 0)
+    return int(connection.execute(sa.select(size)).scalar_one())
+
+
 def classic_bytes(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
     """Return the size of the stored `protocols` of the group's other members."""
     others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)

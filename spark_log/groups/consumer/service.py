@@ -12,6 +12,7 @@ from spark_log.cluster.names import is_legal
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     GroupIdNotFoundError,
+    GroupMaxSizeReachedError,
     IllegalArgumentError,
     InvalidRegularExpressionError,
     RebalanceInProgressError,
@@ -19,8 +20,8 @@ from spark_log.errors import (
     UnsupportedAssignorError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignors import SERVER_PREFERENCE, UNIFORM, Assignor, choose_assignor
-from spark_log.groups.classic.limits import check_metadata
+from spark_log.groups.assignment import SERVER_PREFERENCE, UNIFORM, Assignor, choose_assignor
+from spark_log.groups.classic.limits import BYTES_MAX, check_metadata
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
 from spark_log.groups.consumer.rules import (
@@ -42,7 +43,8 @@ from spark_log.groups.consumer.rules import (
     leave_for_a_while,
     notice_topics,
 )
-from spark_log.groups.consumer.stored_values import Pattern, Subscription
+from spark_log.groups.consumer.stored_values import Pattern, Subscription, subscription_json
+from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
 from spark_log.groups.consumer.topic_patterns import check_pattern, matching
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
@@ -52,7 +54,9 @@ SERVER_ASSIGNORS = (UNIFORM, "range")
 _TRIES = 4
 """How often the target is computed before the client must send the heartbeat again."""
 _TIMEOUT_MS = 5_000
-"""Timeout of each transaction. The client sends its next heartbeat after about this time."""
+"""Of each transaction. After about as long the client sends its next heartbeat."""
+_SMALL_CHARACTERS = 4_096
+"""A shorter subscription needs no room in its group."""
 _CHARACTERS_MAX, _REGEX_CHARACTERS_MAX = 249, 4_096
 
 
@@ -326,6 +330,7 @@ def _join(
     """Write and return a new member. Raises InconsistentGroupProtocolError without a common assignor."""
     me = beat.me
     said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat))
+    _check_room(connection, me, said)
     choose_assignor([said.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))])
     old = rows.find_instance(connection, me.group_id, me.instance_id)
     epochs = EpochState(beat.claim, beat.rebalance_timeout_ms or 0, rack=beat.rack)
@@ -361,6 +366,7 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: Con
     if beat.names is not None or beat.regex is not None or assignors != said.assignors or again:
         new_names = names if beat.names is None else beat.names
         said = _subscription(connection, beat, new_names, regex if beat.regex is None else beat.regex, assignors)
+        _check_room(connection, beat.me, said)
     member = replace(row.member, topics=said.topics)
     return replace(row, epochs=epochs, subscription=said, member=member, protocols=protocols)
 
@@ -374,6 +380,17 @@ def _subscription(
     pattern = Pattern(regex, legal, rows.all_topics(connection))
     matched = frozenset(filter(beat.may_describe, matching(regex, rows.topic_names(connection))))
     return Subscription(legal | matched, assignors, pattern)
+
+
+def _check_room(connection: sa.Connection, me: Identity, said: Subscription) -> None:
+    """GroupMaxSizeReachedError if the subscriptions of the group, equal ones counted once, were too large with this
+    one: all of them are read for each change of the group.
+    """
+    own = len(subscription_json(said))
+    if own > _SMALL_CHARACTERS:
+        size = own + rows.subscription_characters(connection, me.group_id, me.member_id)
+        if size > BYTES_MAX:
+            raise GroupMaxSizeReachedError(f"group {me.group_id!r}: the subscriptions would have {size} characters")
 
 
 def _preference(beat: ConsumerBeat) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import gc
 import json
 import tracemalloc
 import weakref
+from dataclasses import replace
 
 import pytest
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
@@ -271,6 +272,21 @@ def test_a_member_subscribes_to_a_limited_number_of_names(cluster):
     with pytest.raises(IllegalArgumentError, match="5001 names"):
         consumer_heartbeat(cluster.store, joining_with(names), known_assignors())
     assert consumer_heartbeat(cluster.store, joining_with(names[1:]), known_assignors()).epoch == 1
+
+
+def test_different_subscriptions_of_a_group_are_limited(cluster):
+    """They are all read for each change of the group; those that are equal are one."""
+
+    def join(member, names):
+        beat = joining_with(f"{names}{'x' * 230}{number}" for number in range(TOPICS_MAX))
+        consumer_heartbeat(cluster.store, replace(beat, me=replace(beat.me, member_id=member)), known_assignors())
+
+    for number in range(6):
+        join(f"same{number}", "t")
+    join("other", "u")
+    join("third", "v")
+    with pytest.raises(GroupMaxSizeReachedError, match="subscriptions"):
+        join("fourth", "w")
 
 
 def test_a_list_of_groups_has_no_metadata_in_memory(cluster):

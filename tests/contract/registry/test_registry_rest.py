@@ -1,7 +1,9 @@
 """The registry's REST API: its answers, and Confluent's own serializers and deserializers as its clients."""
 
+import gc
 import json
 import signal
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -20,7 +22,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
-from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
+from spark_log.errors import InvalidRecordError, InvalidSchemaError, SchemaNotFoundError, SchemaRegistryUnavailableError
 from spark_log.gateway.registry.server import serving
 from spark_log.log.columns import definitions
 from spark_log.log.columns.key_and_value import PARTS
@@ -29,9 +31,10 @@ from spark_log.log.records.schema import read_schema
 from spark_log.maintenance import run_tasks
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
+from spark_log.registry import registrations, topic_schemas
 from spark_log.registry import rows as registry_rows
-from spark_log.registry import topic_schemas
-from spark_log.registry.schema_types import problems
+from spark_log.registry.schema_types import _hash, _problems, problems
+from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
@@ -400,7 +403,7 @@ def test_references_are_limited_in_number_and_in_total_length(url, monkeypatch):
     large = json.dumps({**schema, "description": "x" * 1_000_000})
     assert request("POST", f"{url}/subjects/large/versions", {"schema": large, "schemaType": "JSON"})[0] == 200
     assert request("POST", f"{url}/subjects/small/versions", {"schema": ONE})[0] == 200
-    for subject, count, status in (("large", 16, 200), ("large", 17, 422), ("small", 20, 200), ("small", 21, 422)):
+    for subject, count, status in (("large", 2, 200), ("large", 3, 422), ("small", 20, 200), ("small", 21, 422)):
         references = [{"name": f"n{number}", "subject": subject, "version": 1} for number in range(count)]
         body = {"schema": json.dumps(schema), "schemaType": "JSON", "references": references}
         assert request("POST", f"{url}/subjects/s/versions", body)[0] == status
@@ -456,6 +459,27 @@ def test_one_client_does_not_take_all_threads(url, monkeypatch):
         assert {each.result() for each in slow} == {200}
 
 
+def test_comparisons_leave_threads_to_readers(url, monkeypatch):
+    end, begun = Event(), Semaphore(0)
+
+    def compare(*_arguments, **_options):
+        begun.release()
+        end.wait(60)
+        return []
+
+    monkeypatch.setattr(Registry, "test_compatibility", compare)
+    path = "/compatibility/subjects/s/versions"
+    with ThreadPoolExecutor(20) as pool:
+        slow = [pool.submit(request, "POST", f"{url}{path}", {"schema": ONE}) for _ in range(20)]
+        try:
+            assert all(begun.acquire(timeout=10) for _ in range(2))
+            assert httpx2.get(f"{url}/subjects", timeout=10).status_code == 200
+            assert not begun.acquire(timeout=0.2), "further ones of the address wait"
+        finally:
+            end.set()
+        assert {each.result()[0] for each in slow} == {200}
+
+
 def test_pages_of_other_sites_reach_nothing(url):
     body = {"content": json.dumps({"schema": '"int"'}), "headers": {"Content-Type": "text/plain"}}
     for name, value in (("Sec-Fetch-Site", "cross-site"), ("Origin", "http://evil.example"), ("Origin", "null")):
@@ -476,13 +500,13 @@ def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(
         return define(*arguments, **others)
 
     def spied_transact(*arguments, **others):
-        before = problems.cache_info().misses, len(defined)
+        before = _problems.cache_info().misses, len(defined)
         try:
             return transact(*arguments, **others)
         finally:
-            inside.append((problems.cache_info().misses - before[0], len(defined) - before[1]))
+            inside.append((_problems.cache_info().misses - before[0], len(defined) - before[1]))
 
-    problems.cache_clear()
+    _problems.cache_clear()
     topic_schemas._columns_text.cache_clear()
     registry = Registry(cluster)
     registry.register("s", avro(ITEM))
@@ -493,8 +517,60 @@ def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(
     for n in range(1, 4):
         fields = [(f"unlike{n}{number}", "int", 0) for number in range(n)]
         registry.register("s", avro(ITEM, *fields))
-    assert inside == [(0, 0)] * 3 and problems.cache_info().misses == 3
+    assert inside == [(0, 0)] * 3 and _problems.cache_info().misses == 3
     assert len(defined) == 3, "topics with the same columns share them"
+
+
+def test_nothing_is_parsed_under_the_lock_if_the_caches_have_other_schemas(cluster, monkeypatch):
+    transact, parsed = Store.transact, []
+
+    def spied(*arguments, **others):
+        for each in (_hash, _problems):
+            each.cache_clear()
+        try:
+            return transact(*arguments, **others)
+        finally:
+            parsed.append(sum(each.cache_info().misses for each in (_hash, _problems)))
+
+    registry = Registry(cluster)
+    registry.register("s", avro(ITEM))
+    registry.set_mode("IMPORT", "copied")
+    monkeypatch.setattr(Store, "transact", spied)
+    assert registry.register("s", avro(ITEM, ("other", "int", 0))).version == 2
+    assert registry.register("copied", avro(ITEM, ("third", "int", 0)), id=77).id == 77
+    assert parsed == [0, 0]
+
+
+def test_caches_keep_no_texts_of_schemas():
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            schema = json.dumps({"type": "record", "name": "R", "fields": [], "doc": f"{number}" * 1_000_000})
+            texts = SchemaText("AVRO", schema, (("I", '{"type": "fixed", "name": "I", "size": 1}'),))
+            assert problems(texts, texts) == []
+        del schema, texts
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_comparisons_with_all_versions_are_limited(cluster, monkeypatch):
+    monkeypatch.setattr(registrations, "_COMPARED_CHARACTERS_MAX", 2_000)
+    registry = Registry(cluster)
+    registry.set_compatibility("FULL_TRANSITIVE", "s")
+    refused = None
+    for number in range(100):
+        try:
+            registry.register("s", avro(ITEM, *((f"f{each}", "int", 0) for each in range(number))))
+        except InvalidSchemaError as error:
+            refused = str(error)
+    assert "too many" in refused
+    registry.set_compatibility("FULL", "s")
+    registry.register("s", avro(ITEM, ("other", "int", 0)))
+    fields = [{"name": f"f{number}", "type": "int"} for number in range(10_001)]
+    with pytest.raises(InvalidSchemaError, match="too many elements"):
+        registry.register("wide", json.dumps({"type": "record", "name": "R", "fields": fields}))
 
 
 def register(url, subject, schema, type_="AVRO", references=()):
