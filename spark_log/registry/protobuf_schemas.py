@@ -65,7 +65,7 @@ def _source(files: tuple[Any, ...], message: str) -> str:
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
-    found: list[str] = []
+    differences: list[str] = []
     files, written_files = _files(reader), _files(writer)
     messages, written_messages = _messages(files[-1]), _messages(written_files[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:

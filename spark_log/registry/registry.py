@@ -62,11 +62,11 @@ class Registry:
         resolved = _references(references)
         if id is not None:
             wanted = _number(id), None if version is None else _number(version)
-            text = self._store.read(lambda connection: rows.text_of(connection, type, schema, given))
-            hashed = text, schema_hash(text, given)
+            text = self._store.read(lambda connection: rows.text_of(connection, type, schema, resolved))
+            hashed = text, schema_hash(text, resolved)
             return self._write(
                 lambda connection: registrations.import_schema(
-                    connection, subject, type, schema, given, *wanted, hashed
+                    connection, subject, type, schema, resolved, *wanted, hashed
                 )
             )
         known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, resolved))
@@ -75,22 +75,22 @@ class Registry:
         accepted: registrations.Accepted | None
         for _ in range(_TRIES):
             # This may take long: it is done before the transaction, which others wait for.
-            accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, given))
+            accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, resolved))
             topics = self._store.read(
                 lambda c, accepted=accepted: registrations.topics_to_change(  # type: ignore[misc]
-                    c, subject, type, schema, given, accepted
+                    c, subject, type, schema, resolved, accepted
                 )
             )
             for each in topics:
                 each.typed_columns()
             registered = self._write(
                 lambda c, accepted=accepted: registrations.register(  # type: ignore[misc]
-                    c, subject, type, schema, given, accepted
+                    c, subject, type, schema, resolved, accepted
                 )
             )
             if registered is not None:
                 return registered
-        registered = self._write(lambda c: registrations.register(c, subject, type, schema, given, None))
+        registered = self._write(lambda c: registrations.register(c, subject, type, schema, resolved, None))
         assert registered is not None
         return registered
 
@@ -105,12 +105,12 @@ class Registry:
     ) -> RegisteredSchema:
         """Return the version of the subject that has this schema. Raises SchemaNotFoundError if there is none."""
         check_type(type)
-        given = _references(references)
+        resolved = _references(references)
 
         def find(connection: sa.Connection) -> RegisteredSchema:
             if not rows.version_ids(connection, subject, deleted=deleted):
                 raise rows.subject_not_found(subject)
-            found = registrations.find(connection, subject, type, schema, given, deleted=deleted)
+            found = registrations.find(connection, subject, type, schema, resolved, deleted=deleted)
             if found is None:
                 raise SchemaNotFoundError("Schema not found", rows.SCHEMA_NOT_FOUND)
             return found
@@ -236,12 +236,12 @@ class Registry:
         If `version` is given, the schema is compared only with this version, by the subject's compatibility level.
         """
         check_type(type)
-        given = _references(references)
+        resolved = _references(references)
         number = None if version is None else _version(version)
 
         def test(connection: sa.Connection) -> list[str]:
-            new = rows.text_of(connection, type, schema, given)
-            schema_hash(new, given)  # InvalidSchemaError
+            new = rows.text_of(connection, type, schema, resolved)
+            schema_hash(new, resolved)  # InvalidSchemaError
             versions = (
                 registrations.versions_to_compare(connection, subject)
                 if version is None

@@ -20,7 +20,7 @@ from spark_log.errors import (
     UnsupportedAssignorError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignment import SERVER_PREFERENCE, UNIFORM, Assignor, choose_assignor
+from spark_log.groups.assignors import SERVER_PREFERENCE, UNIFORM, Assignor, choose_assignor
 from spark_log.groups.classic.limits import BYTES_MAX, check_metadata
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
@@ -44,7 +44,6 @@ from spark_log.groups.consumer.rules import (
     notice_topics,
 )
 from spark_log.groups.consumer.stored_values import Pattern, Subscription, subscription_json
-from spark_log.groups.consumer.target_assignment import refresh_targets, remove_members
 from spark_log.groups.consumer.topic_patterns import check_pattern, matching
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
