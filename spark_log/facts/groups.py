@@ -1,4 +1,4 @@
-"""Descriptions of groups: their list, their members, and their lag. Reads only, each answer from one snapshot."""
+"""Describes groups: their list, their members, and their lag. Reads only, each answer from one snapshot."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -75,11 +75,11 @@ class MemberDescription:
     """The generation of its last heartbeat response."""
     session_left_ms: int
     encoded: Encoded | None = None
-    """Of a member of a classic group. If it is a consumer, `topics` and `assignment` are decoded from it."""
+    """The encoded data of a member of a classic group. Those of a consumer are decoded in `topics` and `assignment`."""
     protocol: str = rows.CONSUMER
-    """classic or consumer: how it speaks to the group."""
+    """The protocol of the member: classic or consumer."""
     names: frozenset[str] = frozenset()
-    """Topics that it has subscribed to by name; the others of `topics` match its regular expression."""
+    """The topics that it has subscribed to by name; the others of `topics` match its regular expression."""
     regex: str | None = None
     rack: str | None = None
 
@@ -89,14 +89,14 @@ class GroupDescription:
     group_id: str
     state: State
     assignor: str
-    """Empty before the first assignment."""
+    """The name of the assignor; empty before the first assignment."""
     generation: int
     members: tuple[MemberDescription, ...]
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
     """The protocol type: consumer, or that of a classic group, such as connect."""
     target_generation: int = 0
-    """The generation that the targets are of, which is Kafka's assignment epoch."""
+    """The generation of the targets: Kafka's assignment epoch."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -110,7 +110,7 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """log_start <= log_end. `lag` is None without a commit; it includes deleted records below `log_start`."""
+    """A group's lag in a partition. `lag` is None without a commit; it includes deleted records below `log_start`."""
 
     topic: str
     partition: int
@@ -125,7 +125,7 @@ class PartitionLag:
 
 
 def state_of(group: Group, members: Sequence[Member]) -> State:
-    """The state of a group with these live members."""
+    """Return the state of a group with these live members."""
     if not members:
         return "Empty"
     if group.stale:
@@ -135,14 +135,14 @@ def state_of(group: Group, members: Sequence[Member]) -> State:
 
 
 def list_groups(store: Store, *, with_topics: bool = False) -> list[GroupListing]:
-    """Every group with members or offsets, by id. Their topics are read only for `with_topics`: subscriptions and the
-    metadata of classic members may be large.
+    """Return every group with members or offsets, by id. Their topics are read only with `with_topics`: subscriptions
+    and the metadata of classic members may be large.
     """
     return store.read(lambda connection: read_groups(connection, store.clock(connection), with_topics=with_topics))
 
 
 def read_groups(connection: sa.Connection, now: StoreClock, *, with_topics: bool = False) -> list[GroupListing]:
-    """As `list_groups`."""
+    """Return every group with members or offsets, by id, in the snapshot of `connection`."""
     members = rows.read_all_members(connection, with_subscriptions=with_topics)
     classic = read_all_classic(connection, now)
     return [
@@ -161,7 +161,7 @@ def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberR
 def _list_classic(
     connection: sa.Connection, group: ClassicGroup, now: StoreClock, *, with_topics: bool
 ) -> GroupListing:  # fmt: skip
-    """`group`: without metadata."""
+    """Return the listing of a classic group. `group` lacks the metadata, which is read for `with_topics`."""
     whole = read_classic(connection, group.group_id, now) if with_topics else None
     group = advance(group if whole is None else whole, now.lease_ms)
     topics = frozenset(topic for member in group.joined for topic in _topics_of(group, member))
@@ -170,7 +170,7 @@ def _list_classic(
 
 
 def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
-    """The groups in the requested order; a group that does not exist has state Dead, as in Kafka."""
+    """Return the groups in the requested order; a group that does not exist has state Dead, as in Kafka."""
 
     def read(connection: sa.Connection) -> list[GroupDescription]:
         now = store.clock(connection)
@@ -180,12 +180,12 @@ def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescr
 
 
 def records_behind(committed: int, end: int) -> int:
-    """The lag of a group in a partition whose high watermark is `end`; 0 after a reset beyond it."""
+    """Return the lag of a group in a partition whose high watermark is `end`; 0 after a reset beyond it."""
     return max(0, end - committed)
 
 
 def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
-    """Every partition that the group has committed, or that is assigned to a member or in a target, in order."""
+    """Return the lags of the partitions, in order, that are committed, assigned to a member, or in a target."""
 
     def read(connection: sa.Connection) -> list[PartitionLag]:
         described = _describe(connection, store.clock(connection), group_id)
@@ -210,7 +210,7 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
 
 
 def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:
-    """Members whose session has not ended, with their assigned partitions."""
+    """Return the members whose session has not ended, with their assigned partitions."""
     assigned: dict[str, set[TopicPartition]] = {}
     for partition, member_id in rows.owners(connection, group_id).items():
         assigned.setdefault(member_id, set()).add(partition)
@@ -264,7 +264,7 @@ def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
 
 
 def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
-    """The topics of a consumer's subscription; empty for other types, and for what cannot be decoded."""
+    """Return the topics of a consumer's subscription; empty for other types, and for what cannot be decoded."""
     from spark_log.groups.consumer_messages import subscription_of  # imports kafka-python, which takes its time
 
     message = subscription_of(group, member)
@@ -272,7 +272,7 @@ def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
 
 
 def _partitions_of(group: ClassicGroup, member: ClassicMember) -> Partitions:
-    """The partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
+    """Return the partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
     if group.protocol_type != PROTOCOL_TYPE or not member.assignment:
         return NO_PARTITIONS
     from spark_log.groups.consumer_messages import decode_assignment

@@ -1,4 +1,4 @@
-"""Descriptions of topics: partitions, replicas, leaders and in-sync replicas."""
+"""Describes topics: partitions, replicas, leaders and in-sync replicas."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from spark_log.metadata.store import StoreClock
 
 @dataclass(frozen=True)
 class ReplicaInfo:
-    """`lag`: records behind the log end offset of the partition. `alive`: its broker and its log dir are."""
+    """A replica. `lag` counts the offsets that it lacks. It is `alive` if its broker and its log dir are."""
 
     broker_id: int
     log_dir_id: int
@@ -28,7 +28,8 @@ class ReplicaInfo:
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader first.
+    """A partition: log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader
+    first.
 
     `leader` is None while the partition is offline (or, of an internal topic, because the store itself keeps it).
     """
@@ -51,7 +52,7 @@ class PartitionInfo:
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """Kafka's offline replicas: brokers of AR that are not alive, or whose log dir is not."""
+        """Return Kafka's offline replicas: brokers of AR that are not alive, or whose log dir is not."""
         return tuple(replica.broker_id for replica in self.replicas if not replica.alive)
 
     @property
@@ -60,7 +61,7 @@ class PartitionInfo:
 
     @property
     def offline(self) -> bool:
-        """Without a leader, because no member of the ISR is alive: it cannot be written."""
+        """Whether it has no leader, because no member of the ISR is alive: it cannot be written."""
         return self.leader is None and bool(self.replicas)
 
 
@@ -71,14 +72,14 @@ class TopicDescription:
 
 
 def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescription]:
-    """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is
-    missing.
+    """Return the topics with their partitions and replicas, in the requested order. Raises UnknownTopicOrPartitionError
+    if one is missing.
     """
     return cluster.store.read(lambda c: describe_named(c, names, cluster.store.clock(c)))
 
 
 def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:
-    """As `describe_topics`, in a snapshot that the caller reads more from."""
+    """Return what `describe_topics` returns, in a snapshot from which the caller reads more."""
     found = find_topics(connection, names)
     for name in names:
         if name not in found:
@@ -87,7 +88,7 @@ def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreCl
 
 
 def describe(connection: sa.Connection, topics: Sequence[Topic], now: StoreClock) -> list[TopicDescription]:
-    """The topics, found in the same snapshot, with their partitions and replicas."""
+    """Return the topics, found in the same snapshot, with their partitions and replicas."""
     alive = alive_log_dirs(connection, now)
     return [TopicDescription(topic, _partitions(connection, topic.topic_id, alive)) for topic in topics]
 

@@ -1,4 +1,4 @@
-"""Inspection of transactions and producers. Reads only, each answer from one snapshot.
+"""Inspects transactions and producers. Reads only, each answer from one snapshot.
 
 A transaction is in the store from its first pending batch on. A transaction without one, or with group offsets only, is
 known to its producer alone until the commit: it is not listed here, and cannot hang.
@@ -35,11 +35,11 @@ class TransactionListing:
     state: TransactionState
     timeout_ms: int
     began_ms: int | None
-    """Store clock, milliseconds since 1970; None: the id has had no transaction."""
+    """Milliseconds since 1970 by the store's clock; None if the id has had no transaction."""
     open_ms: int | None
-    """Time since it began; None: it is not open."""
+    """Milliseconds since it began; None if it is not open."""
     overdue: bool
-    """Open for longer than `timeout_ms`, and not aborted yet."""
+    """Whether it has been open for longer than `timeout_ms`, and is not aborted yet."""
     batches: int
     """Number of pending batches."""
 
@@ -61,7 +61,7 @@ class PendingRecords:
 
 @dataclass(frozen=True)
 class TransactionDescription:
-    """`pending` is in the order of topic and partition, without the records of deleted topics."""
+    """A transaction with its pending records, by topic and partition, without the records of deleted topics."""
 
     transaction: TransactionListing
     pending: Sequence[PendingRecords]
@@ -79,22 +79,23 @@ class PartitionProducer:
     producer_epoch: int
     transactional_id: str | None
     last_sequence: int | None
-    """None: the producer has none here."""
+    """None if the producer has no sequence in this partition."""
     last_ms: int
-    """Store clock: the time of its last append, or of the begin of its open transaction."""
+    """The time of its last append, or of the begin of its open transaction, by the store's clock."""
     transaction_start_offset: int | None
-    """Log end offset of the partition: the first offset of the open transaction if it was committed now. None: it has
-    no open transaction here. Equal for all open transactions; it increases with every append."""
+    """The partition's log end offset: the first offset of the open transaction if it was committed now. None without an
+    open transaction here. Equal for all open transactions; it increases with every append.
+    """
 
 
 def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
-    """The transactions of all transactional ids, sorted by id; with `states`, only those in one of the states."""
+    """Return the transactions of all transactional ids, by id; with `states`, only those in one of the states."""
     where = [TRANSACTION.state.in_(states)] if states else []
     return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
 
 
 def describe_open_transactions(store: Store) -> list[TransactionDescription]:
-    """The open transactions with their pending records, the longest open ones first."""
+    """Return the open transactions with their pending records, the longest open ones first."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
@@ -107,7 +108,7 @@ def describe_open_transactions(store: Store) -> list[TransactionDescription]:
 
 
 def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:
-    """The transactions of these ids, in this order. TransactionalIdNotFoundError for an unknown id."""
+    """Return the transactions of these ids, in this order. Raises TransactionalIdNotFoundError for an unknown id."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         wanted = [name for name in transactional_ids if can_be_stored(name)]
@@ -123,7 +124,7 @@ def describe_transactions(store: Store, transactional_ids: Collection[str]) -> l
 
 
 def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
-    """The transaction of a producer id. InvalidProducerIdMappingError if no transactional id has it."""
+    """Return the transaction of a producer id. Raises InvalidProducerIdMappingError if no transactional id has it."""
 
     def read(connection: sa.Connection) -> TransactionDescription:
         found = _listings(connection, store.clock(connection), PRODUCER.producer_id == producer_id)
@@ -135,7 +136,7 @@ def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
 
 
 def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescription]:
-    """The hanging transactions (`is_hanging`), the longest open ones first."""
+    """Return the hanging transactions (`is_hanging`), the longest open ones first."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
@@ -161,7 +162,7 @@ def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
 def describe_producers(
     store: Store, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, list[PartitionProducer]]:
-    """The producers of each partition, by producer id. UnknownTopicOrPartitionError for an unknown partition."""
+    """Return the producers of each partition, by producer id. Raises UnknownTopicOrPartitionError."""
 
     def read(connection: sa.Connection) -> dict[TopicPartition, list[PartitionProducer]]:
         topics = find_topics(connection, {tp.topic for tp in partitions})
@@ -228,7 +229,7 @@ def _described(
 
 
 def _amounts(batches: Sequence[Batch], topics: Mapping[int, str]) -> list[PendingRecords]:
-    """The batches by topic and partition, without those of deleted topics."""
+    """Sum up the batches by topic and partition, without those of deleted topics."""
     amounts: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)
     for batch in batches:
         if batch.topic_id in topics:

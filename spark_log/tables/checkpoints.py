@@ -1,4 +1,4 @@
-"""Maintenance of a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
+"""Maintains a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
 
 A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration are
 deleted, except those that are needed to read a version within it: time travel and streams within it continue to work.
@@ -29,7 +29,7 @@ COMMITS_MAX = 10
 
 @dataclass(frozen=True)
 class LogFiles:
-    """Log maintenance of one table: files and bytes before and after, and the `version` of the checkpoint."""
+    """The log maintenance of one table: files and bytes before and after, and the `version` of the checkpoint."""
 
     version: int
     files_before: int
@@ -41,7 +41,7 @@ class LogFiles:
 def publish_behind(cluster: Cluster, topic: Topic) -> bool:
     """Publish the topic to the tables that are behind the metadata. Returns whether there was a change.
 
-    Raises as `publish` does.
+    Raises the errors of `publish`.
     """
     before = cluster.store.read(lambda connection: _recorded(connection, topic))
     publish(cluster, topic)
@@ -55,8 +55,8 @@ def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
 
 
 def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
-    """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its
-    checkpoint.
+    """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its checkpoint.
+    The first error is raised at the end.
     """
     failed: Exception | None = None
     for info in _tables(cluster, topic):
@@ -72,7 +72,7 @@ def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
 
 
 def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
-    """The versions of the tables that `maintain_logs` would checkpoint now, and whose logs it would clean up."""
+    """Return the versions of the tables that `maintain_logs` would checkpoint now."""
     versions: list[int] = []
     for info in _tables(cluster, topic):
         with _delta_errors(topic, info):
@@ -82,14 +82,14 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
-    """The online log dirs that have a table of the topic, or should have one."""
+    """Return the online log dirs that have a table of the topic, or should have one."""
     infos = cluster.log_dirs()
     found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
     return [infos[log_dir_id] for log_dir_id in found]
 
 
 def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
-    """The table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
+    """Return the table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
     checkpoint.
     """
     log_dir.verify(info.uuid)
@@ -130,7 +130,7 @@ def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
 
 
 def _checkpointed(log_dir: LogDir, folder: str) -> int:
-    """Version of the last checkpoint, -1 before the first."""
+    """Return the version of the last checkpoint, -1 before the first."""
     path = f"{folder}/_last_checkpoint"
     if log_dir.sizes([path]) == [None]:
         return -1

@@ -1,4 +1,4 @@
-"""Repair of a Delta log whose files were torn by a power loss.
+"""Repairs a Delta log whose files were torn by a power loss.
 
 Neither deltalake nor Spark forces a commit or a checkpoint to disk. Publication does so after its own commits, before
 it records them. A file that was written and not forced may be truncated or full of zeros after a power loss; then no
@@ -36,7 +36,7 @@ _HINT = "_last_checkpoint"
 
 @dataclass(frozen=True)
 class Repair:
-    """Files of a Delta log to delete, in this order, and then the files to replace with empty commits."""
+    """The files of a Delta log to delete, in this order, and then the files to replace with empty commits."""
 
     delete: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Repair:
 
 
 def plan_repair(whole: Mapping[str, bool]) -> Repair:
-    """The repair that makes an unreadable Delta log readable, given its files, and whether each is intact.
+    """Return the repair that makes an unreadable Delta log readable. `whole` has its files, and whether each is intact.
 
     The repair may end after any step, so the order matters: a file is deleted after its checksums, which Spark would
     apply to the next file of the same name, a checkpoint after the hint that names it, and torn files last.
@@ -67,7 +67,7 @@ def plan_repair(whole: Mapping[str, bool]) -> Repair:
 
 
 def _in_order(names: Collection[str], torn: Collection[str]) -> tuple[str, ...]:
-    """The order: checksums, the hint, intact files, torn files."""
+    """Sort the names: checksums, the hint, intact files, torn files."""
     return tuple(sorted(names, key=lambda name: (not name.endswith(".crc"), name != _HINT, name in torn, name)))
 
 
@@ -78,9 +78,9 @@ def _readable(commits: Collection[int], start: int, *, first_is_whole: bool) -> 
 
 
 def repair(log_dir: LogDir, topic: Topic) -> bool:
-    """Make the topic's Delta log, which does not open, readable; False if its files are not the reason.
+    """Make the topic's Delta log, which does not open, readable. Returns False if its files are not the reason.
 
-    StorageUnavailableError if they cannot be read. Object stores never tear a file.
+    Raises StorageUnavailableError if they cannot be read. Object stores never tear a file.
     """
     if not log_dir.local:
         return False
@@ -109,8 +109,8 @@ def _empty_commit() -> bytes:
 
 
 def is_whole(name: str, content: bytes, names: Collection[str]) -> bool:
-    """Whether a file of a Delta log is complete, given the names of all files; for the hint: whether it names one of
-    them.
+    """Whether a file of a Delta log is complete, given the names of all files. The hint is complete if it names a
+    checkpoint among them.
     """
     if name == _HINT:
         return _names_a_checkpoint(content, names)
@@ -156,6 +156,6 @@ def _is_whole_parquet(content: bytes) -> bool:
 
 
 def _content(log_dir: LogDir, folder: str, name: str) -> bytes:
-    """The content of a file whose completeness is judged by its content."""
+    """Return the content of a file whose completeness is judged by its content; empty for other files."""
     judged = name == _HINT or _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)
     return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/{name}"))) if judged else b""

@@ -1,4 +1,4 @@
-"""A topic's Delta table through deltalake: opened or created, compared, committed to, and its checkpoints."""
+"""Opens, creates, compares and commits to a topic's Delta table with deltalake, and forces its checkpoints to disk."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Difference:
 
 
 def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """The changes after which the active files of a table are the wanted ones."""
+    """Return the changes after which the active files of a table are the wanted ones."""
     there = set(active)
     return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
@@ -66,7 +66,7 @@ def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
 
 
 def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
-    """The topic's table in the log dir, created with `create`; None if there is none and it is not created."""
+    """Return the topic's table in the log dir, created with `create`; None if there is none and it is not created."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -109,7 +109,7 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
 
 
 def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """The table's active files by path, with the facts that a removal must repeat."""
+    """Return the table's active files by path, with the facts that a removal must repeat."""
     columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
     rows = zip(
@@ -126,7 +126,7 @@ def commit_changes(
     application: str,
     transaction_version: int,
 ) -> None:
-    """Make one Delta commit, on exactly the version that was compared. CommitFailedError if another process was
+    """Make one Delta commit, on exactly the version that was compared. Raises CommitFailedError if another process was
     first.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
@@ -162,7 +162,7 @@ def commit_changes(
 
 
 def storage_options(log_dir: LogDir) -> dict[str, str]:
-    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
+    """Return deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
 
     Both take settings that are not in the URI from the same AWS_... environment variables.
     """

@@ -1,5 +1,5 @@
-"""Publication: a topic in a log dir is also a Delta table, whose active files are the sealed segments that its replicas
-there have below the high watermark.
+"""Publishes topics as Delta tables: the active files of a topic's table in a log dir are the sealed segments that its
+replicas there have below the high watermark.
 
 It is based on state, not on events: it commits the difference between the metadata and the Delta table, and the commit
 is refused unless the table is still at the version that was compared. So the next publication corrects the effects of a
@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 20
 
 _opened: dict[str, pa.StructType | None] = {}
-"""The typed columns that each table had when this process opened it last, by application id; None: not known to have
-any. Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host:
-so each opens a table once, and finds a torn log then.
+"""The typed columns that each table had when this process opened it last, by application id; None if none are known.
+Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host: so
+each opens a table once, and finds a torn log then.
 """
 
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
-    """Path or URI of the topic's Delta table in each log dir. Together the tables contain the whole topic."""
+    """Return the path or URI of the topic's table in each log dir. Together the tables contain the whole topic."""
     log_dir_ids = cluster.store.read(lambda connection: publication_state.log_dirs_with_replicas(connection, topic))
     infos = cluster.log_dirs()
     return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
@@ -148,7 +148,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
 
 
 def _one_line(error: BaseException) -> str:
-    """Needed because deltalake formats its errors as a coloured tree of lines."""
+    """Format an error of deltalake, which is a coloured tree of lines, as one line."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
@@ -167,8 +167,9 @@ class _Found(NamedTuple):
 
 
 def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
-    """To be read from the primary: files are removed from the table because of it. None if the table is up to date.
-    `left_at`: our transaction's version in the table, and the table's version."""
+    """Return the changes of a table, or None if it is up to date. `left_at` is our transaction's version in the table,
+    and the table's version. Read it from the primary: files are removed from the table because of it.
+    """
     check_identity(connection)
     in_table = left_at[0]
     recorded = publication_state.recorded(connection, topic, info)
@@ -195,9 +196,9 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
 
 
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
-    """Publish to a table that is unchanged since the last publication. False if the table must be opened: it has
-    been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or its
-    log dir is an object store, or it may lack typed columns.
+    """Publish to a table that is unchanged since the last publication. Returns False if the table must be opened: it
+    has been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or
+    its log dir is an object store, or it may lack typed columns.
     """
     if _application(topic, info) not in _opened:
         return False
@@ -233,7 +234,7 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
 
 
 def _application(topic: Topic, info: LogDirInfo) -> str:
-    """The application id of our transactions in the topic's table."""
+    """Return the application id of our transactions in the topic's table."""
     return f"spark-log/{topic.uuid}/{info.uuid}"
 
 
@@ -291,7 +292,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
 def _compare_all(
     cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", found: _Found, in_table: int
 ) -> Difference:
-    """Compare every file. StoreChangedError if the metadata seems to be an older copy."""
+    """Compare every file. Raises StoreChangedError if the metadata seems to be an older copy."""
     what = difference({file.path: file for file in found.wanted}, active_files(table))
     if in_table > (found.recorded or (0, 0))[0]:
         _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
@@ -301,8 +302,8 @@ def _compare_all(
 def _check_store_is_not_older(
     cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", what: Difference
 ) -> None:
-    """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not
-    know: then the metadata was restored from a copy, and cannot tell which files to remove.
+    """Raise StoreChangedError if the table lists segments that the metadata has never named, in commits that it does
+    not know: then the metadata was restored from a copy, and cannot tell which files to remove.
     """
     ours = [path for path in what.remove if path.startswith("_segments/")]
     if not ours:
@@ -321,7 +322,7 @@ def _check_store_is_not_older(
 
 
 def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
-    """Time of the commit of a version, by its commit file; 0 if that has been cleaned up.
+    """Return the time of the commit of a version, by its commit file; 0 if that has been cleaned up.
 
     `DeltaTable.history` has it too, but holds the GIL while it waits for an object store.
     """

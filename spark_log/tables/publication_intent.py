@@ -1,4 +1,4 @@
-"""The intent of a publication: the files it will add to a Delta table, recorded before its commit.
+"""Records the intent of a publication before its commit: the files it will add to a Delta table.
 
     note      one SQL transaction: the offset up to which each partition's records will have been seen, under a new
     version
@@ -42,7 +42,7 @@ def note(
     """Note that the files are to be added. Returns the version for the commit's app transaction.
 
     `before` is the recorded state, and `in_table` our version and the Delta version of the table, when the two were
-    compared. None if the metadata has changed since, so that they must be compared again.
+    compared. Returns None if the metadata has changed since, so that they must be compared again.
     """
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or publication_state.recorded(connection, topic, info) != before:
@@ -75,7 +75,7 @@ def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version:
 
 
 def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> None:
-    """The Delta table has our commit of this version: record it as published, and delete the intents up to it."""
+    """Record our commit of this version, which the Delta table has, as published, and delete the intents up to it."""
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id:
         return

@@ -1,4 +1,4 @@
-"""Changes of the log that reset the recorded state of a topic's Delta tables."""
+"""Resets the recorded state of a topic's Delta tables after changes of the log."""
 
 import sqlalchemy as sa
 
@@ -7,7 +7,7 @@ from spark_log.metadata.sql_columns import PUBLICATION
 
 
 def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
-    """After a truncation of the partition (topic id, number): no table has shown the records at or above `offset`."""
+    """Note after a truncation of the partition (topic id, number) that no table has shown records from `offset` on."""
     for table in (t.publication_cursor, t.publication_intent_cursor):
         c = table.c
         above = (c.topic_id == key[0]) & (c.partition == key[1]) & (c.seen_offset > offset)

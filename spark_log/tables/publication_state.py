@@ -58,7 +58,7 @@ _THESE = PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
 
 
 def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[Any, Any]:
-    """A statement about the stale partitions, limited to at most _FEW that are known, and without this limit.
+    """Return a statement about the stale partitions, limited to at most _FEW that are known, and without this limit.
 
     Usually a few partitions of a topic are stale: only the statement that finds them goes through all.
     """
@@ -68,7 +68,7 @@ def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[An
 def _rows(
     connection: sa.Connection, statements: tuple[Any, Any], topic: Topic, info: LogDirInfo, numbers: Collection[int]
 ) -> Any:
-    """Rows of a pair of statements made by `_of_few_and_many`. `numbers`: the stale partitions."""
+    """Run one of a pair of statements made by `_of_few_and_many`. `numbers` are the stale partitions."""
     if len(numbers) <= _FEW:
         return connection.execute(statements[0], {**_parameters(topic, info), "numbers": list(numbers)})
     return connection.execute(statements[1], _parameters(topic, info))
@@ -204,8 +204,8 @@ class Cursor:
 class Due:
     """The new cursors of the partitions that have changed since the last publication.
 
-    `fallen`: the table may have to remove files that have not been retired. `has_replicas` False: the table is to list
-    no file any more.
+    With `fallen`, the table may have to remove files that have not been retired. Without `has_replicas`, the table is
+    to list no file any more.
     """
 
     cursors: dict[int, Cursor]
@@ -219,7 +219,7 @@ def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogD
 
 
 def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
-    """Online log dirs with a replica of the topic (True), or with a table that may list files of earlier replicas."""
+    """Return the online log dirs with a replica of the topic (True), or with only a table that may list files."""
     online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
     known = connection.execute(_LOG_DIRS_WITH_TABLES, {_TOPIC.key: topic.topic_id}).scalars()
     found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
@@ -227,13 +227,13 @@ def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirI
 
 
 def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
-    """(our transaction version, Delta version) of the last recorded publication; None before the first."""
+    """Return (our transaction version, Delta version) of the last recorded publication; None before the first."""
     row = connection.execute(_RECORDED, _parameters(topic, info)).one_or_none()
     return (row.transaction_version, row.delta_version) if row else None
 
 
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
-    """The partitions of the topic that have changed in this log dir since its publication."""
+    """Return the partitions of the topic that have changed in this log dir since its publication."""
     here = _parameters(topic, info)
     stale = connection.execute(_STALE_PARTITIONS, here).all()
     blobs = _rows(connection, _FIRST_BLOBS, topic, info, [row.partition for row in stale]) if stale else ()
@@ -253,7 +253,7 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
 def cursors(
     connection: sa.Connection, topic: Topic, info: LogDirInfo, numbers: Collection[int] | None = None
 ) -> dict[int, Cursor]:
-    """The cursors of these published partitions, None for all, as the last publication noted them."""
+    """Return the cursors of these partitions, perhaps also of others, or all, as the last publication noted them."""
     query, parameters = _CURSORS, _parameters(topic, info)
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
@@ -261,9 +261,9 @@ def cursors(
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
-    """For each log dir's table, the offset up to which it has shown the partition's records, or may have after a commit
-    that was noted and not recorded. If a file crossed such an offset, some of its records would be new to that table
-    and some not.
+    """Return for each log dir's table the offset up to which it has shown the partition's records, or may have after a
+    commit that was noted and not recorded. If a file crossed such an offset, some of its records would be new to that
+    table and some not.
     """
     known, noted = (
         sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
@@ -273,19 +273,19 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
 
 def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """All files that the table is to list."""
+    """Return all files that the table is to list."""
     return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
 
 
 def changed_segments(
     connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]
 ) -> list[PublishedFile]:
-    """Segments that were added since the cursors, or lay above their limit then. `changed`: the partitions of `due`."""
+    """Return the segments added since the cursors, or above their limit then, of the `changed` partitions of `due`."""
     return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, topic, info, changed).all()))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
-    """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired files."""
+    """Return the paths, relative to the topic's folder, of all named files: segments, and retired files."""
     live = sa.select(SEGMENT.partition, SEGMENT.name).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
     named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
     retired = sa.select(RETIRED_FILE.path).where(
@@ -295,8 +295,8 @@ def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
 
 
 def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]) -> list[str]:
-    """Files, relative to the topic's table, that the metadata has ceased to name since the cursors. `changed`: the
-    partitions of `due`.
+    """Return the files, relative to the topic's table, that the metadata has ceased to name since the cursors.
+    `changed` are the partitions of `due`.
     """
     found = _rows(connection, _RETIRED_PATHS, topic, info, changed).scalars()
     return [path[len(topic.folder) + 1 :] for path in found]
@@ -326,7 +326,7 @@ def replace(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """As `record`, in a transaction that has locked the topic and found `before` unchanged."""
+    """Record a publication in a transaction that has locked the topic and has checked that `before` is unchanged."""
     keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
     here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
     if not what.has_replicas:
@@ -352,7 +352,7 @@ def replace(
 
 
 def values(cursor: Cursor) -> dict[str, int]:
-    """The columns of a cursor."""
+    """Return the columns of a cursor."""
     return {"change": cursor.change, "high_watermark": cursor.limit, "seen_offset": cursor.seen_offset}
 
 

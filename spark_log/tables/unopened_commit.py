@@ -1,9 +1,9 @@
-"""A Delta commit without opening the table, whose cost does not grow with the files that the table lists.
+"""Makes a Delta commit without opening the table. The cost does not grow with the files that the table lists.
 
 To open a table means to read the actions of all its files, and deltalake's commit reads them again. Neither is needed
 if the newest version is the one that publication recorded: the metadata then knows what the table lists. The commit is
-the creation of the next file of the log, which fails if another process was first, as Delta's protocol demands of
-every writer. Only for local log dirs: on object stores deltalake makes the conditional put.
+the creation of the next file of the log, which fails if another process was first, as Delta's protocol demands of every
+writer. Only for local log dirs: on object stores deltalake makes the conditional put.
 """
 
 import json
@@ -16,7 +16,7 @@ from spark_log.tables.publication_state import Cursor, PublishedFile
 
 
 def is_newest(log_dir: LogDir, topic: Topic, version: int) -> bool:
-    """Whether this is the newest version of the topic's table. False too if its commit file has been cleaned up."""
+    """Whether this is the newest version of the topic's table, and its commit file has not been cleaned up."""
     if version < 0:
         return False
     # the next one first: clean-up deletes commits in order, and never the newest
@@ -25,12 +25,12 @@ def is_newest(log_dir: LogDir, topic: Topic, version: int) -> bool:
 
 
 def commit_path(topic: Topic, version: int) -> str:
-    """Path of the commit file of a version, relative to the log dir."""
+    """Return the path of the commit file of a version, relative to the log dir."""
     return f"{topic.folder}/_delta_log/{version:020d}.json"
 
 
 def partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:
-    """A file's values of the table's partition columns, as text."""
+    """Return a file's values of the table's partition columns, as text."""
     return {
         "partition": None if partition is None else str(partition),
         "base_offset": None if base_offset is None else str(base_offset),
@@ -43,7 +43,7 @@ def is_data_change(file: PublishedFile, cursors: Mapping[int, Cursor]) -> bool:
 
 
 def statistics(file: PublishedFile) -> str:
-    """`stats` of the add action: readers skip files whose bounds rule out their filters."""
+    """Return `stats` of the add action: readers skip files whose bounds rule out their filters."""
     number = f'"numRecords":{file.record_count}'
     return f"{{{number}}}" if file.stats is None else f"{{{number},{file.stats[1:]}"
 
@@ -56,7 +56,7 @@ def commit_content(
     transaction_version: int,
     now_ms: int,
 ) -> bytes:
-    """The commit file: one action a line, as in Delta's protocol."""
+    """Return the content of the commit file: one action a line, as in Delta's protocol."""
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}}
     actions: list[dict[str, Any]] = [{"commitInfo": {**info, "engineInfo": "spark-log"}}]
     # never a data change: that would end every stream that reads the table

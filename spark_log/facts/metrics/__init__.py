@@ -1,5 +1,5 @@
-"""Metrics for Prometheus, health and readiness: `--metrics-port` of coordinator, broker and gateway, and `export` for
-programs with producers and consumers.
+"""Serves metrics for Prometheus, health and readiness: `--metrics-port` of coordinator, broker and gateway, and
+`export` for programs with producers and consumers.
 """
 
 from typing import Any

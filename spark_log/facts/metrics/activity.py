@@ -1,4 +1,4 @@
-"""The activity between two snapshots of a cluster: rates of topics and groups. Pure."""
+"""Computes the activity between two snapshots of a cluster: rates of topics and groups. Pure."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupParti
 
 @dataclass(frozen=True)
 class TopicActivity:
-    """`rate`: records appended per second. `tail_bytes`: in the metadata store only. `delta_lag_s`: age of the oldest
-    record that the Delta table lacks; 0: none.
+    """The activity of a topic. `rate` is in records appended per second; `tail_bytes` are in the metadata store only.
+    `delta_lag_s` is the age of the oldest record that the Delta table lacks, 0 if it lacks none.
     """
 
     topic: str
@@ -25,7 +25,7 @@ class TopicActivity:
 
 @dataclass(frozen=True)
 class GroupActivity:
-    """`rate`: records committed per second. `lag`: in records, of all partitions; `lag_s`: the largest."""
+    """A group's activity: records committed per second (`rate`), the sum of lags in records, the largest `lag_s`."""
 
     group: str
     members: int
@@ -35,7 +35,7 @@ class GroupActivity:
 
 
 def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicActivity]:
-    """The topics, the busiest first."""
+    """Return the topics, the busiest first."""
     ends = {(p.topic_id, p.partition): p.log_end_offset for p in before.partitions}
     age_s: dict[int, float] = defaultdict(float)
     for (topic_id, _), lag in now.delta_lags.items():
@@ -64,7 +64,7 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
 
 
 def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupActivity]:
-    """The groups, those with the largest lag first."""
+    """Return the groups, those with the largest lag first."""
     offsets = {(g.group, g.topic, g.partition): g.committed for g in before.groups}
     of_group: dict[str, list[GroupPartitionFacts]] = defaultdict(list)
     for part in now.groups:

@@ -1,4 +1,4 @@
-"""The metrics of producers and consumers for Prometheus, under the names that Micrometer gives to Kafka's clients."""
+"""Exports metrics of producers and consumers to Prometheus, with the names that Micrometer gives Kafka's clients."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol

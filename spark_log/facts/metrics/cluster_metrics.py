@@ -1,4 +1,4 @@
-"""The metrics of a cluster, from its facts. Pure.
+"""Computes the metrics of a cluster from its facts. Pure.
 
 The names are those that dashboards for Kafka query: of kafka_exporter (`kafka_topic_partition_current_offset`), of
 Strimzi's rules for Kafka's JMX metrics (`kafka_server_replicamanager_underreplicatedpartitions`), and of
@@ -21,7 +21,7 @@ _GROUP_PARTITION = ("consumergroup", "topic", "partition")
 
 
 def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    """The metrics of brokers, topics, partitions, groups and transactions."""
+    """Yield the metrics of brokers, topics, partitions, groups and transactions."""
     replicated = [partition for partition in snapshot.partitions if partition.replicas]
     shown = replicated[:PARTITIONS_MAX]
     yield _gauge("spark_log_metrics_partitions_omitted", "Partitions without metrics of their own.",
@@ -39,7 +39,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
 
 
 def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
-    """The metrics of segments and bad records."""
+    """Yield the metrics of segments and bad records."""
     sizes = list(snapshot.sizes.items())[:PARTITIONS_MAX]
     yield Gauges("kafka_log_log_size", "Bytes of the partition's segments.", _PARTITION,
                   (((p.topic, str(p.partition)), size.bytes) for p, size in sizes))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The facts of a cluster that its metrics need, read in one snapshot of the metadata store."""
+"""Reads the facts of a cluster that its metrics need, in one snapshot of the metadata store."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -34,9 +34,10 @@ READ_TIMEOUT_MS = 2_000
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """log_start_offset <= high_watermark <= log_end_offset. `replicas`, `in_sync` and `offline` are numbers.
+    """A partition: log_start_offset <= high_watermark <= log_end_offset. `replicas`, `in_sync` and `offline` are
+    numbers.
 
-    `leader`: broker id, None while the partition is offline.
+    `leader` is a broker id, or None while the partition is offline.
     """
 
     topic_id: TopicId
@@ -57,7 +58,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True)
 class GroupPartitionFacts:
-    """A committed offset. `lag` in records; `lag_s`: age of the next record to read, None if there is none."""
+    """A committed offset. `lag` is in records; `lag_s` is the age of the next record to read, None if there is none."""
 
     group: str
     topic: str
@@ -69,7 +70,7 @@ class GroupPartitionFacts:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """`members`: live members of each group. Times are of the store's clock, in milliseconds since 1970."""
+    """A cluster. `members` counts each group's live members. Times are of the store's clock, in ms since 1970."""
 
     now_ms: int
     controller: str | None
@@ -100,14 +101,14 @@ class PartitionSize:
 
 @dataclass(frozen=True)
 class SizeSnapshot:
-    """Facts that need a read of every row of table segment. `bad_records`: bad keys and values, by topic."""
+    """The facts that need a read of every row of table segment. `bad_records` counts bad keys and values, by topic."""
 
     sizes: Mapping[TopicPartition, PartitionSize]
     bad_records: Mapping[str, int]
 
 
 def read_cluster(cluster: Cluster) -> ClusterSnapshot:
-    """The facts of the cluster; a read of some milliseconds and about 20 µs for each partition."""
+    """Read the facts of the cluster. It takes some milliseconds, and about 20 µs for each partition."""
     return cluster.store.read(
         lambda connection: _read_cluster(connection, cluster, cluster.store.clock(connection)),
         timeout_ms=READ_TIMEOUT_MS,
@@ -180,7 +181,7 @@ def _partitions(
 
 
 def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupPartitionFacts]:
-    """Every committed offset. The time of the next record to read is interpolated in its segment."""
+    """Yield every committed offset. The time of the next record to read is interpolated in its segment."""
     here = (SEGMENT.topic_id == GROUP_OFFSET.topic_id) & (SEGMENT.partition == GROUP_OFFSET.partition)
     first_unread = (
         sa.select(sa.func.max(SEGMENT.base_offset))
@@ -222,7 +223,7 @@ def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupP
 
 
 def read_sizes(cluster: Cluster) -> SizeSnapshot:
-    """The sizes of all partitions: reads every row of table segment, about 1 µs for each."""
+    """Read the sizes of all partitions. It reads every row of table segment, about 1 µs for each."""
     return cluster.store.read(_read_sizes, timeout_ms=READ_TIMEOUT_MS)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a process: of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
+"""Exports metrics of a process: of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
 
 Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
 """
@@ -23,11 +23,11 @@ CACHED_S = 15.0
 """Scrapes within this time get the same facts of the cluster."""
 
 SIZES_CACHED_S = 60.0
-"""The same for the sizes of segments, which take longer to read."""
+"""Scrapes within this time get the same sizes of segments, which take longer to read."""
 
 
 class ClusterCollector(Collector):
-    """The metrics of the cluster while `is_holder` says so, and of every process whether the store answers it
+    """Collects the metrics of the cluster while `is_holder` is true, and for every process whether the store answers it
     (spark_log_store_up): a store that is down for longer than a lease leaves no holder.
     """
 
@@ -37,7 +37,7 @@ class ClusterCollector(Collector):
         self._sizes = _Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
 
     def collect(self) -> Iterator[Metric]:
-        """Called for each scrape."""
+        """Yield the metrics of a scrape."""
         families: list[Metric] = []
         answered = False
         with suppress(SparkLogError):  # the metric says so
@@ -51,7 +51,7 @@ class ClusterCollector(Collector):
 
 
 class Tasks(Protocol):
-    """The periodic tasks of a lease: a LeaseRunner. `acting`: this process holds the lease."""
+    """The periodic tasks of a lease: a LeaseRunner. `acting` is true if this process holds the lease."""
 
     @property
     def lease(self) -> str: ...
@@ -62,13 +62,13 @@ class Tasks(Protocol):
 
 
 class TaskCollector(Collector):
-    """The runs of the periodic tasks of the leases that this process holds."""
+    """Collects the runs of the periodic tasks of the leases that this process holds."""
 
     def __init__(self, runners: Sequence[Tasks]) -> None:
         self._runners = runners
 
     def collect(self) -> Iterator[Metric]:
-        """Called for each scrape."""
+        """Yield the metrics of a scrape."""
         held = GaugeMetricFamily("spark_log_lease_held", "1 if this process holds the lease.", labels=["lease"])
         success = GaugeMetricFamily(
             "spark_log_task_last_success_timestamp_seconds", "When the task last succeeded.", labels=["task"]
@@ -86,7 +86,7 @@ class TaskCollector(Collector):
 
 
 def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """A registry of these collectors, and of the process: CPU, memory, file descriptors, garbage collection."""
+    """Return a registry of these collectors, and of the process: CPU, memory, file descriptors, garbage collection."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -97,7 +97,7 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
 
 
 class _Cached:
-    """The result of `read` for `seconds`; callers at the same time wait for one read."""
+    """Keeps the result of `read` for `seconds`; concurrent callers wait for one read."""
 
     def __init__(self, seconds: float, read: Callable[[], list[Metric]]) -> None:
         self._seconds, self._read = seconds, read

@@ -1,4 +1,4 @@
-"""Metrics as text for Prometheus. Gauges with a value for each partition are kept as rows and written directly:
+"""Formats metrics as text for Prometheus. Gauges with a value for each partition are kept as rows and written directly:
 prometheus_client takes 10 µs for each value.
 """
 
@@ -15,7 +15,7 @@ _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Gauges(Metric):
-    """A gauge with many values. `rows`: the values of the labels, and the value."""
+    """A gauge with many values. Each row has the values of the labels, and the value."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
@@ -33,7 +33,7 @@ class Gauges(Metric):
         """Metric's constructor sets it."""
 
     def text(self) -> str:
-        """The text format of this metric."""
+        """Return the text format of this metric."""
         help_ = self.documentation.replace("\\", r"\\").replace("\n", r"\n")
         form = self.name + "{" + ",".join(f'{label}="%s"' for label in self.labels) + "} %s\n"
         body = "".join([form % (*values, +value) for values, value in self.rows])  # + makes an integer of a bool
@@ -56,7 +56,7 @@ class _Collected(Collector):
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """The metrics of the registry in Prometheus' text format (CONTENT_TYPE)."""
+    """Return the metrics of the registry in Prometheus' text format (CONTENT_TYPE)."""
     metrics = list(registry.collect())
     others = CollectorRegistry()
     others.register(_Collected([metric for metric in metrics if not isinstance(metric, Gauges)]))

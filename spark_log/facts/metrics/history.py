@@ -64,7 +64,7 @@ largest. `batch_s`: duration of a micro-batch. The number of `members` is of the
 
 @dataclass(frozen=True)
 class Series:
-    """`times_ms`: the start of each step. `values`: by field, a value for each step; None: nothing was measured."""
+    """A series: the start of each step, and by field a value for each step, None if nothing was measured."""
 
     step_ms: int
     times_ms: Sequence[int]
@@ -73,9 +73,9 @@ class Series:
 
 @dataclass(frozen=True)
 class QueryReport:
-    """The last report of a Spark query. `lag`: records of spark_log topics that it has not read yet; None: unknown, or
-    it reads none. `state`: running, terminated or failed. `batch_s`: duration of the last micro-batch. `progress_ms`:
-    time of the last progress.
+    """The last report of a Spark query. `lag` is the number of records of spark_log topics that it has not read yet;
+    None if it is unknown, or the query reads none. `state` is running, terminated or failed. `batch_s` is the duration
+    of the last micro-batch, `progress_ms` the time of the last progress.
     """
 
     query_id: str
@@ -105,8 +105,8 @@ def read_series(
     step_ms: int,
     topic: str | None = None,
 ) -> Series:
-    """The series of the cluster (without a name), of a topic, of a group (with `topic`: of the group in that topic), or
-    of a Spark query by its id.
+    """Return the series of the cluster (without a name), of a topic, of a group (with `topic`, of the group in that
+    topic), or of a Spark query by its id.
 
     The steps begin at multiples of `step_ms` and cover [from_ms, to_ms). An unchanged value holds until the next
     record; steps in which no coordinator measured have None.
@@ -138,7 +138,7 @@ def read_series(
 
 
 def latest_rates(cluster: Cluster) -> dict[str, float] | None:
-    """Records appended per second, by topic, as last measured; an idle topic has none. None: nothing was measured."""
+    """Return the last measured records per second, by topic, without idle topics; None without a measurement."""
     interval_ms = cluster.store.settings.metrics_interval_ms
     if interval_ms < 0:
         return None
@@ -160,7 +160,7 @@ def read_task_runs(
     to_ms: int | None = None,
     limit: int = 200,
 ) -> list[TaskRun]:
-    """The newest runs of tasks that were recorded in [from_ms, to_ms), newest first.
+    """Return the newest runs of tasks that were recorded in [from_ms, to_ms), newest first.
 
     Runs that changed nothing, were quick and followed a success are not recorded (`facts.metrics.task_runs`).
     """
@@ -179,7 +179,7 @@ def read_task_runs(
 
 
 def read_queries(cluster: Cluster, *, from_ms: int, to_ms: int | None = None) -> list[QueryReport]:
-    """The last report in [from_ms, to_ms) of each Spark query, newest first. Its series: Kind.QUERY, by `query_id`."""
+    """Return each Spark query's last report in [from_ms, to_ms), newest first. `read_series` takes its `query_id`."""
     own = [field for field in QueryReport.__dataclass_fields__ if field not in ("query_id", "time_ms")]
     names = read_records(cluster, METRICS, Kind.QUERY, ["name"], from_ms, to_ms, {})
     last_ms = sorted(names.group_by("name").aggregate([("time_ms", "max")])["time_ms_max"].to_pylist())
@@ -194,7 +194,7 @@ def read_queries(cluster: Cluster, *, from_ms: int, to_ms: int | None = None) ->
 
 
 def _spans(times_ms: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and last of the times in order, apart where no time is for some hours."""
+    """Return the first and last of the times in order, apart where no time is for some hours."""
     spans: list[tuple[int, int]] = []
     for time_ms in times_ms:
         if spans and time_ms - spans[-1][1] <= _SPAN_GAP_MS:
@@ -205,7 +205,7 @@ def _spans(times_ms: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _by_step(records: pa.Table, first_ms: int, step_ms: int, how: Mapping[str, str]) -> dict[str, dict[int, Any]]:
-    """By field, the aggregate of the records of each step that has a value. -1: the records before the first step."""
+    """Return by field the aggregate of each step that has a value. Step -1 has the records before the first one."""
     since = pc.subtract(records["time_ms"], first_ms)
     steps = pc.if_else(pc.less(since, 0), -1, pc.divide(since, step_ms))
     grouped = records.append_column("step", steps).group_by("step", use_threads=False)
@@ -222,7 +222,7 @@ def _by_step(records: pa.Table, first_ms: int, step_ms: int, how: Mapping[str, s
 def _held(
     values: Mapping[int, float], before: float | None, count: int, measured_s: Mapping[int, float]
 ) -> list[float | None]:
-    """A value for each step: its own, or the last one before it if there was a measurement."""
+    """Return a value for each step: its own, or the last one before it if there was a measurement."""
     found: list[float | None] = []
     last = before
     for i in range(count):

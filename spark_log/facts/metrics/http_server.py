@@ -1,4 +1,4 @@
-"""The HTTP server of metrics, health and readiness: GET /metrics, /health, /ready."""
+"""Serves metrics, health and readiness over HTTP: GET /metrics, /health, /ready."""
 
 import json
 import socket
@@ -16,17 +16,17 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.metrics.exposition import CONTENT_TYPE, exposition
 
 Probe = Callable[[], str | None]
-"""The reason why something does not work; None: it works."""
+"""Returns the reason why something does not work, or None if it works."""
 
 _READ_S = 30.0
 """A client that sends nothing for so long loses its connection."""
 _CONNECTIONS_MAX = 64
-"""Each has a thread and a file descriptor of the process; a further connection ends the oldest one."""
+"""The maximum number of connections. Each has a thread and a file descriptor; a further one ends the oldest one."""
 
 
 @contextmanager
 def serving_metrics(host: str, port: int, registry: CollectorRegistry, health: Probe, ready: Probe) -> Iterator[int]:
-    """Serve in threads of this process, and yield the port (of `port` 0: a free one).
+    """Serve in threads of this process, and yield the port. With `port` 0 it is a free one.
 
     /health and /ready answer 200, or 503 with the reason. Raises InvalidConfigurationError if the address cannot be
     listened on.
@@ -70,7 +70,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that closes its connection is not logged."""
+        """Log the error, unless the client has closed its connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -99,4 +99,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not logged."""
+        """Log nothing for a scrape."""

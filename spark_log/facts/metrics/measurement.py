@@ -1,4 +1,4 @@
-"""The records of `__metrics` for one interval: what happened between two snapshots of a cluster. Pure."""
+"""Computes the records of `__metrics` for one interval: the changes between two snapshots of a cluster. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,12 @@ from spark_log.facts.metrics.recorded_topics import Recorded
 from spark_log.facts.metrics.task_runs import TaskRun
 
 NAMES_MAX = 500
-"""Records of topics, and of groups, in one interval: the busiest topics and the groups that are furthest behind. The
-number of those that were left out is in `omitted` of the record of the cluster."""
+"""The maximum number of records of topics, and of groups, in one interval: the busiest topics and the groups that are
+furthest behind. Field `omitted` of the cluster's record has the number of the others.
+"""
 
 _TEXT_MAX = 4_000
-"""Characters of an error or of notes."""
+"""The maximum number of characters of an error or of notes."""
 
 Fields = Mapping[str, object]
 
@@ -30,7 +31,7 @@ class Written:
 
 
 def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) -> dict[Kind, list[Recorded]]:
-    """All records of the interval, those of topics and groups in the order of their importance.
+    """Return all records of the interval, those of topics and groups in the order of their importance.
 
     The sums of the cluster are of the topics of users. `__metrics` has no record: in an idle cluster it alone would
     change at each interval.
@@ -62,8 +63,8 @@ def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
 def select(
     found: Mapping[Kind, Sequence[Recorded]], written: Mapping[tuple[Kind, str], Written], now_ms: int
 ) -> list[Recorded]:
-    """The records to write: that of the cluster, and of topics and groups those that have changed since their last
-    record or whose last record is old, at most NAMES_MAX of each kind.
+    """Return the records to write: that of the cluster, and of topics and groups those that have changed since their
+    last record or whose last record is old, at most NAMES_MAX of each kind.
     """
     (cluster,) = found[Kind.CLUSTER]
     chosen: list[Recorded] = []
@@ -76,7 +77,7 @@ def select(
 
 
 def task_records(runs: Sequence[TaskRun], omitted: int) -> list[Recorded]:
-    """The records of runs of tasks. `omitted`: runs that were left out before them."""
+    """Return the records of runs of tasks. `omitted` is the number of runs that were left out before them."""
     return [
         _recorded(
             Kind.TASK,

@@ -1,4 +1,4 @@
-"""The facts of a Spark query: from the progress of its micro-batches, for Prometheus and for the history. Pure."""
+"""Derives a Spark query's facts from the progress of its micro-batches, for Prometheus and the history. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ _TEXT_MAX = 4_000
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """`rows` are records of all sources, `lag` those of spark_log topics that the query has not read yet; None:
-    unknown. `ends`: JSON of the end offsets of each source. `total_rows`: since this process has seen the query start.
+    """The facts of a Spark query. `rows` are records of all sources, `lag` those of spark_log topics that the query has
+    not read yet, None if unknown. `ends` has the end offsets of each source as JSON. `total_rows` counts since this
+    process has seen the query start.
     """
 
     query_id: str
@@ -39,7 +40,7 @@ class QueryFacts:
 
 
 def with_progress(facts: QueryFacts, progress: Any, now_ms: int) -> QueryFacts:
-    """After a StreamingQueryProgress."""
+    """Return the facts after a StreamingQueryProgress."""
     operators = progress.stateOperators
     return replace(
         facts,
@@ -57,7 +58,7 @@ def with_progress(facts: QueryFacts, progress: Any, now_ms: int) -> QueryFacts:
 
 
 def query_record(facts: QueryFacts) -> Recorded:
-    """The record of the query in `__metrics`."""
+    """Return the record of the query in `__metrics`."""
     fields = {
         "query_name": facts.name,
         "run_id": facts.run_id,
@@ -77,5 +78,5 @@ def query_record(facts: QueryFacts) -> Recorded:
 
 
 def _finite(value: float | None) -> float | None:
-    """None for a rate that Spark could not compute: the first micro-batch has no interval."""
+    """Return None for a rate that Spark could not compute: the first micro-batch has no interval."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The metrics of Spark queries for Prometheus."""
+"""Exports the metrics of Spark queries for Prometheus."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,13 +24,13 @@ _GAUGES: tuple[tuple[str, str, Callable[[QueryFacts], float | None]], ...] = (
 
 
 class QueryCollector(Collector):
-    """The queries that this process has seen, with the labels query (its id) and name."""
+    """Collects the queries that this process has seen, with the labels query (its id) and name."""
 
     def __init__(self, queries: Callable[[], Sequence[QueryFacts]]) -> None:
         self._queries = queries
 
     def collect(self) -> Iterator[Metric]:
-        """Called for each scrape."""
+        """Yield the metrics of a scrape."""
         queries = [((query.query_id, query.name or ""), query) for query in self._queries()]
         for name, text, value_of in _GAUGES:
             gauge = GaugeMetricFamily(f"spark_log_query_{name}", text, labels=_LABELS)

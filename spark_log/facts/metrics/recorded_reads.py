@@ -1,4 +1,4 @@
-"""Reads of the topics that the cluster itself writes: `__metrics` and `__audit`."""
+"""Reads the topics that the cluster itself writes: `__metrics` and `__audit`."""
 
 import functools
 import logging
@@ -38,7 +38,7 @@ def read_newest(
     to_ms: int | None,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """The last `limit` records in [from_ms, to_ms), the newest first. Looks further back only if it must."""
+    """Return the last `limit` records in [from_ms, to_ms), the newest first. Looks further back only if it must."""
     end_ms = cluster.store.now().wall_ms + 1 if to_ms is None else to_ms
     records = pa.table({})
     for window_ms in _WINDOWS_MS:
@@ -59,9 +59,10 @@ def read_records(
     to_ms: int | None,
     filters: Mapping[str, str | None],
 ) -> pa.Table:
-    """Fields `names` of the records of a partition that were written in [from_ms, to_ms), in order, with `time_ms`.
+    """Return fields `names` of the records of a partition that were written in [from_ms, to_ms), in order, with
+    `time_ms`.
 
-    `filters`: fields and the values that they must have; None: null. Files and row groups that cannot have such
+    `filters` has the values that fields must have; None stands for null. Files and row groups that cannot have such
     records are not read. Records in files that cannot be read are left out.
     """
     types = _types(recorded)

@@ -1,6 +1,6 @@
-"""The topics that the cluster itself writes and keeps in files: `__metrics` and `__audit`.
+"""Defines the topics that the cluster itself writes and keeps in files: `__metrics` and `__audit`.
 
-They are made at their first record. Values are JSON with a schema, so that segment files and the Delta table have
+They are created at their first record. Values are JSON with a schema, so that segment files and the Delta table have
 columns; a newer spark-log adds the fields that it knows. `maintenance.recorded_appends` writes them.
 """
 
@@ -20,8 +20,8 @@ _DELTA_LAG_MS = 10 * 60_000
 
 @dataclass(frozen=True)
 class RecordedTopic:
-    """A topic that the cluster writes. `fields`: of its JSON values, as Spark DDL. `configs`: when it is made; an
-    operator may alter them.
+    """A topic that the cluster writes. `fields` are those of its JSON values, as Spark DDL. It is created with
+    `configs`, which an operator may alter.
     """
 
     name: str
@@ -73,6 +73,6 @@ AUDIT = RecordedTopic(
 
 
 def find_recorded(cluster: Cluster, recorded: RecordedTopic, *, timeout_ms: int = READ_TIMEOUT_MS) -> Topic | None:
-    """The topic, or None if nothing has been recorded yet."""
+    """Return the topic, or None if nothing has been recorded yet."""
     found = cluster.store.read(lambda connection: find_topics(connection, [recorded.name]), timeout_ms=timeout_ms)
     return found.get(recorded.name)

@@ -1,4 +1,4 @@
-"""Runs of periodic tasks: their totals in this process, and the runs that are worth keeping in the history."""
+"""Counts runs of periodic tasks in this process, and keeps the runs that the history records."""
 
 import threading
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEPT_RUNS_MAX = 200
-"""Runs that are kept between two records of the history; of more, the oldest are left out and counted."""
+"""The maximum number of runs that are kept between two records of the history. The oldest others are only counted."""
 
 SLOW_S = 1.0
 """A run that takes this long is kept although it changed nothing."""
@@ -14,9 +14,8 @@ SLOW_S = 1.0
 
 @dataclass(frozen=True)
 class TaskRuns:
-    """The runs of a periodic task in this process. `success_ms`: wall clock of the last success; None: none yet.
-
-    `seconds`: duration of the last run.
+    """The runs of a periodic task in this process. `success_ms` is the wall clock of the last success, None before the
+    first. `seconds` is the duration of the last run.
     """
 
     success_ms: int | None = None
@@ -26,8 +25,8 @@ class TaskRuns:
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One run. `start_ms`: milliseconds since 1970 by the host's clock. `error`: None if it succeeded. `notes`: its
-    changes, one a line; empty if it changed nothing. `lease`: coordinator or controller.
+    """One run. `start_ms` is in milliseconds since 1970 by the host's clock. `error` is None if it succeeded. `notes`
+    has its changes, one a line; empty if it changed nothing. `lease` is coordinator or controller.
     """
 
     task: str
@@ -45,7 +44,7 @@ class TaskRun:
 class TaskRunBuffer:
     """The runs since the last record that failed, changed something, were slow, or followed a failure of their task.
 
-    The others, several a second, would say nothing. Safe to share between threads.
+    The others, several a second, are not kept. Safe to share between threads.
     """
 
     def __init__(self) -> None:
@@ -73,7 +72,7 @@ class TaskRunBuffer:
             self._runs.extendleft(reversed(runs[max(0, len(runs) - room) :]))
 
     def take(self) -> tuple[Sequence[TaskRun], int]:
-        """The kept runs, oldest first, and the number of those that were left out; the buffer is empty afterwards."""
+        """Empty the buffer. Returns the kept runs, oldest first, and the number of those that were left out."""
         with self._lock:
             taken, omitted = list(self._runs), self._omitted
             self._runs.clear()

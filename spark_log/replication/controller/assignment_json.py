@@ -1,4 +1,4 @@
-"""Assignments in the JSON that Kafka's kafka-reassign-partitions reads and writes.
+"""Reads and writes assignments in the JSON of Kafka's kafka-reassign-partitions.
 
     {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2], "log_dirs": ["any", "any"]}]}
 
@@ -18,7 +18,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dict[str, Any]:
-    """The JSON document of these assignments, sorted by topic and partition."""
+    """Return the JSON document of these assignments, sorted by topic and partition."""
     return {
         "version": VERSION,
         "partitions": [
@@ -34,7 +34,7 @@ def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dic
 
 
 def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
-    """The assignments of a JSON document. Unknown and repeated members are refused."""
+    """Return the assignments of a JSON document. Unknown and repeated members are refused."""
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

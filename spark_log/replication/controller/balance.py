@@ -1,4 +1,5 @@
-"""How evenly records and leaders are spread over brokers and log dirs, and which partitions cause an imbalance.
+"""Measures how evenly records and leaders are spread over brokers and log dirs, and which partitions cause an
+imbalance.
 
 Pure, except for the query that reads the facts and the controller's task that elects preferred leaders.
 """
@@ -29,8 +30,8 @@ _ELECTED_PER_TRANSACTION = 2_000
 class ReplicaFacts(NamedTuple):
     """A replica with the `bytes` and `records` of the segments that it holds, counted as in `cluster.usage`.
 
-    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: offsets that it lacks
-    below the high watermark.
+    `file_bytes` counts only the segment files in its log dir, without the inline tail. `offset_lag` is the number of
+    offsets that it lacks below the high watermark.
     """
 
     tp: TopicPartition
@@ -46,7 +47,7 @@ class ReplicaFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a broker or a log dir. `preferred`: partitions whose preferred leader it is."""
+    """The load of a broker or a log dir. `preferred` is the number of partitions whose preferred leader it is."""
 
     bytes: int = 0
     records: int = 0
@@ -67,10 +68,11 @@ class Load:
 
 @dataclass(frozen=True)
 class BrokerBalance:
-    """A broker's load; the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
+    """A broker's load, and the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
 
-    `imbalance_percent` as Kafka computes it: of the partitions preferred here, the share that is led elsewhere, which
-    are `led_elsewhere`. `largest`: its replicas with the most bytes, while it has SKEW_RATIO times the mean.
+    `imbalance_percent` is Kafka's: of the partitions preferred here, the share that another broker leads;
+    `led_elsewhere` are these partitions. `largest` are the replicas with the most bytes, if the broker has SKEW_RATIO
+    times the mean.
     """
 
     broker_id: int
@@ -85,7 +87,7 @@ class BrokerBalance:
 
 @dataclass(frozen=True)
 class Skew:
-    """A partition that has far more than its topic's mean; `ratio` to it, of bytes or records, whichever is larger."""
+    """A partition with far more than its topic's mean. `ratio` is to the mean, of bytes or records, the larger one."""
 
     tp: TopicPartition
     bytes: int
@@ -101,7 +103,7 @@ class Balance:
 
 
 def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
-    """The report. `log_dirs`: broker id of each log dir of the cluster, by log dir id."""
+    """Compute the report. `log_dirs` has the broker id of each log dir of the cluster, by log dir id."""
     brokers = sorted(set(log_dirs.values()))
     of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
     of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
@@ -137,7 +139,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
 
 
 def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:
-    """Partitions, measured by their largest replica, that are far above their topic's mean."""
+    """Return the partitions, measured by their largest replica, that are far above their topic's mean."""
     sizes: dict[TopicPartition, tuple[int, int]] = {}
     for facts in replicas:
         size, records = sizes.get(facts.tp, (0, 0))
@@ -165,7 +167,7 @@ def _deviation_percent(value: int, mean: float) -> float:
 
 
 def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
-    """The facts of every replica, as of the snapshot."""
+    """Return the facts of every replica, as of the snapshot."""
     here = (
         (SEGMENT.topic_id == REPLICA.topic_id)
         & (SEGMENT.partition == REPLICA.partition)
@@ -205,7 +207,7 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
 
 
 def load_balance(store: Store) -> Balance:
-    """The present balance of the cluster."""
+    """Return the present balance of the cluster."""
 
     def read(connection: sa.Connection) -> Balance:
         rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id))
@@ -226,7 +228,7 @@ class Preference(NamedTuple):
 
 
 def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
-    """The partitions led elsewhere of the brokers whose imbalance is above the threshold."""
+    """Return the partitions of brokers above the threshold that their preferred leaders do not lead."""
     total = Counter(preference.preferred for preference in preferences)
     elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
     away = Counter(preference.preferred for preference in elsewhere)
@@ -235,7 +237,8 @@ def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: in
 
 
 def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
-    """Preferred election for the brokers above leader.imbalance.per.broker.percentage; the partitions it changed.
+    """Elect preferred leaders for the brokers above leader.imbalance.per.broker.percentage; return the changed
+    partitions.
 
     As in Kafka, partitions under reassignment are left out: their AR is about to change.
     """

@@ -1,8 +1,8 @@
-"""The controller's decisions about leaders and ISRs, written to the store.
+"""Decides about leaders and ISRs as the controller, and writes the decisions to the store.
 
 One process acts at a time, the holder of the lease `controller`; each of its transactions calls `fence` first, which
-refuses a term that has ended (invariant 5). It keeps no state in memory: each run reads from the store which
-partitions need a change.
+refuses a term that has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions
+need a change.
 """
 
 import logging
@@ -108,7 +108,7 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
 def _partitions_to_change(
     connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]
 ) -> list[Key]:
-    """Partitions with a dead member in the ISR, or without a leader although a replica could lead."""
+    """Return the partitions with a dead member in the ISR, or without a leader although a replica could lead."""
     log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
     dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
     join = t.partition.join(
@@ -171,7 +171,7 @@ def _elect(
 
 @contextmanager
 def fallback_term(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
-    """For one task: the fence of a controller term of this process, or None while another process is the controller."""
+    """Yield the fence of a controller term for one task, or None while another process is the controller."""
     lease = Lease(store, LEASE, settings.controller_lease_ms)
     if not lease.take_or_renew():
         yield None

@@ -1,4 +1,4 @@
-"""Failure detection by a client that met a failed log dir, for clusters in which no process is the controller."""
+"""Detects failures in a client that met a failed log dir, for clusters in which no process is the controller."""
 
 import logging
 import threading

@@ -30,16 +30,16 @@ class _Goal:
 
 
 class LagWatch:
-    """A member is late if it has not reached the offset at which the leader was `lag_max_s` ago.
+    """Detects late members: those that have not reached the offset at which the leader was `lag_max_s` ago.
 
-    Measured by a monotonic clock from the first observation: a new LagWatch gives each member the full time.
+    It measures by a monotonic clock from the first observation: a new LagWatch gives each member the full time.
     """
 
     def __init__(self) -> None:
         self._goals: dict[Member, _Goal] = {}
 
     def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
-        """The members that are late now. `behind`: all members whose log end offset is below their leader's."""
+        """Return the members that are late now. `behind` has all members whose LEO is below their leader's."""
         goals: dict[Member, _Goal] = {}
         for member, ends in behind.items():
             goal = self._goals.get(member)
@@ -51,7 +51,7 @@ class LagWatch:
 
 
 def read_lagging_members(connection: sa.Connection) -> dict[Member, Ends]:
-    """Members of an ISR whose LEO is below the leader's."""
+    """Return the members of an ISR whose log end offset is below the leader's."""
     query = (
         sa.select(
             REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, PARTITION.log_end_offset

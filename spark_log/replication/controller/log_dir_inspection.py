@@ -1,8 +1,8 @@
-"""Inspection of log dirs: the controller marks failed ones offline, and online again when they answer.
+"""Inspects log dirs: the controller marks failed ones offline, and online again when they answer.
 
 The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and its
-replicas' LEO falls to the first missing file. One that is empty then (a new disk) gets a new id. A mount point
-whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
+replicas' LEO falls to the first missing file. One that is empty then (a new disk) gets a new id. A mount point whose
+disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
 
 A log dir is declared failed only while another one answers: a host that lost all its mounts causes no election.
 """
@@ -40,7 +40,7 @@ that does this duty does not renew.
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """Result of inspecting a log dir. `failure`: None if it answers. `empty`: it has neither marker nor files."""
+    """The result of inspecting a log dir. `failure` is None if it answers; `empty`: it has no marker and no files."""
 
     failure: str | None
     empty: bool = False
@@ -62,14 +62,14 @@ class RegisteredLogDir:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """`out`: log dirs to mark offline, with the reason. `back`: those that may be marked online."""
+    """The log dirs to mark offline, with the reasons (`out`), and those that may be marked online (`back`)."""
 
     out: Mapping[LogDirId, str]
     back: Sequence[LogDirId]
 
 
 def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
-    """Pure: decides from the answers. Changes nothing if no log dir answered."""
+    """Decide from the answers which log dirs change; none if no log dir answered. Pure."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
     for log_dir in known:
@@ -189,7 +189,7 @@ def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirI
 
 
 def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer: LogDirAnswer) -> None:
-    """Marks the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
+    """Mark the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
     store = cluster.store
     marker_uuid = known.uuid
     if answer.empty:  # store before marker: a marker whose id the store lacks counts as foreign
@@ -247,7 +247,7 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
 def _first_missing(
     connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
 ) -> dict[int, int]:
-    """Base offset of the first file that is missing or has another size than in the metadata, by partition."""
+    """Return by partition the base offset of the first file that is missing or has another size."""
     query = (
         sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))

@@ -1,4 +1,4 @@
-"""Truncation of a partition's log after an election: every table that describes removed records is changed."""
+"""Truncates a partition's log after an election, in every table that describes removed records."""
 
 from dataclasses import replace
 

@@ -18,12 +18,12 @@ class BrokerLoad:
 def place_replicas(
     brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int
 ) -> list[list[tuple[int, int]]]:
-    """AR of each new partition as (broker id, log dir id), the preferred leader first.
+    """Return the AR of each new partition as (broker id, log dir id), the preferred leader first.
 
     Leaders are assigned round-robin, starting at the broker with the fewest replicas. Followers are on the next
     brokers, shifted by one more in each round, as in Kafka, so that the load of a dead broker spreads. Neighbours are
-    in different racks, and a rack gets a second replica of a partition only when every rack has one. Within its
-    broker, a replica goes to the log dir with the fewest replicas. Raises InvalidReplicationFactorError.
+    in different racks, and a rack gets a second replica of a partition only when every rack has one. Within its broker,
+    a replica goes to the log dir with the fewest replicas. Raises InvalidReplicationFactorError.
     """
     if isinstance(replication_factor, bool) or not isinstance(replication_factor, int) or replication_factor < 1:
         raise InvalidReplicationFactorError(
@@ -59,7 +59,7 @@ def place_replicas(
 
 
 def _alternate_racks(brokers: Sequence[BrokerLoad]) -> list[BrokerLoad]:
-    """The brokers in an order in which neighbours are in different racks, if possible."""
+    """Return the brokers in an order in which neighbours are in different racks, if possible."""
     racks: dict[str | None, list[BrokerLoad]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
         racks.setdefault(broker.rack, []).append(broker)

@@ -18,10 +18,11 @@ Assignments = Mapping[TopicPartition, Sequence[int]]
 def propose(
     assignments: Assignments, brokers: Sequence[BrokerLoad], replication_factor: int | None = None
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """AR of each partition on these brokers, the preferred leader first.
+    """Return the proposed AR of each partition on these brokers, the preferred leader first.
 
-    Of each topic the brokers get equally many replicas, and equally many preferred leaders, but for one, unless racks
-    forbid it; `replication_factor` None keeps each partition's. InvalidReplicationAssignmentError for too few brokers.
+    Each broker gets the same number of a topic's replicas, and of its preferred leaders, give or take one, unless racks
+    forbid it. Without `replication_factor`, each partition keeps its own. Raises InvalidReplicationAssignmentError if
+    there are too few brokers.
     """
     racks = {broker.broker_id: broker.rack for broker in brokers}
     total = Counter({b.broker_id: sum(b.replicas_by_log_dir.values()) for b in brokers})
@@ -44,7 +45,7 @@ def propose(
 
 
 def moved_bytes(before: Assignments, after: Assignments, sizes: Mapping[TopicPartition, int]) -> int:
-    """Bytes that must be copied to come from one to the other."""
+    """Return the number of bytes that must be copied to move from `before` to `after`."""
     return sum(len(set(after[tp]) - set(before[tp])) * sizes.get(tp, 0) for tp in after)
 
 
@@ -54,7 +55,7 @@ def _spread(
     racks: Mapping[int, str | None],
     total: Mapping[int, int],
 ) -> dict[TopicPartition, list[int]]:
-    """The replicas' brokers, by partition of a topic. `total` counts the replicas of each broker, over all topics."""
+    """Return the replicas' brokers by partition of a topic. `total` counts each broker's replicas of all topics."""
     load: Counter[int] = Counter(dict.fromkeys(racks, 0))
     chosen: dict[TopicPartition, list[int]] = {}
     for tp, replicas in current.items():
@@ -98,7 +99,7 @@ def _fits(broker: int, others: Sequence[int], racks: Mapping[int, str | None]) -
 def _order(
     current: Assignments, chosen: Mapping[TopicPartition, list[int]], led: Counter[int]
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """AR of each partition: as it was, where preferred leaders are even so. `led` counts them, over all topics."""
+    """Return the AR of each partition, in its old order if leaders stay even. `led` counts leaders over all topics."""
     leaders: dict[TopicPartition, int] = {}
     mine: Counter[int] = Counter()
     for tp, brokers in chosen.items():

@@ -1,4 +1,4 @@
-"""Rows of table `reassignment`: the running reassignments, their progress, and those that may be finished.
+"""Reads and writes table `reassignment`: the running reassignments, their progress, and those that may be finished.
 
 A partition's row is written only under that partition's row lock.
 """
@@ -22,7 +22,7 @@ _SAME = (REPLICA.topic_id == REASSIGNMENT.topic_id) & (REPLICA.partition == REAS
 
 @dataclass(frozen=True)
 class ReassignmentStatus:
-    """A running reassignment. `replicas` is the present AR; `bytes_left`: bytes that new replicas have yet to copy."""
+    """A running reassignment. `replicas` is the present AR; `bytes_left` is what new replicas have yet to copy."""
 
     reassignment: Reassignment
     replicas: tuple[int, ...]
@@ -41,7 +41,7 @@ class ReassignmentStatus:
 
 
 def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]:
-    """Reassignments in progress, by topic and partition."""
+    """Return the reassignments in progress, by topic and partition."""
     missing = (
         (SEGMENT.topic_id == REPLICA.topic_id)
         & (SEGMENT.partition == REPLICA.partition)
@@ -86,7 +86,7 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
 
 
 def read_ready_partitions(connection: sa.Connection) -> list[Key]:
-    """Partitions whose target is in sync in this snapshot; the switch checks it again under the lock."""
+    """Return the partitions whose target is in sync in this snapshot; the switch checks it again under the lock."""
     targets: dict[Key, list[int]] = {}
     in_sync: dict[Key, set[int]] = {}
     query = sa.select(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REASSIGNMENT.target, REPLICA.broker_id)

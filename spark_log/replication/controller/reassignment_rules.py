@@ -1,4 +1,4 @@
-"""The rules of reassignment. Pure: how a partition's replicas move to other brokers without losing a record.
+"""Moves a partition's replicas to other brokers without losing a record: the rules of reassignment. Pure.
 
     begin   the new replicas join AR behind the others, empty, and catch up like any other follower
     finish  once all replicas of the target are in sync and alive, AR becomes the target; other replicas are removed
@@ -17,7 +17,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Replica, 
 
 @dataclass(frozen=True)
 class Reassignment:
-    """A reassignment in progress, as broker ids. `target`: the new AR; `original`: the AR before, for `cancel`."""
+    """A reassignment in progress, as broker ids. `target` is the new AR, `original` the AR before it, for `cancel`."""
 
     target: tuple[int, ...]
     original: tuple[int, ...]
@@ -33,8 +33,9 @@ def begin(
 
     As in Kafka, a new target may replace that of a reassignment `under_way`. The original stays. Replicas that only the
     old target had are removed: at once if they are not in sync, otherwise by `finish` or `cancel`.
-    InvalidReplicationAssignmentError if the target is empty, names a broker twice, or one that has neither a replica
-    nor a log dir.
+
+    Raises InvalidReplicationAssignmentError if the target is empty, names a broker twice, or one that has neither a
+    replica nor a log dir.
     """
     if not target:
         raise InvalidReplicationAssignmentError("replicas: a partition needs at least one, got []")
@@ -52,7 +53,7 @@ def begin(
 
 
 def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState | None:
-    """The partition with the target as its AR, or None while the target is not ready.
+    """Return the partition with the target as its AR, or None while the target is not ready.
 
     Every replica of the target must be in the ISR and alive: a removed replica may be the only other one with an
     acknowledged record. The leader stays if it is in the target; else the first of the target that has every record
@@ -67,10 +68,10 @@ def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState:
-    """The partition with its original AR. If an added replica is the leader, an original one becomes leader.
+    """Return the partition with its original AR. If an added replica is the leader, an original one becomes leader.
 
-    As in Kafka InvalidReplicationAssignmentError if that could lose records: no original replica is alive and in the
-    ISR with every record.
+    As in Kafka, raises InvalidReplicationAssignmentError if that could lose records: no original replica is alive and
+    in the ISR with every record.
     """
     found = [state.replica(broker_id) for broker_id in reassignment.original]
     originals = [replica for replica in found if replica is not None]
@@ -84,14 +85,14 @@ def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def _leader_among(state: PartitionState, ready: Sequence[Replica]) -> int | None:
-    """The current leader, if it is one of these; else the first of them that has every record."""
+    """Return the current leader, if it is one of these; else the first of them that has every record."""
     if any(replica.broker_id == state.leader for replica in ready):
         return state.leader
     return next((r.broker_id for r in ready if r.log_end_offset == state.log_end_offset), None)
 
 
 def _assigned(state: PartitionState, replicas: Sequence[Replica], leader: int | None) -> PartitionState:
-    """The state with these replicas as its AR. `leader` must have every record."""
+    """Return the state with these replicas as its AR. `leader` must have every record."""
     left = {replica.broker_id for replica in state.replicas} - {replica.broker_id for replica in replicas}
     return replace(
         with_replicas(state, replicas),

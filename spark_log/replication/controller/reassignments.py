@@ -1,4 +1,4 @@
-"""Reassignments in the metadata store: start, cancel, finish (Kafka's KIP-455).
+"""Starts, cancels and finishes reassignments in the metadata store (Kafka's KIP-455).
 
 The rules are in `reassignment_rules`; catch-up (`replication.replicas.catch_up`) copies the files. All state is in the
 store, so any process can continue after another one has died.
@@ -44,7 +44,7 @@ def begin_reassignments(
 ) -> None:
     """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
 
-    All or, if one is refused, none. A new target replaces that of a reassignment in progress. Raises
+    If one is refused, none begins. A new target replaces that of a reassignment in progress. Raises
     UnknownTopicOrPartitionError, PolicyViolationError (internal topics), InvalidReplicationAssignmentError,
     NoReassignmentInProgressError, InvalidConfigurationError (the throttle).
     """
@@ -87,7 +87,7 @@ def begin_reassignments(
 
 
 def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
-    """Finish the reassignments whose target is in sync and alive; their partitions. A few hundred per transaction."""
+    """Finish reassignments whose target is in sync and alive, some hundred per transaction; return their partitions."""
     ready = store.read(read_ready_partitions)
     done: list[Key] = []
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
@@ -144,7 +144,7 @@ class _Placing:
         self._deleting = {(row[0], row[1], row[2]) for row in connection.execute(deleting)}
 
     def choose(self, key: Key, broker_ids: Sequence[int]) -> dict[int, int]:
-        """A log dir for each of these brokers. InvalidReplicationAssignmentError for one that has none."""
+        """Return a log dir for each of these brokers. Raises InvalidReplicationAssignmentError if one has none."""
         return {broker_id: self._choose(key, broker_id) for broker_id in broker_ids}
 
     def _choose(self, key: Key, broker_id: int) -> int:
@@ -166,7 +166,7 @@ class _Placing:
 
 
 def _keep_brokers(connection: sa.Connection, broker_ids: Collection[int]) -> None:
-    """Lock the brokers: until the end of the transaction they cannot be removed."""
+    """Lock the brokers, so that they cannot be removed until the end of the transaction."""
     query = sa.select(BROKER.broker_id).where(BROKER.broker_id.in_(sorted(broker_ids))).order_by(BROKER.broker_id)
     connection.execute(query.with_for_update(read=True, key_share=True)).all()
 
@@ -185,7 +185,7 @@ def _key(topics: Mapping[str, Topic], tp: TopicPartition) -> Key:
 
 @contextmanager
 def _naming(tp: TopicPartition) -> Iterator[None]:
-    """Errors raised inside name the partition."""
+    """Add the partition to the message of errors in the block."""
     try:
         yield
     except (

@@ -1,4 +1,4 @@
-"""Elections on request: preferred, or unclean for a partition that would stay offline."""
+"""Holds elections on request: preferred ones, or unclean ones for partitions that would stay offline."""
 
 from collections.abc import Collection
 
@@ -26,11 +26,12 @@ from spark_log.text import count_of
 def elect(
     cluster: Cluster, partitions: Collection[TopicPartition], *, unclean: bool = False
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """Hold an election for each partition. The result is None where a new leader was elected, otherwise the reason.
+    """Hold an election for each partition. The result is None where a new leader was elected, otherwise the reason:
+    ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live replica), or
+    UnknownTopicOrPartitionError.
 
-    ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live replica),
-    UnknownTopicOrPartitionError. An unclean one elects only where there is no leader, and may lose records, which are
-    recorded and logged. No controller lease is needed: each transaction reads which replicas are alive, and decides.
+    An unclean one elects only where there is no leader, and may lose records, which are recorded and logged. No
+    controller lease is needed: each transaction reads which replicas are alive, and decides.
     """
     FallbackController(cluster).detect_failures()  # a replica on a failed log dir must not be elected
     before = cluster.store.read(lambda connection: _read_partitions(connection, cluster, partitions))
@@ -76,7 +77,7 @@ def _refusal(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
 def _read_partitions(
     connection: sa.Connection, cluster: Cluster, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, tuple[Key, PartitionState, bool]]:
-    """The partitions that exist, each with its state and whether its preferred leader is alive."""
+    """Return the partitions that exist, each with its state and whether its preferred leader is alive."""
     alive = alive_log_dirs(connection, cluster.store.clock(connection))
     requested = frozenset(partitions)
     topics = find_topics(connection, {tp.topic for tp in requested})

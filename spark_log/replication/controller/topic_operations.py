@@ -1,4 +1,4 @@
-"""Creation, alteration and deletion of topics, with Kafka's rules and terms."""
+"""Creates, alters and deletes topics, with Kafka's rules and terms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ def create_topic(
     *,
     validate_only: bool = False,
 ) -> Topic | None:
-    """Make a topic; returns it, or None with `validate_only`.
+    """Create a topic, and return it. With `validate_only`, only check, and return None.
 
     Raises InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ), InvalidPartitionsError,
     InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
@@ -64,8 +64,8 @@ def create_topic(
 def create_internal_topic(
     cluster: Cluster, name: str, partitions: int, replication_factor_max: int, configs: Mapping[str, str]
 ) -> Topic:
-    """Make a topic that the cluster itself writes, with as many replicas as there are brokers that are alive, at most
-    `replication_factor_max`. TopicAlreadyExistsError.
+    """Create a topic that the cluster itself writes. It has a replica on each live broker, at most
+    `replication_factor_max`. Raises TopicAlreadyExistsError.
     """
     topic = _create_topic(cluster, name, partitions, replication_factor_max, configs, fewer_replicas=True)
     assert topic is not None
@@ -124,7 +124,7 @@ def alter_configs(
     ask_registry: bool = True,
     reset: bool = False,
 ) -> Topic:
-    """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
+    """Set configs of a topic; None resets a config to its default. The changes apply to the next append, read or
     maintenance.
 
     With `validate_only` they stay as they are, and the result is the topic as it would be; without `ask_registry`,
@@ -165,7 +165,7 @@ def alter_configs(
 def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bool = False) -> Topic:
     """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka.
 
-    With `validate_only` the topic stays as it is; what would be refused is refused.
+    With `validate_only` the topic does not change, but the same errors are raised.
     """
     validate_user_topic(name, "add partitions to")
     _check_partition_count(total, minimum=1)
@@ -186,7 +186,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:
-    """Delete a topic. Its metadata goes now, its files after file.delete.delay.ms; a new one never meets them."""
+    """Delete a topic: its metadata now, its files after file.delete.delay.ms. A new topic never has these files."""
     validate_user_topic(name, "delete")
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -210,8 +210,8 @@ def insert_topic(
     now: StoreClock,
     typed_columns: str | None = None,
 ) -> Topic:
-    """The rows of a new topic; `placement` has AR of each partition as (broker id, log dir id), none for an internal
-    topic that the store itself keeps.
+    """Insert the rows of a new topic. `placement` has the AR of each partition as (broker id, log dir id); it is empty
+    for an internal topic that the store itself keeps.
     """
     topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, typed_columns)
     insert_partitions(connection, topic.topic_id, 0, placement)
@@ -219,14 +219,14 @@ def insert_topic(
 
 
 def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, str], TopicConfig]:
-    """The configs of the topic after the changes."""
+    """Return the configs of the topic after the changes."""
     merged = {**topic.overrides, **changes}
     overrides = {key: value for key, value in merged.items() if value is not None}
     return overrides, TopicConfig.from_overrides(overrides)
 
 
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
-    """The brokers that are alive, and what their log dirs have."""
+    """Return the brokers that are alive, with the number of replicas in their live log dirs."""
     alive = alive_log_dirs(connection, now)
     counts = sa.select(REPLICA.log_dir_id, sa.func.count().label("replicas")).group_by(REPLICA.log_dir_id).subquery()
     query = (

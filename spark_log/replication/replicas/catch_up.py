@@ -1,4 +1,4 @@
-"""Catching up: a follower's replica gets the segments that it lacks, whole and in order (invariant 10).
+"""Lets a follower catch up: its replica gets the segments that it lacks, whole and in order (invariant 10).
 
 A run of files is copied into the replica's log dir. Then one transaction moves its LEO over them and over the blobs
 that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a second
@@ -105,7 +105,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class ReplicaCopy:
-    """The copy of one replica, without publication. `moved`: its LEO or the ISR has changed."""
+    """Copies one replica, without publication. `moved` is True if its LEO or the ISR has changed."""
 
     cluster: Cluster
     topic: Topic
@@ -121,7 +121,7 @@ class ReplicaCopy:
         self._stop = self.stop or threading.Event()
 
     def run(self) -> CatchUpResult:
-        """As `catch_up`."""
+        """Copy all records up to the log end offset at the time of the call, with the errors of `catch_up`."""
         goal: int | None = None
         overtaken = 0
         done = CatchUpResult(0, False)

@@ -1,4 +1,4 @@
-"""Background threads of this process that bring lagging replicas up to date."""
+"""Brings lagging replicas up to date, in background threads of this process."""
 
 import logging
 import threading
@@ -41,9 +41,9 @@ def choose(
     waiting: set[ReplicaKey],
     turns: dict[ReplicaKey, int],
 ) -> list[LaggingReplica]:
-    """The replicas to copy next: members of the ISR first, then in order of their last turn, the oldest first.
+    """Return the replicas to copy next: members of the ISR first, then in order of their last turn, the oldest first.
 
-    `under_way`: replicas that are being copied, True if in sync. `waiting`: replicas in the pause after a failure.
+    `under_way` has the replicas that are being copied, True if in sync; `waiting` those that pause after a failure.
     """
     free = COPIES_MAX - len(under_way)
     free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
@@ -68,7 +68,7 @@ class _Failure:
 
 
 class Followers:
-    """Brings up to date the replicas of the served broker `broker_id`; for None, those of all embedded brokers.
+    """Brings up to date the replicas of the served broker `broker_id`; without it, those of all embedded brokers.
 
     Thread-safe. The first `wake` starts a daemon thread, and each copy has a daemon thread of its own: a copy may be
     abandoned at any point.
@@ -101,7 +101,7 @@ class Followers:
         return self._woken > 0
 
     def appended(self, append: Append) -> None:
-        """As `AppendListener.appended`: copies for embedded brokers, for which no other process does."""
+        """Wake the followers if a replica lacks records of the append. No other process copies for embedded brokers."""
         if any(_has_lagging_replica(state) for state in append.partitions.values()):
             self.wake()
 
@@ -117,7 +117,7 @@ class Followers:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no replica lags and the copies are published; False after the timeout, or if it was stopped."""
+        """Wait until no replica lags and the copies are published. Returns False after the timeout, or if stopped."""
         self.wake()
         with self._changed:
             if self._thread is None:
@@ -135,7 +135,7 @@ class Followers:
             thread.join(max(0.0, deadline_s - clock.monotonic_s()))
 
     def request_stop(self) -> list[threading.Thread]:
-        """As close, without waiting."""
+        """Abandon the running copies like `close`, but return the threads instead of waiting."""
         with self._changed:
             self._stop.set()
             self._changed.notify_all()
@@ -175,7 +175,7 @@ class Followers:
         return behind, topics
 
     def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
-        """Start the copies that are due. Returns the seconds to the next poll; None: poll at the next wake."""
+        """Start the copies that are due. Returns the seconds to the next poll, or None to poll at the next wake."""
         now_s = clock.monotonic_s()
         keys = {one.key for one in behind}
         if self._poll_failure is None:

@@ -1,4 +1,4 @@
-"""Running reassignments: the new replicas are copied, and a partition whose target is in sync is switched.
+"""Runs reassignments: the new replicas are copied, and a partition whose target is in sync is switched.
 
 A controller and served brokers do this in the background. Without them, the process that requested it does it here.
 """

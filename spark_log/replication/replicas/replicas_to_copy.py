@@ -39,7 +39,7 @@ _LAGGING = (
 class LaggingReplica:
     """A replica that lacks segments, or has all and is not in sync. `behind` counts offsets.
 
-    `throttle_bytes_per_s` is its reassignment's, for one that is not in sync.
+    `throttle_bytes_per_s` is the throttle of its reassignment, if it is not in sync.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class LaggingReplica:
 def find_lagging_replicas(
     connection: sa.Connection, now: StoreClock, broker_id: int | None = None
 ) -> list[LaggingReplica]:
-    """The replicas of a broker, or of all embedded ones, that are behind and whose log dirs are alive."""
+    """Return the replicas of a broker, or of all embedded ones, that are behind and whose log dirs are alive."""
     alive = alive_log_dirs(connection, now)
     owned = _EMBEDDED_LOG_DIRS if broker_id is None else _LOG_DIRS_OF_BROKER
     parameters = {} if broker_id is None else {"of_broker": broker_id}

@@ -1,10 +1,10 @@
-"""The replicated append: an append transaction that is repeated until the leader and the ISR have the records.
+"""Repeats an append transaction until the leader and the ISR have the records.
 
 A writer puts its file in the log dirs of the ISR and then appends. In between, the leader may have changed, a replica
 may have joined the ISR, or a log dir may have failed. A member of the ISR may also lack records that acks=1 appended.
-The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that
-lack it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which
-removes its replica from the ISR. Then it appends again, until the timeout.
+The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that lack
+it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which removes its
+replica from the ISR. Then it appends again, until the timeout.
 """
 
 import logging
@@ -59,11 +59,11 @@ class ReplicatedAppends:
         self._fallback = FallbackController(cluster, settings)
 
     def append(self, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int) -> AppendResult:
-        """As `Replication.append`."""
+        """Append, and retry until the replicas have the records (implements `Replication.append`)."""
         return _append(self._cluster, self._fallback, request, topics, timeout_ms)
 
     def detect_failures(self) -> None:
-        """As `Replication.detect_failures`."""
+        """Detect failed log dirs and elect leaders (implements `Replication.detect_failures`)."""
         self._fallback.detect_failures()
 
 
@@ -139,7 +139,7 @@ def _prepare_retry(
 def _read_writable_partition(
     cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks
 ) -> PartitionState:
-    """The partition, after failure detection if it lacks replicas; raises if it still lacks them."""
+    """Return the partition, after failure detection if it lacks replicas; raise if it still lacks them."""
     for attempt in range(2):
         state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
         if state is None:

@@ -1,4 +1,4 @@
-"""The rate limit of copies: a token bucket (pure), and a throttle with a clock and a lock around it."""
+"""Limits the rate of copies: a token bucket (pure), and a throttle with a clock and a lock around it."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from spark_log import clock
 
 @dataclass(frozen=True)
 class Bucket:
-    """`saved_bytes` may be sent at once: at most `bytes_per_s`, one second's worth; a negative number is a debt.
+    """A token bucket. `saved_bytes` may be sent at once: at most one second's worth; a negative number is a debt.
 
     If each sender waits as long as `take` returns, then bytes sent within any t seconds <= bytes_per_s * (t + 1),
     except for a single block that is larger.
@@ -20,7 +20,7 @@ class Bucket:
     at_s: float
 
     def take(self, size: int, now_s: float) -> tuple["Bucket", float]:
-        """The bucket after taking `size` bytes, and the seconds to wait before sending them."""
+        """Return the bucket after taking `size` bytes, and the seconds to wait before sending them."""
         # of several threads, one that read the clock earlier may call later
         now_s = max(now_s, self.at_s)
         saved = min(self.saved_bytes + (now_s - self.at_s) * self.bytes_per_s, self.bytes_per_s) - size
