@@ -1,4 +1,4 @@
-"""Brokers, their log dirs, and which of them are alive.
+"""Stores brokers and their log dirs, and finds which of them are alive.
 
 An *embedded* broker has no process: clients and coordinators do its work, and it is alive while its log dirs are. A
 *served* broker is a process (`spark-log broker start`) that holds a lease in the store; it is alive until that
@@ -28,7 +28,7 @@ RACK_CHARACTERS_MAX = 249
 
 @dataclass(frozen=True)
 class LogDirStatus:
-    """`failure` says why it is not online; `replicas` it has."""
+    """The status of a log dir. `failure` is why it is not online, `replicas` the number of replicas there."""
 
     log_dir_id: int
     uri: str
@@ -39,7 +39,7 @@ class LogDirStatus:
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """`lease_left_ms` is None for an embedded broker; `leaders`: partitions that it leads."""
+    """The status of a broker. `lease_left_ms` is None if it is embedded; `leaders` counts the partitions it leads."""
 
     broker_id: int
     rack: str | None
@@ -56,7 +56,7 @@ class BrokerStatus:
 
 
 def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: str | None = None) -> None:
-    """A new embedded broker with its log dirs, which must be empty. `broker start` makes it a served one.
+    """Add an embedded broker with its log dirs, which must be empty. `broker start` makes it a served one.
 
     Raises InvalidConfigurationError, LogDirMismatchError, DuplicateBrokerRegistrationError.
     """
@@ -127,12 +127,12 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
 
 
 def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
-    """All brokers, by id, as they stand now."""
+    """Return the present status of all brokers, by id."""
     return cluster.store.read(lambda c: broker_statuses(c, cluster, cluster.store.clock(c)))
 
 
 def broker_statuses(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> list[BrokerStatus]:
-    """As `list_brokers`, in a snapshot that the caller reads more from."""
+    """Return the status of all brokers, by id, in the caller's snapshot."""
     replicas = _counts(connection, REPLICA.log_dir_id)
     leaders = _counts(connection, PARTITION.leader)
     dirs: dict[int, list[LogDirStatus]] = {}
@@ -152,26 +152,26 @@ def broker_statuses(connection: sa.Connection, cluster: Cluster, now: StoreClock
 def change_log_dirs(
     connection: sa.Connection, log_dir_ids: Collection[int], *where: sa.ColumnElement[bool], **values: object
 ) -> int:
-    """Set columns of those log dirs for which `where` holds; returns how many."""
+    """Set columns of those log dirs for which `where` holds. Returns their number."""
     here = (LOG_DIR.log_dir_id.in_(list(log_dir_ids)), *where)
     return connection.execute(t.log_dir.update().where(*here).values(values)).rowcount
 
 
 def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogDirId]:
-    """Log dirs that are online, of brokers that are alive: replicas there may lead and be in sync."""
+    """Return the online log dirs of brokers that are alive: replicas there may lead and be in sync."""
     query = sa.select(LOG_DIR.log_dir_id, BROKER.served, BROKER.lease_until_ms, BROKER.lease_clock_epoch)
     rows = connection.execute(query.join(t.broker, BROKER.broker_id == LOG_DIR.broker_id).where(LOG_DIR.online))
     return frozenset(LogDirId(row.log_dir_id) for row in rows if not row.served or _left_ms(row, now))
 
 
 def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]:
-    """Number of rows by value of the column."""
+    """Return the number of rows by value of the column."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
     return {int(value): count for (value, count) in rows if value is not None}
 
 
 def _left_ms(row: Any, now: StoreClock) -> int | None:
-    """Remaining time of a served broker's lease, 0 if it has expired; None for an embedded broker."""
+    """Return the remaining time of a served broker's lease, 0 if it has expired, or None for an embedded broker."""
     if not row.served:
         return None
     until_ms = row.lease_until_ms or 0
@@ -204,7 +204,7 @@ class BrokerSession:
         self.duration_ms = duration_ms
 
     def register(self) -> None:
-        """Begin to serve the broker. DuplicateBrokerRegistrationError while another process does."""
+        """Begin to serve the broker. Raises DuplicateBrokerRegistrationError while another process serves it."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> int:
             row = _lock(connection, self.broker_id)
@@ -223,7 +223,7 @@ class BrokerSession:
         self.epoch = self._store.transact(body, announce=True)
 
     def renew(self) -> bool:
-        """Renew the lease. False if it has expired or another process has it: then register again."""
+        """Renew the lease. Returns False if it has expired or another process has it; then register again."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> bool:
             row = _lock(connection, self.broker_id)
@@ -239,7 +239,7 @@ class BrokerSession:
         return self._store.transact(body)
 
     def end(self) -> None:
-        """Count as dead at once, rather than when the lease has run out."""
+        """End the lease, so that the broker counts as dead at once."""
         ours = (BROKER.broker_id == self.broker_id) & (BROKER.holder == self.holder) & (BROKER.epoch == self.epoch)
         over = t.broker.update().where(ours).values(lease_until_ms=0)
         self._store.transact(lambda connection, _: connection.execute(over), announce=True)

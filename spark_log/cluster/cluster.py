@@ -1,4 +1,4 @@
-"""A cluster: one metadata store and the log dirs of its brokers."""
+"""A cluster consists of one metadata store and the log dirs of its brokers."""
 
 import uuid
 from functools import cached_property
@@ -36,8 +36,8 @@ class Cluster:
     def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
         """Create a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
 
-        With `if_not_exists`, an existing cluster is opened and not changed. Raises ClusterAlreadyExistsError without
-        it, InvalidConfigurationError, and LogDirMismatchError if the log dir belongs to another cluster.
+        With `if_not_exists`, an existing cluster is opened and not changed; without it, ClusterAlreadyExistsError is
+        raised. Raises InvalidConfigurationError, and LogDirMismatchError if the log dir belongs to another cluster.
         """
         parsed = Address.parse(address)
         if log_dir is None:
@@ -94,7 +94,7 @@ class Cluster:
 
     @classmethod
     def open(cls, address: str) -> "Cluster":
-        """The cluster at `address`. Raises ClusterNotFoundError, UnsupportedVersionError, UnsupportedStoreError."""
+        """Open a cluster. Raises ClusterNotFoundError, UnsupportedVersionError, UnsupportedStoreError."""
         return cls(open_store(Address.parse(address)))
 
     def __repr__(self) -> str:
@@ -114,24 +114,24 @@ class Cluster:
         return str(self.store.read(lambda c: c.execute(sa.select(CLUSTER.cluster_id)).scalar_one()))
 
     def log_dirs(self, *, timeout_ms: int = READ_TIMEOUT_MS) -> dict[LogDirId, LogDirInfo]:
-        """Every log dir of the cluster."""
+        """Return every log dir of the cluster, by id."""
         t = tables.log_dir
         query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)
         rows = self.store.read(lambda c: c.execute(query).all(), timeout_ms=timeout_ms)
         return {LogDirId(i): LogDirInfo(i, broker, self.absolute(uri), uuid_) for i, broker, uri, uuid_ in rows}
 
     def absolute(self, uri: str) -> str:
-        """A log dir's URI as pyarrow.fs takes it, from column log_dir.uri."""
+        """Return the URI that pyarrow.fs accepts for a value of column log_dir.uri."""
         return _absolute(uri, self.store.address)
 
     def log_dir(self, info: LogDirInfo) -> LogDir:
-        """The log dir, once it has shown the id that the metadata expects. LogDirMismatchError otherwise."""
+        """Open the log dir. Raises LogDirMismatchError unless it has the id that the metadata expects."""
         if info not in self._checked:  # by its id too: a log dir that came back empty has another one
             self._checked[info] = open_log_dir(info)
         return self._checked[info]
 
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
-        """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""
+        """Give a broker one more log dir. A duplicate, nested, aliased or used log dir is refused."""
         uri = normalise_uri(location)
         refuse_percent_sign(uri)
         known = sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)

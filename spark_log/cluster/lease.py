@@ -1,4 +1,4 @@
-"""Leases: exactly one holder acts. A new holder has a higher epoch, which every transaction of the holder checks."""
+"""A lease lets exactly one holder act. A new holder has a higher epoch, which all its transactions check."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from spark_log.metadata.sql_columns import LEASE
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 COORDINATOR = "coordinator"
-"""Name of the lease whose holder runs the periodic tasks that are not the controller's."""
+"""The name of the lease whose holder runs the periodic tasks that are not the controller's."""
 
 Fence = Callable[[sa.Connection], None]
 """Raises inside the transaction if the caller's lease has ended."""
@@ -31,10 +31,10 @@ class LeaseStatus:
 
     name: str
     holder: str | None
-    """None: given back, or never taken."""
+    """None if the lease was given back or never taken."""
     epoch: int
     left_ms: int
-    """0: it has expired or was given back, and any process may take it."""
+    """The remaining time. With 0 it has expired or was given back, and any process may take it."""
 
 
 class Lease:
@@ -43,11 +43,11 @@ class Lease:
     def __init__(self, store: Store, name: str, duration_ms: int) -> None:
         self.holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.epoch: int | None = None
-        """Epoch of the term that this process holds; None while it holds none."""
+        """The epoch of the term that this process holds, None while it holds none."""
         self._store = store
         self._name = name
         self.duration_ms = duration_ms
-        """Of the next term or renewal."""
+        """The duration of the next term or renewal."""
 
     def take_or_renew(self) -> bool:
         """Take or renew the lease, if it is free or held by this process. Returns whether this process holds it."""
@@ -82,8 +82,8 @@ class Lease:
             self._store.transact(lambda connection, _: connection.execute(free), announce=True)
 
     def check(self, connection: sa.Connection) -> None:
-        """Call it first in every transaction of the holder: raises NotControllerError or NotCoordinatorError if the
-        term has ended.
+        """Raise NotControllerError or NotCoordinatorError if the term has ended. Call it first in every transaction of
+        the holder.
 
         The row stays locked until the end of the transaction, so that no other term begins before that.
         """
@@ -100,12 +100,12 @@ class Lease:
 
 
 def lease_status(store: Store, name: str) -> LeaseStatus:
-    """The present status; epoch 0 if the lease was never held."""
+    """Return the present status of a lease. The epoch is 0 if it was never held."""
     return store.read(lambda connection: read_lease(connection, name, store.clock(connection)))
 
 
 def read_lease(connection: sa.Connection, name: str, now: StoreClock) -> LeaseStatus:
-    """As `lease_status`, in a snapshot that the caller reads more from."""
+    """Return the status of a lease in the caller's snapshot."""
     row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()
     if row is None:
         return LeaseStatus(name, None, 0, 0)

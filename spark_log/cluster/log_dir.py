@@ -1,4 +1,4 @@
-"""Log dirs: folders and buckets that hold segment files. All file access goes through this module.
+"""A log dir is a folder or bucket that holds segment files. All file access goes through this module.
 
 Used on the driver and on executors; does not use the metadata store.
 """
@@ -78,7 +78,7 @@ class Entry:
     folder: bool
     bytes: int
     modified_ms: int
-    """By the file system's clock; 0 where it does not say (folders of object stores)."""
+    """The time by the file system's clock, 0 if it is unknown (folders of object stores)."""
 
     @property
     def name(self) -> str:
@@ -86,12 +86,12 @@ class Entry:
 
 
 def topic_folder(topic: str, uuid: str) -> str:
-    """Folder of a topic in every log dir, and the location of its Delta table there."""
+    """Return the folder of a topic in every log dir, which is also the location of its Delta table there."""
     return f"{topic}-{uuid[:8]}"
 
 
 def segment_path(folder: str, partition: int, name: str) -> str:
-    """Path of a segment file relative to its log dir. UnsafePathError if the parts do not form such a path."""
+    """Return a segment file's path in its log dir. Raises UnsafePathError if the parts do not form such a path."""
     path = f"{folder}/_segments/{partition}/{name}"
     if not _SEGMENT_NAME.fullmatch(path) or folder in (".", ".."):
         raise UnsafePathError(
@@ -101,10 +101,10 @@ def segment_path(folder: str, partition: int, name: str) -> str:
 
 
 class LogDir:
-    """A log dir by its URI, as the operator gave it; `file:///…` for a local folder.
+    """A log dir, opened by its URI (`file:///…` for a local folder).
 
-    InvalidConfigurationError for a URI of no file system; StorageUnavailableError for one that cannot be opened now: a
-    bucket of S3 is asked for its region over the network if the URI does not name it.
+    Raises InvalidConfigurationError for a URI of no file system, and StorageUnavailableError if it cannot be opened:
+    the region of an S3 bucket is requested over the network if the URI does not name it.
     """
 
     def __init__(self, uri: str) -> None:
@@ -121,21 +121,21 @@ class LogDir:
         self._process = os.getpid()
         self.local = isinstance(self._opened, fs.LocalFileSystem)
         self._verified: tuple[str, tuple[int, int] | None] | None = None
-        """Verified id of the log dir, with device and inode of its folder at that time."""
+        """The verified id of the log dir, with device and inode of its folder at that time."""
 
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
 
     @property
     def _fs(self) -> fs.FileSystem:
-        """A forked child opens its own connections: parent and child could read each other's answers on shared ones."""
+        """Return the file system. A forked child opens its own, since shared connections could mix up the answers."""
         if self._process != os.getpid():
             self._opened, _ = fs.FileSystem.from_uri(self.uri)
             self._process = os.getpid()
         return self._opened
 
     def location(self, relative: str) -> str:
-        """The location of a file here, for people, Delta and Spark: a local path, or a URI without its query."""
+        """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
         if self.local:
             return f"{self._root}/{relative}"
         base = self.uri.partition("?")[0]
@@ -143,7 +143,7 @@ class LogDir:
         return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
 
     def create(self, relative: str) -> NewFile:
-        """Begin a file that does not exist yet. StorageUnavailableError if the log dir cannot be written."""
+        """Begin a file that does not exist yet. Raises StorageUnavailableError if the log dir cannot be written."""
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
@@ -162,8 +162,8 @@ class LogDir:
             return RemoteCopy(self._fs, path)
 
     def create_whole(self, relative: str, data: bytes) -> bool:
-        """Create a file with this content, durably; False if it exists. Of several processes one succeeds. Only for
-        local log dirs, and in a folder that exists.
+        """Create a file with this content, durably. Returns False if it exists: of several processes one succeeds.
+        Works only in local log dirs, in a folder that exists.
         """
         assert self.local, "pyarrow.fs has no conditional put"
         path = self._resolve(relative)
@@ -172,9 +172,9 @@ class LogDir:
             return create_whole(Path(path), data)
 
     def read_blocks(self, relative: str) -> Generator[memoryview, None, None]:
-        """A file's bytes from first to last; each block is good until the next one is asked for.
+        """Yield a file's bytes from first to last. Each block is valid until the next one is requested.
 
-        CorruptRecordError if there is no such file, StorageUnavailableError if it cannot be read.
+        Raises CorruptRecordError if there is no such file, StorageUnavailableError if it cannot be read.
         """
         path = self._resolve(relative)
         with self._storage_errors(relative):
@@ -190,7 +190,7 @@ class LogDir:
                     yield buffer[:count]
 
     def open(self, relative: str) -> Any:
-        """Something that pyarrow.parquet opens: a checked local path, or an open file of the object store."""
+        """Return an argument for pyarrow.parquet: a checked local path, or an open file of the object store."""
         path = self._resolve(relative)
         if self.local:
             if not os.path.isfile(path):
@@ -207,7 +207,7 @@ class LogDir:
             ) from error
 
     def sizes(self, relatives: Sequence[str]) -> list[int | None]:
-        """Bytes of each file, None where there is none."""
+        """Return the bytes of each file, None for a file that does not exist."""
         with self._storage_errors("segments"):
             infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
         return [info.size for info in infos]
@@ -218,13 +218,13 @@ class LogDir:
             self._fs.delete_file(self._resolve(relative))
 
     def delete_empty_folder(self, relative: str) -> None:
-        """Remove a folder unless something is in it; object stores have none."""
+        """Remove a folder if it is empty. Object stores have no folders."""
         if self.local:
             with contextlib.suppress(OSError):
                 os.rmdir(self._resolve(relative))
 
     def make_folder(self, relative: str) -> None:
-        """Make a folder and force its entry to disk; object stores have none."""
+        """Make a folder and force its entry to disk. Object stores have no folders."""
         if self.local:
             with self._storage_errors(relative):
                 make_folders(Path(self._resolve(relative)), Path(self._root))
@@ -244,7 +244,7 @@ class LogDir:
                         break
 
     def read_marker(self) -> Marker | None:
-        """The marker file, None where there is none."""
+        """Read the marker file. Returns None if there is none."""
         with self._storage_errors(MARKER):
             try:
                 with self._fs.open_input_file(f"{self._root}/{MARKER}") as file:
@@ -267,18 +267,18 @@ class LogDir:
             file.commit()
 
     def empty(self) -> bool:
-        """Whether nothing but a marker is here."""
+        """Whether the log dir has no files besides a marker and trial files."""
         with self._storage_errors("its folder"):
             infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         ours = (MARKER, _MARKER_TEMPORARY)
         return all(info.base_name in ours or _TRIAL in info.base_name for info in infos)
 
     def exists(self) -> bool:
-        """Whether its folder is there; in an object store every prefix is."""
+        """Whether its folder exists. In an object store every prefix does."""
         return not self.local or os.path.isdir(self._root)
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Bytes of every file below a folder, by path relative to the log dir."""
+        """Return the bytes of every file below a folder, by path relative to the log dir."""
         with self._storage_errors(folder):
             selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
             found = self._fs.get_file_info(selector)
@@ -286,7 +286,7 @@ class LogDir:
         return {info.path[start:]: info.size for info in found if info.is_file}
 
     def entries(self, folder: str = "") -> list[Entry]:
-        """The entries of a folder, or of the log dir itself, not recursive; empty if there is no such folder."""
+        """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
         where = self._resolve(folder) if folder else self._root
         with self._storage_errors(folder or "its folder"):
             found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
@@ -297,7 +297,7 @@ class LogDir:
         ]
 
     def delete_folder(self, relative: str) -> None:
-        """Remove a folder with all that it has, if it is there. Only clean-up may call this. Follows no symlink."""
+        """Remove a folder and its contents, if it exists. Only clean-up may call this. Follows no symlink."""
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             self._fs.delete_dir(self._resolve(relative))
 
@@ -313,7 +313,7 @@ class LogDir:
         self.delete(path)
 
     def verify(self, uuid: str) -> None:
-        """LogDirMismatchError unless this is the log dir that the metadata store calls `uuid`."""
+        """Raise LogDirMismatchError unless this is the log dir with this uuid in the metadata store."""
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
@@ -360,7 +360,7 @@ class LogDir:
 
 
 def open_log_dir(info: LogDirInfo) -> LogDir:
-    """The log dir, verified. On executors too."""
+    """Open the log dir and verify it. Runs on executors too."""
     directory = LogDir(info.uri)
     directory.verify(info.uuid)
     return directory

@@ -1,4 +1,4 @@
-"""Failures of log dirs that writers report, until the controller has inspected them."""
+"""Stores the failures of log dirs that writers report, until the controller has inspected the log dirs."""
 
 import sqlalchemy as sa
 
@@ -18,11 +18,11 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
 
 
 def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
-    """Online log dirs with a reported failure."""
+    """Return the online log dirs with a reported failure."""
     query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
 def any_log_dir_offline(connection: sa.Connection) -> bool:
-    """Whether a log dir is marked as failed. It may be back, which an inspection finds out."""
+    """Whether a log dir is marked as failed. Only an inspection finds out whether it is back."""
     return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None

@@ -1,4 +1,4 @@
-"""The URIs of log dirs, as users write them and as they are stored."""
+"""Converts and checks the URIs of log dirs that users write."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def local_uri(folder: Path) -> str:
 
 
 def normalise_uri(text: str) -> str:
-    """The URI of a log dir given as a URI or as a local folder; local ones are made absolute and free of symlinks."""
+    """Return the URI of a log dir from a URI or a local folder. Local ones are absolute, without symlinks."""
     if not text.strip():
         raise InvalidConfigurationError(f"log dir: expected a folder or a URI, got {text!r}")
     scheme, separator, _ = text.partition("://")
@@ -30,7 +30,7 @@ def normalise_uri(text: str) -> str:
 
 
 def refuse_overlap(uri: str, others: list[str]) -> None:
-    """InvalidConfigurationError if `uri` equals, contains or is inside one of `others`: log dirs share no files."""
+    """Raise InvalidConfigurationError if `uri` equals, contains or is inside one of `others`."""
 
     def location(value: str) -> str:
         parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name
@@ -46,7 +46,7 @@ def refuse_overlap(uri: str, others: list[str]) -> None:
 
 
 def refuse_percent_sign(uri: str) -> None:
-    """InvalidConfigurationError for a local folder with % in its path: deltalake decodes it once too often."""
+    """Raise InvalidConfigurationError for a local folder with % in its path: deltalake decodes it once too often."""
     if uri.startswith("file:") and "%25" in uri:
         raise InvalidConfigurationError(
             f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read"

@@ -21,7 +21,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def validate_topic_name(name: object, field: str = "topic") -> str:
-    """`name`, if it is legal. `field` names it in the error message (an option, a column, an argument).
+    """Return `name` if it is legal. `field` names it in the error message (an option, a column, an argument).
 
     Raises InvalidTopicError that names the field and the value.
     """
@@ -54,7 +54,7 @@ def is_legal(name: object) -> bool:
 
 
 def validate_user_topic(name: object, operation: str, field: str = "topic") -> str:
-    """`name`, if it is legal and a user may do `operation` ("write to", "create", "delete") on it.
+    """Return `name` if it is legal and a user may do `operation` ("write to", "create", "delete") on it.
 
     Raises InvalidTopicError, or PolicyViolationError for an internal topic.
     """
@@ -75,5 +75,5 @@ def is_kept_by_store(topic: str) -> bool:
 
 
 def collision_key(topic: str) -> str:
-    """Equal for two names exactly if they collide. The metadata store has a unique index on it."""
+    """Return a key that is equal for two names exactly if they collide. The metadata store has a unique index on it."""
     return topic.replace(".", "_")

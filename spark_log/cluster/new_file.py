@@ -1,4 +1,4 @@
-"""Durable creation of files: a file is invisible under its name, or whole and forced to disk."""
+"""Creates files durably: a file is invisible under its name until it is whole and forced to disk."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class NewFile(Protocol):
 
 
 class LocalFile:
-    """durable folders -> temp file -> fsync -> rename -> fsync the folder.
+    """Creates a file by: durable folders -> temp file -> fsync -> rename -> fsync the folder.
 
     A file without `suffix` belongs to a write id: when that expires, clean-up may delete the temporary file, and
     `commit` raises WriteIdExpiredError.
@@ -40,7 +40,7 @@ class LocalFile:
         _unfinished.add(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the file belongs to the parent, and the buffered bytes must not be written twice."""
+        """Detach a forked child from the file, which is the parent's: buffered bytes must not be written twice."""
         with contextlib.suppress(ValueError), open(os.devnull, "wb") as nowhere:  # ValueError: it is closed
             os.dup2(nowhere.fileno(), self._file.fileno())
 
@@ -90,7 +90,7 @@ os.register_at_fork(after_in_child=_forget_files_of_parent)
 
 
 def create_whole(path: Path, data: bytes) -> bool:
-    """temp file -> fsync -> link -> fsync the folder. False if the file exists: a link never replaces one."""
+    """Create a file: temp file -> fsync -> link -> fsync the folder. Returns False if the file exists already."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -107,7 +107,7 @@ def create_whole(path: Path, data: bytes) -> bool:
 
 
 class RemoteFile:
-    """One PUT: an object store shows an object whole or not at all."""
+    """Creates an object with one upload: an object store shows an object whole or not at all."""
 
     def __init__(self, file_system: fs.FileSystem, path: str) -> None:
         self._fs, self._path = file_system, path
@@ -199,7 +199,7 @@ _durable: set[tuple[Path, int, int]] = set()
 
 
 def _folder_key(folder: Path) -> tuple[Path, int, int]:
-    """With device and inode: clean-up may delete a folder, and another writer may make it again."""
+    """Include device and inode: clean-up may delete a folder, and another writer may make it again."""
     status = os.stat(folder)
     return folder, status.st_dev, status.st_ino
 

@@ -1,4 +1,4 @@
-"""Beats of the metadata store, by which the coordinator accepts a promotion without a person.
+"""Writes beats of the metadata store, by which the coordinator accepts a promotion without a person.
 
 Every few seconds the coordinator commits a beat, and then writes its number to each log dir. A promoted standby that
 lacks transactions of its primary has an earlier beat than the log dirs. Beats are needed, and written, only if the
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 BEAT_MS = 10_000
 _FILE = "store-0.beat"
-"""In each log dir: the number of the last beat. 0 is the number of the store."""
+"""The file in each log dir with the number of the last beat. The 0 in its name is the number of the store."""
 
 
 def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
-    """Commit a beat and write it to the log dirs; on another server than the recorded one, accept its promotion.
+    """Commit a beat and write it to the log dirs. If the server is not the recorded one, accept its promotion first.
 
-    StoreChangedError if the promotion needs a person.
+    Raises StoreChangedError if the promotion needs a person.
     """
     store = cluster.store
     if store.sqlite or settings.store_promotion_accept != "synchronous":
@@ -96,7 +96,7 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
 
 
 def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
-    """The beat of each log dir that answers."""
+    """Return the beat of each log dir that answers, None for a log dir without a beat."""
     counters: list[int | None] = []
     for info in cluster.log_dirs().values():
         try:

@@ -1,5 +1,5 @@
-"""Rules of a metadata store that was promoted or restored: when a promotion is accepted without a person, and which
-files that such a store does not name are kept.
+"""Decides when the promotion of a metadata store is accepted without a person, and which files are kept although a
+promoted or restored store does not name them.
 """
 
 from collections.abc import Collection
@@ -20,17 +20,17 @@ class Promotion:
     beat: int
     """The number of the last beat that this server has."""
     beat_ms: int | None
-    """None: there has been none."""
+    """The time of the last beat, None if there was none."""
     synchronous: bool
     """Whether the server waited for a synchronous standby at that beat."""
     beats_of_log_dirs: Collection[int | None]
-    """The beat that each log dir shows which answers; None if it has none."""
+    """The beats of the log dirs that answer; None stands for a log dir without a beat."""
     now_ms: int
-    """By the server's clock."""
+    """The present time of the server's clock."""
 
 
 def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
-    """Why the promotion needs a person; None if it is accepted. `setting` is store.promotion.accept.
+    """Return why the promotion needs a person, or None if it is accepted. `setting` is store.promotion.accept.
 
     It is accepted if the server is the promoted standby of the recorded one, replication was synchronous, and the
     server has every beat that a log dir has: then it cannot lack an acknowledged transaction.
@@ -56,7 +56,7 @@ def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
 
 
 def kept_since_ms(accepted_ms: int | None, promoted_ms: int | None, now_ms: int, delay_ms: int) -> int | None:
-    """Unnamed segment files that were modified at this time or later are kept now; None: none is kept.
+    """Return the time from which on modified, unnamed segment files are kept now, or None if none is kept.
 
     A store that a person accepted may lack any append: all files are kept, for `delay_ms` (file.delete.delay.ms).
     After a promotion that was accepted without a person, those of the last minutes before it are kept, as long.

@@ -1,4 +1,4 @@
-"""Cluster settings as they are stored: read and altered. Clients apply `Store.settings`."""
+"""Reads and alters the cluster settings in the store. Clients apply `Store.settings`."""
 
 import json
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from spark_log.metadata.store_schema import read_overrides, write_overrides
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:
-    """The settings that differ from their defaults: value as text, by dotted name."""
+    """Return the settings that differ from their defaults, as text by dotted name."""
     return cluster.store.read(read_overrides)
 
 
 def alter_settings(
     cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False
 ) -> dict[str, str]:
-    """Set cluster settings by dotted name; None resets one to its default. Returns the settings that are stored then.
+    """Set cluster settings by dotted name; None resets one to its default. Returns the stored settings.
 
     This process applies them at once, other clients within seconds. InvalidConfigurationError names an unknown setting
     or an invalid value, and nothing is changed. With `validate_only` nothing is changed either.
@@ -44,5 +44,5 @@ def alter_settings(
 
 
 def with_settings(cluster: Cluster, pairs: Mapping[str, str]) -> ClusterSettings:
-    """The cluster's settings now, with those of `pairs` instead: for one process."""
+    """Return the cluster's settings with the values of `pairs` instead, for one process."""
     return ClusterSettings.parse({**cluster.store.settings.as_text(), **pairs})

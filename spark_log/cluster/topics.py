@@ -1,4 +1,4 @@
-"""Topics and their configs, as rows of the metadata store. `replication.controller.topic_operations` changes them."""
+"""Stores topics and their configs. `replication.controller.topic_operations` changes them."""
 
 import difflib
 import json
@@ -39,16 +39,16 @@ class Topic:
     overrides: Mapping[str, str]
     created_ms: int
     typed_columns: str | None = None
-    """Column topic.typed_columns."""
+    """The value of column topic.typed_columns."""
 
     @property
     def columns(self) -> "TopicColumns | None":
-        """The typed columns of new segment files; None if key.format and value.format are bytes."""
+        """Return the typed columns of new segment files, None if key.format and value.format are bytes."""
         return None if self.typed_columns is None else _decodable(self.typed_columns)
 
     @property
     def all_columns(self) -> "TopicColumns | None":
-        """The typed columns that any segment file of the topic has; None if it never had any."""
+        """Return the typed columns that any segment file of the topic has, None if it never had any."""
         return None if self.typed_columns is None else _columns(self.typed_columns)
 
     @cached_property
@@ -58,13 +58,13 @@ class Topic:
 
     @property
     def folder(self) -> str:
-        """Name of the topic's folder in every log dir."""
+        """Return the name of the topic's folder in every log dir."""
         return topic_folder(self.name, self.uuid)
 
 
 @lru_cache(maxsize=1024)
 def topic_config(overrides_json: str) -> TopicConfig:
-    """The configs of a topic from column topic.configs. Cached, because every append needs them."""
+    """Return the configs of a topic from column topic.configs. Cached, because every append needs them."""
     return TopicConfig.from_overrides(json.loads(overrides_json))
 
 
@@ -113,7 +113,7 @@ def _topic_of(row: Any) -> Topic:
 def find_topics(
     connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False
 ) -> dict[str, Topic]:
-    """The topics of these names that exist (all of them for None), by name. `lock` keeps them as they are."""
+    """Return, by name, the topics of these names that exist (all topics for None). `lock` locks their rows."""
     query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
     if names is not None:  # an illegal name (NUL, lone surrogates) is no topic's, and no database's text either
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
@@ -123,19 +123,19 @@ def find_topics(
 
 
 def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
-    """The topics with these ids that still exist, by id."""
+    """Return the topics with these ids that still exist, by id."""
     query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids))
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
 def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:
-    """The topics with these uuids, Kafka's topic ids, by uuid."""
+    """Return the topics with these uuids (Kafka's topic ids), by uuid."""
     query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids))
     return {row.uuid: _topic_of(row) for row in connection.execute(query)}
 
 
 def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> Topic:
-    """The topic, or UnknownTopicOrPartitionError."""
+    """Return the topic. Raises UnknownTopicOrPartitionError if it does not exist."""
     topic = find_topics(connection, [name], lock=lock).get(name)
     if topic is None:
         raise unknown_topic(connection, name)
@@ -145,7 +145,7 @@ def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> T
 def unknown_topic(
     connection: sa.Connection, name: str, advice: str = " (`spark-log topic list` shows those that exist)"
 ) -> UnknownTopicOrPartitionError:
-    """The error for a topic that does not exist; it names an existing topic with a similar name, and else `advice`."""
+    """Return the error for an unknown topic. Its text has an existing topic with a similar name, or else `advice`."""
     names = connection.scalars(sa.select(TOPIC.name).limit(_NAMES_COMPARED_MAX)).all()
     similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything
     hint = f" (did you mean {similar[0]!r}?)" if similar else advice
@@ -153,7 +153,7 @@ def unknown_topic(
 
 
 def list_topics(cluster: Cluster) -> list[Topic]:
-    """All topics, by name."""
+    """Return all topics, sorted by name."""
     topics = cluster.store.read(find_topics)
     return [topics[name] for name in sorted(topics)]
 
@@ -167,7 +167,7 @@ def insert_topic_row(
     now: StoreClock,
     typed_columns: str | None = None,
 ) -> Topic:
-    """The row of a new topic; its partitions have rows of their own."""
+    """Insert the row of a new topic. Its partitions have rows of their own."""
     values = {
         "uuid": uuid.uuid4().hex,
         "name": name,

@@ -1,6 +1,6 @@
-"""Records and bytes of the readable segments of each topic, by partition.
+"""Counts the records and bytes of the readable segments of each topic, by partition.
 
-The one definition of records and bytes for `topic list`, `topic describe`, `partition balance` and `status`.
+It is the one definition of records and bytes for `topic list`, `topic describe`, `partition balance` and `status`.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
 
 READABLE = sa.and_(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.base_offset < PARTITION.high_watermark)
-"""Condition on a segment joined with its partition: it overlaps [log start offset, high watermark)."""
+"""The condition that a segment, joined with its partition, overlaps [log start offset, high watermark)."""
 
 READABLE_RECORDS = sa.case(
     (
@@ -24,8 +24,8 @@ READABLE_RECORDS = sa.case(
     ),
     else_=SEGMENT.record_count,
 )
-"""Records of a readable segment that readers see. The log start offset cuts off those before it, unless compaction has
-left gaps there: then all records of that segment count."""
+"""The records of a readable segment that readers see. Records before the log start offset do not count. If compaction
+has left gaps in the segment, all its records count."""
 
 
 SMALL_SEGMENT_BYTES = 1024 * 1024
@@ -33,8 +33,8 @@ SMALL_SEGMENT_BYTES = 1024 * 1024
 
 
 class Usage(NamedTuple):
-    """`records` that readers see, `bytes` of their segments (files and inline) once, not once a replica, number of
-    `segments`, and how many of these are small files.
+    """The usage of a partition: `records` that readers see, and `bytes` of their segments (files and inline), counted
+    once and not for each replica. `segments` is the number of segments, and `small_files` of them are small files.
     """
 
     records: int = 0
@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
 
 def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[tuple[int, int], Usage]:
-    """Usage by (topic id, partition) of these topics, or of all; a partition without records may be left out.
+    """Return the usage by (topic id, partition) of these topics, or of all. Empty partitions may be left out.
 
     Call it in the snapshot that also reads the offsets to which the numbers are compared. The records of
     `__consumer_offsets` are rows of the store: they count as records, and have no segments and no bytes.

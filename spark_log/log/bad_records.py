@@ -1,4 +1,4 @@
-"""The records of a typed topic whose keys or values cannot be decoded: list them, or copy them to another topic."""
+"""Lists the records of a typed topic whose keys or values cannot be decoded, and makes dead letters of them."""
 
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -15,15 +15,15 @@ from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 
 HEADER_PREFIX = "__spark_log.errors."
-"""Prefix of the headers that a dead letter gets. Their names are otherwise those of Kafka Connect's dead letter queue;
-with another prefix, a record that went through both has both sets of headers."""
+"""The prefix of the headers of a dead letter. After it, the names are those of Kafka Connect's dead letter queue. The
+prefixes differ: a record that went through both has both sets of headers."""
 
 
 def bad_rows(log: LogReader, topic: Topic) -> Iterator[dict[str, Any]]:
-    """The places of the bad records of the topic up to the high watermarks, by partition and offset: partition, offset
-    and the reasons (key_record_error, record_error, or both).
+    """Yield a row for each bad record up to the high watermarks, by partition and offset. A row has the partition, the
+    offset and the reasons (key_record_error, record_error, or both).
 
-    Reads the reasons alone where a file has them. InvalidConfigurationError if the topic has no typed columns.
+    Reads only the reasons if a file has them. Raises InvalidConfigurationError if the topic has no typed columns.
     """
     if topic.columns is None:
         raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
@@ -36,7 +36,7 @@ def bad_rows(log: LogReader, topic: Topic) -> Iterator[dict[str, Any]]:
 
 
 def read_bad_record(log: LogReader, topic: Topic, row: Mapping[str, Any]) -> pa.Table:
-    """The record of a row of `bad_rows`: the row's columns, then those of RECORD_SCHEMA."""
+    """Read the record of a row of `bad_rows`. Returns the row's columns, then those of RECORD_SCHEMA."""
     here = {TopicPartition(topic.name, row["partition"]): OffsetRange(row["offset"], row["offset"] + 1)}
     [batch] = log.read(here, topics={topic.name: topic})
     records = pa.Table.from_batches([batch])
@@ -50,13 +50,13 @@ def read_bad_record(log: LogReader, topic: Topic, row: Mapping[str, Any]) -> pa.
 
 
 def reasons(row: Mapping[str, Any]) -> dict[str, str]:
-    """The reasons of a row of `bad_rows`, by the part of the record that is bad: key or value."""
+    """Return the reasons of a row of `bad_rows`, by the part of the record that is bad: key or value."""
     return {part.source: row[part.error] for part in PARTS if row.get(part.error) is not None}
 
 
 def dead_letters(topic: str, bad: pa.Table) -> pa.Table:
-    """Records to append to another topic: the bad ones, unchanged, with headers that say where they are from and why
-    they are bad: `__spark_log.errors.topic`, `.partition`, `.offset` and `.exception.message`.
+    """Return the bad records for an append to another topic, with headers for their origin and the reason:
+    `__spark_log.errors.topic`, `.partition`, `.offset` and `.exception.message`. All else is unchanged.
     """
     headers = [
         [

@@ -1,4 +1,4 @@
-"""The segment files of batches that are too large for blobs, written before the append that names them."""
+"""Writes the segment files of batches that are too large for blobs, before the append that names the files."""
 
 import logging
 import os
@@ -81,7 +81,7 @@ class BatchFiles:
     def _write_files(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch | Rejected]]:
-        """A segment file for each item, several at a time: encoding and the disk let other threads run."""
+        """Write a segment file for each item, in parallel: encoding and the disk let other threads run."""
         partitions: dict[int, set[int]] = {}
         for topic, item in items:
             partitions.setdefault(topic.topic_id, set()).add(item.partition)

@@ -1,4 +1,4 @@
-"""The log of a cluster: appends and reads of one process.
+"""Appends to and reads from the log of a cluster, for one process.
 
 An append goes through these steps, each in one place:
 
@@ -6,7 +6,7 @@ An append goes through these steps, each in one place:
     write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
     append      `Log.append_batches`: the append transaction, which assigns offsets; its `Replication` runs it again
                 where leader or ISR have changed meanwhile
-    follow up   `Log._follow_up`: force to disk, then tell the listeners what was appended
+    follow up   `Log._follow_up`: force to disk, then call the listeners with the append
 
 A `Log` does no maintenance: `maintenance.client_log` has the listeners that copy, seal and publish.
 """
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenBatches:
-    """Batches that are written and not appended yet. `write_id`: the write id of the files among them."""
+    """Batches that are written and not appended yet. `write_id` is that of the files among them, None without files."""
 
     batches: list[Batch]
     blobs: dict[str, bytes]
@@ -74,10 +74,10 @@ class Log(LogReader):
         inline_max_bytes_min: int = 0,
         internal: bool = False,
     ) -> None:
-        """`writer` names its files. `listeners` hear of each append, in their order.
+        """`writer` names the files. The `listeners` are called after each append, in their order.
 
-        `inline_max_bytes_min`: lower bound of inline.max.bytes for appends to topics that leave it at its default.
-        `internal`: it appends to internal topics for the cluster itself.
+        `inline_max_bytes_min` is a lower bound of inline.max.bytes for topics that do not set it. With `internal`,
+        appends to internal topics are allowed.
         """
         super().__init__(cluster, tail_limit)
         self._writer, self._replication, self._listeners = writer, replication, listeners
@@ -87,7 +87,7 @@ class Log(LogReader):
         self._doubts_lock = threading.Lock()
 
     def close(self) -> None:
-        """Decide the files of failed appends, and give the write id back."""
+        """Delete the files of failed appends that were not committed, and release the write id."""
         try:
             self._settle_doubts(READ_TIMEOUT_MS)
         except SparkLogError as error:
@@ -118,8 +118,8 @@ class Log(LogReader):
     ) -> list[Appended | Rejected]:
         """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
 
-        `codec` is the producer's, for topics without a compression.type of their own. PolicyViolationError for an
-        internal topic. `hooks`: of the append transaction. Raises the errors of `write_batches`.
+        `codec` is the producer's; it applies to topics that do not set compression.type. `hooks` run in the append
+        transaction. Raises PolicyViolationError for an internal topic, and the errors of `write_batches`.
         """
         written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
         return self._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
@@ -127,7 +127,7 @@ class Log(LogReader):
     def append_each(
         self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
-        """As `append_prepared`, for batches of different clients: one that cannot be written is refused alone."""
+        """Append batches of different clients. A batch that cannot be written is refused alone."""
         written, refused = self.write_each(items, acks=acks, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         appended = iter(self._append_written(written, topics, acks, timeout_ms) if written.batches else ())
@@ -158,7 +158,7 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> WrittenBatches:
-        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs.
+        """Encode records that went through `encoding.prepare`, and write large batches to files in the log dirs.
 
         Raises the error of the first batch that cannot be written; then no file is left.
         """
@@ -176,8 +176,9 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> tuple[WrittenBatches, dict[int, Rejected]]:
-        """As `write_batches`, but a batch that cannot be written does not affect the others: the batches that are
-        written, in order, and by their numbers those that are not.
+        """Write like `write_batches`, but a batch that cannot be written does not affect the others.
+
+        Returns the written batches, in order, and the refused ones by their index in `items`.
         """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
@@ -218,8 +219,8 @@ class Log(LogReader):
 
     @contextmanager
     def naming(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> Iterator[list[Batch]]:
-        """Around the transaction that names these batches (an append or a registration). The block adds to the list
-        those that it has not named: their files are deleted.
+        """Surround the transaction that names these batches (an append or a registration). The block adds to the list
+        the batches that it has not named, and their files are deleted.
 
         If the block fails, its outcome is unknown. Before the next file is written, the files are deleted unless they
         were named after all; the next files are written under another write id.
@@ -237,7 +238,7 @@ class Log(LogReader):
             delete_files(self.cluster, topics, unnamed)
 
     def _settle_doubts(self, timeout_ms: int) -> None:
-        """Decide the files of failed appends. Raises the errors of the store; then no further file is written."""
+        """Delete the files of failed appends that were not committed. Raises the errors of the store."""
         with self._doubts_lock:
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
@@ -255,7 +256,7 @@ class Log(LogReader):
     def append_whole(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
-        """As `append_batches`, for an atomic request: raises the error of a refused batch."""
+        """Append all batches or none, for an atomic request. Raises the error of the first refused batch."""
         result = self.append_batches(request, topics, timeout_ms=timeout_ms)
         for outcome in result.outcomes:
             if isinstance(outcome, Rejected):
@@ -272,7 +273,7 @@ class Log(LogReader):
     def targets(
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
     ) -> dict[int, Target]:
-        """The log dirs for new files of the partitions. UnknownTopicOrPartitionError names a missing partition."""
+        """Return the log dirs for new files. Raises UnknownTopicOrPartitionError for a missing partition."""
         cached = self.cluster.store.read(
             lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
         )
@@ -292,6 +293,6 @@ class Log(LogReader):
 
 
 def not_stored(batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected]) -> list[Batch]:
-    """The batches that were refused, and duplicates."""
+    """Return the batches that were refused or are duplicates."""
     pairs = zip(batches, outcomes, strict=True)
     return [batch for batch, outcome in pairs if isinstance(outcome, Rejected) or outcome.duplicate]

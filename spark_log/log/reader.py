@@ -1,4 +1,4 @@
-"""Reads of the log: the plan of the segments for a request, in one snapshot, and the records of the segments.
+"""Reads the log: plans the segments for a request, in one snapshot, and reads the records of the segments.
 
 Spark drivers import this module to plan a read. So modules that few reads need are imported in functions.
 """
@@ -24,12 +24,12 @@ from spark_log.log.segments.slices import LogDirs, Positions, Slice, TimestampBo
 
 _ALL_TIMES = TimestampBounds()
 _PLANNED_AT_ONCE = 64
-"""Partitions whose inline tails a read holds."""
+"""The number of partitions that a read plans at once, and whose inline tails it holds."""
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Slices and the log dirs to read them from, as of one snapshot. Can be pickled; needs no metadata store."""
+    """Slices and the log dirs to read them from, as of one snapshot. It can be pickled and needs no metadata store."""
 
     slices: Sequence[Slice]
     log_dirs: LogDirs
@@ -44,26 +44,26 @@ class Wanted:
 
 
 class LogReader:
-    """Reads of a cluster. Safe to share between threads.
+    """Reads from a cluster. Safe to share between threads.
 
     >>> reader = LogReader(Cluster.open("/data/log"))                         # doctest: +SKIP
     >>> reader.read(reader.positions(topic))                                  # doctest: +SKIP
     """
 
     def __init__(self, cluster: Cluster, tail_limit: TailLimit | None = None) -> None:
-        """`tail_limit`: of plans that are sent to other processes."""
+        """`tail_limit` applies to plans that are sent to other processes."""
         self.cluster = cluster
         self._tail_limit = tail_limit
 
     def close(self) -> None:
-        """Nothing to do for reads."""
+        """Do nothing: a reader has nothing to release."""
 
     def find_topic(self, name: str) -> Topic:
-        """The topic, or UnknownTopicOrPartitionError."""
+        """Return the topic. Raises UnknownTopicOrPartitionError if it does not exist."""
         return self.cluster.store.read(lambda connection: find_topic(connection, name))
 
     def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
-        """Log start offset and high watermark by partition. UnknownTopicOrPartitionError if the topic was deleted."""
+        """Return positions by partition. Raises UnknownTopicOrPartitionError if the topic was deleted or recreated."""
         found = self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
         if not found:  # every topic has a partition
             raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
@@ -76,10 +76,10 @@ class LogReader:
         topics: Mapping[str, Topic] | None = None,
         rack: str | None = None,
     ) -> ReadPlan:
-        """The slices of the ranges, in one snapshot. Tails beyond the `tail_limit` are sealed first.
+        """Plan the slices of the ranges, in one snapshot. Tails beyond the `tail_limit` are sealed first.
 
-        Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
-        and high watermark; `topics` pins topics by their id: DataLossError if one was recreated.
+        Raises UnknownTopicOrPartitionError, OffsetOutOfRangeError for a range that is not between log start offset and
+        high watermark, and DataLossError if one of `topics` was recreated (it has another topic id).
         Replicas in the reader's `rack` are read first.
         """
 
@@ -93,7 +93,7 @@ class LogReader:
         return self.plan_in_snapshot(find, times, rack)
 
     def plan_topic(self, name: str, rack: str | None = None) -> ReadPlan:
-        """The slices of all readable records of a topic, in one snapshot. UnknownTopicOrPartitionError."""
+        """Plan all readable records of a topic, in one snapshot. Raises UnknownTopicOrPartitionError."""
 
         def find(connection: sa.Connection) -> Wanted:
             topic = find_topic(connection, name)
@@ -105,7 +105,7 @@ class LogReader:
     def plan_in_snapshot(
         self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:
-        """The slices of the ranges that `find` returns, from the same snapshot. `find` runs again after sealing."""
+        """Plan the ranges that `find` returns, in the same snapshot as `find`, which runs again after sealing."""
         limit = self._tail_limit
         while True:
             resolved, slices, too_long = self.cluster.store.read(
@@ -125,7 +125,7 @@ class LogReader:
         rack: str | None = None,
         topics: Mapping[str, Topic] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of the records of the ranges, by partition and offset; by default with all columns and headers.
+        """Read the records of the ranges, by partition and offset, by default with all columns and headers.
 
         Raises the errors of `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with
         `topics`.
@@ -146,9 +146,9 @@ class LogReader:
     def offsets_for_times(
         self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
     ) -> dict[int, int | None]:
-        """The first readable offset of each partition with timestamp >= the given one; None if there is none (KIP-79).
+        """Return each partition's first readable offset with timestamp >= the given one, or None (KIP-79).
 
-        UnknownTopicOrPartitionError if the topic has been deleted or recreated, or a partition does not exist.
+        Raises UnknownTopicOrPartitionError if the topic has been deleted or recreated, or a partition does not exist.
         """
         from spark_log.log.segments.timed_offsets import offsets_for_times
 
@@ -162,7 +162,7 @@ def _find_and_plan(
     rack: str | None,
     limit: TailLimit | None,
 ) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
-    """The requested ranges, the slices, and the tails that must be sealed first."""
+    """Return the requested ranges, the slices, and the tails that must be sealed first."""
     wanted = find(connection)
     slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
     too_long = [] if limit is None else limit.too_long(planner.inline_bytes(slices))

@@ -1,4 +1,4 @@
-"""Samples of the newest keys or values of a topic."""
+"""Reads samples of the newest keys or values of a topic."""
 
 import pyarrow as pa
 
@@ -9,8 +9,8 @@ from spark_log.log.records.schema import read_schema
 
 
 def newest(log: LogReader, topic: Topic, count: int, source: str) -> pa.BinaryArray:
-    """Column `source` (key or value) of about `count` records below the high watermarks, as many of each partition;
-    nulls too.
+    """Read column `source` (key or value) of about `count` records below the high watermarks. Each partition has the
+    same share, and nulls are included.
     """
     positions = log.positions(topic)
     share = -(-count // len(positions))

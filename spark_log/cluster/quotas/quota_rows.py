@@ -1,4 +1,4 @@
-"""The quotas of a cluster and their use, in the metadata store."""
+"""Stores the quotas of a cluster and their use."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,6 @@ _KEPT_AFTER_USE_US = 60 * _US
 
 
 def read_quotas(store: Store) -> Quotas:
-    """All quotas."""
     found: dict[Entity, dict[str, float]] = {}
     query = sa.select(CLIENT_QUOTA.entity, CLIENT_QUOTA.config, CLIENT_QUOTA.value).order_by(CLIENT_QUOTA.entity)
     for text, config, value in store.read(lambda connection: connection.execute(query).all()):
@@ -26,7 +25,7 @@ def read_quotas(store: Store) -> Quotas:
 
 
 def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, float | None]]]) -> None:
-    """Set the values of entities, all or none; None deletes a value. They are checked already."""
+    """Set the values of entities, all or none; None deletes a value. The caller has checked the values."""
     texts = [(_text(entity), values) for entity, values in changes]
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -43,7 +42,7 @@ def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, floa
 
 
 def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]:
-    """Add the use of this process to that of all gateways. `use`: seconds that it takes at the quota's rate.
+    """Add the use of this process to that of all gateways. `use` is in seconds at the quota's rate.
 
     Returns for each bucket how many seconds from now its use is paid for.
     """
@@ -70,7 +69,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
 
 
 def delete_old_use(store: Store) -> None:
-    """Delete the rows of clients that have not used anything for a minute."""
+    """Delete the rows of buckets whose use has been paid for since a minute or longer."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)

@@ -1,4 +1,4 @@
-"""Kafka's client quotas: which quota applies to a client, and how long it waits (KIP-13, KIP-55, KIP-124, KIP-612).
+"""Decides which quota applies to a client, and how long it waits, as in Kafka (KIP-13, KIP-55, KIP-124, KIP-612).
 
 A quota belongs to an entity: a user, a client id, both, or an IP address; each by name or as the default of its type.
 The most specific entity that has a value for a config decides, in the order of Kafka's documentation ("Enforcing client
@@ -25,26 +25,26 @@ REQUEST_PERCENTAGE = "request_percentage"
 CONNECTION_CREATION_RATE = "connection_creation_rate"
 
 BURST_S = 1.0
-"""Use ahead of the rate that makes no client wait (quota.window.size.seconds)."""
+"""The use ahead of the rate for which no client waits (quota.window.size.seconds)."""
 
 _CLIENT_CONFIGS = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE})
 _WHOLE = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE})
 _NAME_BYTES_MAX = 1_000
 _DEBT_S_MAX = 1e9
-"""Of one request: tiny rates give times that no clock can hold."""
+"""The maximum debt of one request. Without it, tiny rates would give times that no clock can hold."""
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Types and names, sorted by type; None: the default of the type. As in DescribeClientQuotas."""
+"""Types and names, sorted by type, as in DescribeClientQuotas. The name None is the default of the type."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
-"""Values by entity and config. Rates are per second; request_percentage 100 is one thread."""
+"""The values by entity and config. Rates are per second, and a request_percentage of 100 is one thread."""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """The quota of the clients that share it: those of a user, of a client id, of both, or of an IP address.
 
-    `rate`: units per second. A quota that is changed is another bucket, and begins without use.
+    `rate` is in units per second. A changed quota is another bucket, which begins without use.
     """
 
     config: str
@@ -53,7 +53,7 @@ class Bucket:
 
 
 def bucket_of_client(quotas: Quotas, config: str, user: str, client_id: str) -> Bucket | None:
-    """The bucket of a config for a client; None: unlimited."""
+    """Return the bucket of a config for a client, or None if the client is not limited."""
     for entity in _entities_of(user, client_id):
         value = quotas.get(entity, {}).get(config)
         if value is not None:
@@ -64,7 +64,7 @@ def bucket_of_client(quotas: Quotas, config: str, user: str, client_id: str) -> 
 
 
 def bucket_of_address(quotas: Quotas, address: str) -> Bucket | None:
-    """The bucket of new connections from an IP address; None: unlimited."""
+    """Return the bucket of new connections from an IP address, or None if they are not limited."""
     for name in (address, None):
         value = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
         if value is not None:
@@ -73,17 +73,17 @@ def bucket_of_address(quotas: Quotas, address: str) -> Bucket | None:
 
 
 def used_until_s(before_s: float, now_s: float, units: float, rate: float) -> float:
-    """When the use is paid for, after `units` more; fewer than 0 give back what was charged and not used."""
+    """Return when the use is paid for after `units` more. Negative units give back what was charged and not used."""
     return max(before_s, now_s) + min(units / rate, _DEBT_S_MAX)
 
 
 def wait_s(until_s: float, now_s: float) -> float:
-    """How long the next request of a bucket that is used until then has to wait."""
+    """Return how long the next request waits if the use of its bucket is paid for at `until_s`."""
     return max(0.0, until_s - now_s - BURST_S)
 
 
 def entity_of(parts: Sequence[tuple[str, str | None]]) -> Entity:
-    """The entity with these types and names. IllegalArgumentError if Kafka has no such entity."""
+    """Return the entity with these types and names. Raises IllegalArgumentError if Kafka has no such entity."""
     entity = tuple(sorted(parts, key=lambda part: part[0]))
     kinds = [kind for kind, _ in entity]
     if unknown := next((kind for kind in kinds if kind not in (USER, CLIENT_ID, IP)), None):
@@ -101,12 +101,12 @@ def entity_of(parts: Sequence[tuple[str, str | None]]) -> Entity:
 
 
 def named(entity: Entity) -> str:
-    """The entity as people read it: "client-id app, user *"."""
+    """Return the entity as text for people, such as "client-id app, user *"."""
     return ", ".join(f"{kind} {'*' if name is None else name}" for kind, name in entity)
 
 
 def check_value(entity: Entity, config: str, value: float) -> None:
-    """IllegalArgumentError unless the entity can have this value."""
+    """Raise IllegalArgumentError unless the entity can have this value."""
     allowed = {CONNECTION_CREATION_RATE} if entity[0][0] == IP else _CLIENT_CONFIGS
     if config not in allowed:
         raise IllegalArgumentError(f"quota {config!r}: expected {' or '.join(sorted(allowed))}")
@@ -117,8 +117,8 @@ def check_value(entity: Entity, config: str, value: float) -> None:
 
 
 def matches(entity: Entity, exact: Mapping[str, str | None], present: frozenset[str], strict: bool) -> bool:
-    """Whether a filter of DescribeClientQuotas finds the entity. `exact`: types with a name, or None for the default;
-    `present`: types of any name. `strict`: no other types.
+    """Whether a filter of DescribeClientQuotas finds the entity. The entity must have the types of `exact` with the
+    names there (None is the default) and the types of `present` with any name; if `strict`, it has no other types.
     """
     parts = dict(entity)
     if not all(kind in parts and parts[kind] == name for kind, name in exact.items()):
@@ -127,7 +127,7 @@ def matches(entity: Entity, exact: Mapping[str, str | None], present: frozenset[
 
 
 def _entities_of(user: str, client_id: str) -> Iterator[Entity]:
-    """The entities that a client belongs to, the one that decides first."""
+    """Yield the entities that a client belongs to, the most specific one first."""
     for name in (user, None):
         for client in (client_id, None):
             yield ((CLIENT_ID, client), (USER, name))

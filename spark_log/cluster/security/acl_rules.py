@@ -1,4 +1,4 @@
-"""Kafka's access control lists: which operation of which principal is allowed on which resource. Pure.
+"""Decides which operation of which principal is allowed on which resource, by Kafka's ACLs. Pure.
 
 A deny counts before every allow. Without an ACL for a resource, it is allowed to super users only, unless
 allow.everyone.if.no.acl.found. Numbers are those of Kafka's protocol (KIP-11, KIP-290).
@@ -74,12 +74,12 @@ OPERATIONS: Mapping[ResourceType, Collection[Operation]] = {
     }),
     ResourceType.TRANSACTIONAL_ID: frozenset({Operation.WRITE, Operation.DESCRIBE}),
 }  # fmt: skip
-"""The operations that have a meaning on a resource, as Kafka's AclEntry.supportedOperations."""
+"""The operations that have a meaning on a resource, as in Kafka's AclEntry.supportedOperations."""
 
 
 @dataclass(frozen=True)
 class Acl:
-    """An allow or a deny. `host`: address of clients, or *. `principal`: such as User:anna, or User:*."""
+    """An allow or a deny. `host` is an address of clients, or *. `principal` is such as User:anna, or User:*."""
 
     resource_type: ResourceType
     resource_name: str
@@ -92,7 +92,7 @@ class Acl:
 
 @dataclass(frozen=True)
 class AclFilter:
-    """None and ANY match everything."""
+    """A filter of ACLs. None and ANY match everything."""
 
     resource_type: ResourceType = ResourceType.ANY
     resource_name: str | None = None
@@ -103,7 +103,7 @@ class AclFilter:
     permission: Permission = Permission.ANY
 
     def matches(self, acl: Acl) -> bool:
-        """As Kafka's AclBindingFilter: names are compared, or with MATCH, patterns are applied to the name."""
+        """Whether the ACL matches, as in Kafka's AclBindingFilter. With MATCH, patterns are applied to the name."""
         return (
             self.resource_type in (ResourceType.ANY, acl.resource_type)
             and self._matches_name(acl)
@@ -129,7 +129,7 @@ def applies_to(acl: Acl, name: str) -> bool:
 
 
 def fault_of(acl: Acl) -> str | None:
-    """Why the ACL cannot be created; None if it can."""
+    """Return why the ACL cannot be created, or None if it can."""
     if acl.resource_type not in OPERATIONS or acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
         return "expected one type of resource, and a literal or prefixed pattern"
     if acl.permission is Permission.ANY or acl.operation is Operation.ANY:
@@ -184,7 +184,7 @@ class Rights:
             yield from self._prefixed.get((resource_type, name[:length]), ())
 
     def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """Whether the principal may do it from this host."""
+        """Whether the principal may do the operation on the resource from this host."""
         if principal in self.super_users:
             return True
         covering = list(self._covering(resource_type, name))

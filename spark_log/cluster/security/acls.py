@@ -1,4 +1,4 @@
-"""The rows of access control lists."""
+"""Stores access control lists."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ _NAME_LENGTH_MAX, _PRINCIPAL_LENGTH_MAX = 249, 1024
 
 
 def check_acl(acl: Acl) -> Acl:
-    """The same. IllegalArgumentError says why it cannot be created."""
+    """Return the ACL. Raises IllegalArgumentError with the reason if it cannot be created."""
     fault = fault_of(acl)
     if fault is None:
         for text, length in (
@@ -39,7 +39,7 @@ def check_acl(acl: Acl) -> Acl:
 
 
 def add_acls(store: Store, acls: Collection[Acl]) -> None:
-    """ACLs that exist already are left as they are."""
+    """Add ACLs. Those that exist already do not change."""
     rows = [
         {
             "acl_id": _id_of(acl), "resource_type": int(acl.resource_type), "resource_name": acl.resource_name,
@@ -57,7 +57,7 @@ def add_acls(store: Store, acls: Collection[Acl]) -> None:
 
 
 def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-    """The ACLs that were removed, by filter."""
+    """Remove the ACLs that match a filter. Returns them by filter."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Acl]]:
         known = _read(connection)
@@ -70,7 +70,7 @@ def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
 
 
 def read_acls(store: Store) -> list[Acl]:
-    """All, in a fixed order."""
+    """Return all ACLs, in a fixed order."""
     return store.read(_read)
 
 

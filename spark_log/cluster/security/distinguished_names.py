@@ -1,9 +1,9 @@
-"""The name in a client's certificate, as Kafka's default principal builder writes it (RFC 2253). Pure."""
+"""Writes the name in a client's certificate as Kafka's default principal builder does (RFC 2253). Pure."""
 
 from collections.abc import Sequence
 
 Subject = Sequence[Sequence[tuple[str, str]]]
-"""As `ssl.SSLSocket.getpeercert()` gives it: relative names in the order of the certificate."""
+"""The subject that `ssl.SSLSocket.getpeercert()` returns: relative names in the order of the certificate."""
 
 _KEYWORDS = {
     "commonName": "CN",
@@ -20,7 +20,7 @@ _KEYWORDS = {
 
 
 def distinguished_name(subject: Subject) -> str:
-    """`CN=anna,OU=Sales,O=Shop` for the subject O=Shop, OU=Sales, CN=anna: the last comes first."""
+    """Return `CN=anna,OU=Sales,O=Shop` for the subject O=Shop, OU=Sales, CN=anna: the order is reversed."""
     return ",".join(
         "+".join(f"{_KEYWORDS.get(name, name)}={_escaped(value)}" for name, value in relative)
         for relative in reversed(subject)

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 on the server's side (RFC 5802, RFC 7677). Pure.
+"""Implements the server's side of SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677). Pure.
 
 Channel binding is not offered. Names and passwords are UTF-8 as they are given, without SASLprep, as in Kafka.
 """
@@ -49,7 +49,7 @@ class ScramError(ValueError):
 
 @dataclass(frozen=True)
 class ClientFirst:
-    """`header`: the GS2 header; `bare`: the message without it."""
+    """The client's first message. `header` is the GS2 header, and `bare` the message without it."""
 
     header: bytes
     user: str
@@ -58,12 +58,12 @@ class ClientFirst:
 
 
 def salted_password(password: str, mechanism: Mechanism, salt: bytes, iterations: int) -> bytes:
-    """The key that takes the iterations to compute."""
+    """Return the salted password (PBKDF2), which takes the iterations to compute."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
 def credential_of(salted: bytes, mechanism: Mechanism, salt: bytes, iterations: int) -> Credential:
-    """The credential of a salted password."""
+    """Return the credential of a salted password."""
     client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
     return Credential(
         salt,
@@ -81,7 +81,7 @@ def is_password(password: str, mechanism: Mechanism, credential: Credential) -> 
 
 
 def made_up_credential(secret: bytes, user: str, mechanism: Mechanism) -> Credential:
-    """The credential of a user who does not exist: always the same salt, and keys that no password has."""
+    """Return a credential for an unknown user: always the same salt, and keys that no password has."""
 
     def part(name: str) -> bytes:
         return hmac.digest(secret, f"{name}\0{int(mechanism)}\0{user}".encode(), mechanism.hash_name)
@@ -90,11 +90,11 @@ def made_up_credential(secret: bytes, user: str, mechanism: Mechanism) -> Creden
 
 
 SALT_BYTES = 26
-"""Of salts that spark-log makes; 26 is what Kafka's tools make."""
+"""The size of the salts that spark-log makes, as in Kafka's tools."""
 
 
 def parse_client_first(message: bytes) -> ClientFirst:
-    """ScramError names what is wrong."""
+    """Parse the client's first message. Raises ScramError with the reason if it is not valid."""
     parts = message.split(b",", 2)
     if len(parts) < 3 or parts[0] not in (b"n", b"y"):
         raise ScramError("channel binding is not offered, or the message has no GS2 header")
@@ -116,7 +116,7 @@ def parse_client_first(message: bytes) -> ClientFirst:
 
 
 def server_first(first: ClientFirst, server_nonce: bytes, credential: Credential) -> bytes:
-    """The challenge."""
+    """Return the challenge of the server."""
     return b"r=%b%b,s=%b,i=%d" % (
         first.nonce,
         server_nonce,
@@ -128,7 +128,10 @@ def server_first(first: ClientFirst, server_nonce: bytes, credential: Credential
 def server_final(
     first: ClientFirst, challenge: bytes, message: bytes, mechanism: Mechanism, credential: Credential
 ) -> bytes | None:
-    """The server's proof if `message`, the client's last one, proves the password; None if not. ScramError."""
+    """Return the server's proof, or None if `message`, the client's last one, does not prove the password.
+
+    Raises ScramError if the message is not valid.
+    """
     without_proof, separator, proof = message.rpartition(b",p=")
     fields = without_proof.split(b",")
     nonce = challenge.partition(b",")[0]

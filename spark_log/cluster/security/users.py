@@ -1,4 +1,4 @@
-"""The users of gateways: their SCRAM credentials in the store (KIP-554). A row never has a password."""
+"""Stores the users of gateways with their SCRAM credentials (KIP-554). A row never has a password."""
 
 import secrets
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ NAME_LENGTH_MAX = 249
 
 @dataclass(frozen=True)
 class KnownCredential:
-    """A credential as it may be shown."""
+    """The parts of a credential that may be shown."""
 
     user: str
     mechanism: Mechanism
@@ -37,7 +37,7 @@ class KnownCredential:
 
 @dataclass(frozen=True)
 class Upsertion:
-    """A new credential of a user, in place of the one for this mechanism."""
+    """A new credential of a user. It replaces the user's credential for this mechanism."""
 
     user: str
     mechanism: Mechanism
@@ -47,7 +47,7 @@ class Upsertion:
 def upsertion_of_password(
     user: str, mechanism: Mechanism, password: str, iterations: int = ITERATIONS_MIN
 ) -> Upsertion:
-    """With a new salt. UnacceptableCredentialError."""
+    """Return a credential of the password with a new salt. Raises UnacceptableCredentialError."""
     if not password:
         raise UnacceptableCredentialError("the password is empty")
     _check(user, iterations)
@@ -57,7 +57,7 @@ def upsertion_of_password(
 
 
 def upsertion_of_salted(user: str, mechanism: Mechanism, salt: bytes, iterations: int, salted: bytes) -> Upsertion:
-    """Of a password that the client has salted. UnacceptableCredentialError."""
+    """Return a credential of a password that the client has salted. Raises UnacceptableCredentialError."""
     _check(user, iterations)
     if not 0 < len(salt) <= SALT_BYTES_MAX:
         raise UnacceptableCredentialError(f"the salt has {len(salt)} bytes: expected 1 to {SALT_BYTES_MAX}")
@@ -70,7 +70,7 @@ def upsertion_of_salted(user: str, mechanism: Mechanism, salt: bytes, iterations
 def alter_credentials(
     store: Store, upsertions: Sequence[Upsertion] = (), deletions: Collection[tuple[str, Mechanism]] = ()
 ) -> None:
-    """All or nothing. ResourceNotFoundError for the deletion of a credential that does not exist."""
+    """Apply all changes or none. Raises ResourceNotFoundError if a credential to delete does not exist."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         for user, mechanism in sorted(deletions):
@@ -95,7 +95,7 @@ def alter_credentials(
 
 
 def delete_user(store: Store, user: str) -> None:
-    """Delete all credentials of a user. ResourceNotFoundError."""
+    """Delete all credentials of a user. Raises ResourceNotFoundError if there are none."""
     known = [each.mechanism for each in list_credentials(store, [user])]
     if not known:
         raise ResourceNotFoundError(f"there is no user {user!r}")
@@ -103,7 +103,7 @@ def delete_user(store: Store, user: str) -> None:
 
 
 def list_credentials(store: Store, users: Collection[str] | None = None) -> list[KnownCredential]:
-    """By user and mechanism; of all users for None."""
+    """Return the credentials of these users (None means all), sorted by user and mechanism."""
     wanted = None if users is None else {name for name in users if can_be_stored(name)}
     query = sa.select(SCRAM_CREDENTIAL.user_name, SCRAM_CREDENTIAL.mechanism, SCRAM_CREDENTIAL.iterations)
     if wanted is not None:
@@ -116,7 +116,7 @@ def list_credentials(store: Store, users: Collection[str] | None = None) -> list
 
 
 def find_credential(store: Store, user: str, mechanism: Mechanism) -> Credential:
-    """The user's credential, or for an unknown user one that no password has."""
+    """Return the user's credential, or for an unknown user one that no password has."""
     query = sa.select(
         SCRAM_CREDENTIAL.salt, SCRAM_CREDENTIAL.iterations, SCRAM_CREDENTIAL.stored_key, SCRAM_CREDENTIAL.server_key
     )

@@ -1,4 +1,4 @@
-"""The append transaction: one commit for all partitions of a request. It
+"""Runs the append transaction: one commit for all partitions of a request. It
 
 1. runs the request's hooks, and validates its write id;
 2. locks the rows and assigns offsets, batch by batch (`log.append.rules.decide`: validate -> assign -> advance);
@@ -34,8 +34,8 @@ from spark_log.metadata.sql_columns import WRITE_ID
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]
-"""Runs inside the append transaction, before partitions are locked. False: an earlier call has committed the whole
-request; this one changes nothing."""
+"""Runs inside the append transaction, before partitions are locked. It returns False if an earlier call has committed
+the whole request; then this call changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class AppendRequest:
 
     `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
-    `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits`: the batches were pending in
-    a transaction, so none of them repeats an earlier one.
+    `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits` is True if the batches were
+    pending in a transaction, so that none of them repeats an earlier one.
     """
 
     batches: Sequence[Batch]
@@ -63,8 +63,8 @@ class AppendRequest:
 class AppendResult:
     """The outcome of each batch of the request, in order, and the partitions afterwards.
 
-    `committed_before`: a hook found that an earlier call had committed the request. Nothing changed, and there are no
-    outcomes and no partitions.
+    `committed_before` is True if a hook found that an earlier call had committed the request. Then nothing changed, and
+    there are no outcomes and no partitions.
     """
 
     outcomes: Sequence[Appended | Rejected]
@@ -77,7 +77,7 @@ _COMMITTED_BEFORE = AppendResult((), {}, committed_before=True)
 
 @dataclass(frozen=True)
 class _Locked:
-    """The rows that the transaction has locked, as they were."""
+    """The rows that the transaction has locked, as they were before the append."""
 
     partitions: Mapping[Key, PartitionState]
     producers: Mapping[ProducerKey, ProducerState]
@@ -103,8 +103,8 @@ class _AbandonedError(Exception):
 def run_append_transaction(
     store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> AppendResult:
-    """Append the request's batches. A refused batch is an outcome, not an error. Raises failures of the store, and the
-    errors of hooks and of the write id.
+    """Append the request's batches. A refused batch is an outcome, not an error. Raises the errors of the store
+    and of hooks, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
@@ -179,7 +179,7 @@ def _advance(
 
 
 def _lock(store: Store, connection: sa.Connection, batches: Sequence[Batch]) -> tuple[StoreClock, _Locked]:
-    """Lock and read producers first, then partitions: the lock order of `metadata.tables`."""
+    """Lock and read producers, then partitions (the lock order of `metadata.tables`)."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
     with one_message(connection):
         now = store.ask_clock(connection)
@@ -189,7 +189,7 @@ def _lock(store: Store, connection: sa.Connection, batches: Sequence[Batch]) -> 
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
-    """WriteIdExpiredError unless the write id is registered. With `release` this transaction deletes it."""
+    """Raise WriteIdExpiredError unless the write id is registered. With `release` this transaction deletes it."""
     # the row's lock orders this append and clean-up, which deletes the row before the files: each waits for the other
     here = WRITE_ID.write_id == write_id
     if release:
@@ -231,7 +231,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
 
 
 def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
-    """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
+    """Force everything appended so far to disk (flush.messages). One durable commit does this for the whole store."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)

@@ -1,4 +1,4 @@
-"""What a `Log` needs of the rooms above it: replication, and who follows up on appends."""
+"""Interfaces that a `Log` calls and that higher layers implement: replication, listeners, the limit of tails."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Replication(Protocol):
         """Run the append transaction, and repeat it for batches that were refused because replicas lack records."""
 
     def detect_failures(self) -> None:
-        """Inspect log dirs and elect leaders, after a failure, or wait for who does."""
+        """Inspect log dirs and elect leaders after a failure, or wait for the process that does so."""
 
 
 @dataclass(frozen=True)
 class Append:
-    """An append that is committed: the outcome of each batch, and the partitions after it, by topic id and number."""
+    """A committed append, with the outcome of each batch and the partitions after it (by topic id and number)."""
 
     batches: Sequence[Batch]
     outcomes: Sequence[Appended | Rejected]
@@ -33,7 +33,7 @@ class Append:
 
     @property
     def topics_with_files(self) -> set[int]:
-        """Ids of the topics that got a segment file."""
+        """Return the ids of the topics that got a segment file."""
         return {
             batch.topic_id
             for batch, outcome in zip(self.batches, self.outcomes, strict=True)
@@ -43,14 +43,14 @@ class Append:
 
 class AppendListener(Protocol):
     def appended(self, append: Append) -> None:
-        """Called by the appending thread. Must not raise: the append is committed."""
+        """Handle an append. The appending thread calls this after the commit, so it must not raise."""
 
 
 class TailLimit(Protocol):
-    """Keeps the inline tails of a plan short: a plan carries their bytes."""
+    """Keeps the inline tails of a plan short, because a plan contains their bytes."""
 
     def too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The tails to seal first, of these bytes."""
+        """Return the tails to seal before the plan; `sizes` has the bytes of each tail."""
 
     def seal(self, topic: Topic, partition: int) -> bool:
-        """Whether the tail has become shorter."""
+        """Seal the tail. Returns whether it has become shorter."""

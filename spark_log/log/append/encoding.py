@@ -1,4 +1,4 @@
-"""Encoding of a table of records as a batch that can be appended: a blob if it is small, otherwise a segment file. Also
+"""Encodes a table of records as a batch that can be appended: a blob if it is small, otherwise a segment file. Also
 runs on executors.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy
 
 LOG_DIR_FAILURES = (StorageUnavailableError, LogDirMismatchError)
-"""Errors of a log dir that is full, unavailable, read-only or swapped."""
+"""The errors of a log dir that is full, unavailable, read-only or swapped."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Encoding:
     segment_bytes: int
     limits: RecordLimits
     columns: TopicColumns | None = None
-    """The typed columns that segment files get."""
+    """The typed columns that are written to segment files."""
     rejecting: tuple[str, ...] = ()
-    """Of key and value those with bad.records=reject: one that cannot be decoded is refused."""
+    """Those of "key" and "value" that have bad.records=reject: a record that cannot be decoded is refused."""
 
     @property
     def rejects_bad_records(self) -> bool:
@@ -61,7 +61,7 @@ class Encoding:
 
     @classmethod
     def of(cls, topic: "Topic", producer_codec: str | None = None) -> "Encoding":
-        """The encoding of a topic. `producer_codec`: for a topic without a compression.type of its own."""
+        """Return the encoding of a topic. `producer_codec` applies if the topic does not set compression.type."""
         config = topic.config
         given = None if "compression.type" in topic.overrides else producer_codec
         codec = given or config.compression_type
@@ -87,7 +87,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Target:
-    """The log dirs by broker for a new file of a partition: of the leader and, with acks=all, of the ISR."""
+    """The log dirs, by broker, for a new file of a partition: the leader's and, with acks=all, those of the ISR."""
 
     topic_id: int
     folder: str
@@ -96,7 +96,7 @@ class Target:
     log_dirs: Mapping[int, LogDirId]
 
     def choose(self, infos: Mapping[LogDirId, LogDirInfo]) -> dict[int, LogDirInfo]:
-        """The log dirs to write to, by broker. NotLeaderForPartitionError for a partition that is offline."""
+        """Return the log dirs to write to, by broker. Raises NotLeaderForPartitionError if the partition is offline."""
         if not self.log_dirs:
             raise NotLeaderForPartitionError(f"partition {self.partition} has no leader: no in-sync replica is alive")
         return {broker_id: infos[log_dir_id] for broker_id, log_dir_id in self.log_dirs.items()}
@@ -110,7 +110,7 @@ def segment_batch(
     brokers: frozenset[int],
     sequence: ProducerSequence | None = None,
 ) -> Batch:
-    """The batch of a segment file that `brokers` have."""
+    """Return the batch of a segment file that is in log dirs of `brokers`."""
     return Batch(
         topic_id=target.topic_id,
         partition=target.partition,
@@ -132,7 +132,6 @@ def blob_batch(
     encoding: Encoding,
     sequence: ProducerSequence | None = None,
 ) -> Batch:
-    """The batch of an inline blob."""
     return Batch(
         topic_id=topic_id,
         partition=partition,
@@ -145,11 +144,11 @@ def blob_batch(
 
 
 def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
-    """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
+    """Return the records to store: with timestamps in whole milliseconds, or with `now_ms` for LogAppendTime.
 
     `now_ms` is the store's time.
-    Raises the errors of `record_limits` for invalid records, and InvalidRecordError for a key or value that cannot be
-    decoded, where the topic rejects those.
+    Raises the errors of `record_limits.check` for invalid records, and InvalidRecordError for a key or value that
+    cannot be decoded if its bad.records is reject.
     """
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
@@ -164,7 +163,7 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
 
 
 def bad_records(records: pa.Table, encoding: Encoding) -> dict[int, InvalidRecordError]:
-    """The errors of the records (RECORD_SCHEMA) that bad.records=reject of the keys or values refuses, by row."""
+    """Return, by row, the errors of the records (RECORD_SCHEMA) that bad.records=reject refuses."""
     bad: dict[int, InvalidRecordError] = {}
     for part, definition in encoding.columns.parts if encoding.columns is not None else ():
         if part.source not in encoding.rejecting:
@@ -187,7 +186,7 @@ def _most_values(of_part: Decoder, column: pa.BinaryArray, start: int, end: int)
 
 
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
-    """The records as a blob, None if they are too large for the inline tail."""
+    """Encode the records as a blob. Returns None if they are too large for one (inline.max.bytes)."""
     limit = encoding.inline_max_bytes * (2 if encoding.codec == "none" else 16)
     # the buffers have at least the bytes of the records, and their size is found much faster
     if records.get_total_buffer_size() >= limit and records.nbytes >= limit:
@@ -197,7 +196,7 @@ def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | 
 
 
 class SegmentFiles:
-    """A segment file that is being written to the log dirs of one or more brokers, with the same bytes in each.
+    """Writes a segment file to the log dirs of one or more brokers, with the same bytes in each.
 
     A failed log dir is left out as long as another one has the file: the append decides whether the ISR is complete.
     After `commit`, `brokers` have the file, and `failures` has the errors of the others.
@@ -240,12 +239,12 @@ class SegmentFiles:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of the row groups so far."""
+        """Return the bytes of the row groups that are written."""
         return self._encoder.bytes_written
 
     @property
     def bytes_waiting(self) -> int:
-        """Arrow bytes of the rows that are not in a row group yet."""
+        """Return the Arrow bytes of the rows that are not in a row group yet."""
         return self._encoder.bytes_waiting
 
     def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
@@ -261,7 +260,7 @@ class SegmentFiles:
         self._encoder.own_rows()
 
     def commit(self) -> SegmentFacts:
-        """Finish the file and rename it to its final name, durably, in every log dir; in parallel over the log dirs."""
+        """Finish the file and rename it to its final name, durably, in all log dirs in parallel."""
         facts = self._encoder.close()
         outcomes = in_parallel(_commit, list(self._files.values()), len(self._files), "spark-log-fsync")
         for broker_id, failure in zip(list(self._files), outcomes, strict=True):

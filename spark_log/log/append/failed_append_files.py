@@ -1,4 +1,4 @@
-"""Deletion of the files of refused and failed appends by their writer.
+"""Deletes the files of refused and failed appends, in the process that wrote them.
 
 Clean-up deletes no file of a registered write id, so unused files would stay as long as their writer runs. The file of
 a *refused* append can be deleted at once. The outcome of a *failed* append is unknown: the write id is released first,
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InDoubt:
-    """Files of a failed append with unknown outcome, all written under one write id."""
+    """The files of a failed append with unknown outcome, all written under one write id."""
 
     batches: Sequence[Batch]
     topics: Mapping[int, Topic]
@@ -57,7 +57,7 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
 
 
 def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
-    """The names of the batches that were appended or registered, also if their file has been replaced since."""
+    """Return the names of the batches that were appended or registered, also if their file has been replaced."""
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
     named_paths: set[str] = set()
     for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):

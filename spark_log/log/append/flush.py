@@ -1,4 +1,4 @@
-"""flush.ms: data that was acknowledged before it was forced to disk is forced at most flush.ms later.
+"""Implements flush.ms: data that was acknowledged before it was forced to disk is forced at most flush.ms later.
 
 Only topics with flush.messages above 1 have such data: offsets [recovery_point, log_end_offset). Sealing and merging
 force data too: each ends with a durable commit, and one durable commit forces the whole store.
@@ -33,12 +33,12 @@ _UNFORCED = (
 
 
 def is_due(oldest_ms: int, config: TopicConfig, now_ms: int) -> bool:
-    """Whether data appended at `oldest_ms` must be forced now: at once if flush.messages was set to 1 since then."""
+    """Whether data appended at `oldest_ms` must be forced now. With flush.messages <= 1 it always must."""
     return config.flush_messages <= 1 or now_ms - oldest_ms >= config.flush_ms
 
 
 def partitions_to_flush(store: Store) -> list[Key]:
-    """Partitions whose oldest unforced data is due. One statement, which skips topics with the default configs."""
+    """Return the partitions whose oldest unforced data is due. One statement skips topics without a flush config."""
 
     def read(connection: sa.Connection) -> list[Key]:
         now_ms = store.clock(connection).wall_ms

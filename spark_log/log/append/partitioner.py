@@ -1,4 +1,4 @@
-"""The choice of a record's partition. Pure. Keys go to the same partition as with Kafka's clients.
+"""Chooses the partition of a record. Pure. A key goes to the same partition as with Kafka's clients.
 
 A record goes to its explicit partition, otherwise to that of its key's hash, otherwise (null key) round-robin:
 
@@ -33,7 +33,7 @@ def partition_of(
     round_robin_start: int = 0,
     run_records_min: int = 1,
 ) -> npt.NDArray[np.int32]:
-    """Partition of each record, shape (records,), 0 <= partition < `partitions`.
+    """Return the partition of each record, shape (records,), 0 <= partition < `partitions`.
 
     `keys`: binary or string. `explicit`: integers, null for records without one. Runs of null keys start with
     partition `round_robin_start` % partitions and have at least `run_records_min` records, if there are as many.
@@ -75,7 +75,7 @@ def partition_of_key(key: bytes, partitions: int) -> int:
 
 
 def murmur2(keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint32]:
-    """Kafka's 32-bit murmur2 of each key, shape (keys,). A null counts as no bytes."""
+    """Return Kafka's 32-bit murmur2 of each key, shape (keys,). A null is hashed as an empty key."""
     chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
     return np.concatenate([np.empty(0, np.uint32), *(_murmur2(chunk) for chunk in chunks)])
 

@@ -1,4 +1,4 @@
-"""Expiry of producers that have not appended for producer.id.expiration.ms, as in Kafka."""
+"""Expires producers that have not appended for producer.id.expiration.ms, as in Kafka."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ def expire_producers(
     no open transaction. Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of
     these producers is refused.
 
-    Returns the number of deleted producers. Works in several transactions; `fence` raises inside them if the caller may
-    not act any more.
+    Returns the number of producers that were deleted completely. It runs in several transactions; in each, `fence`
+    raises if the caller may not act any more.
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
 
@@ -60,7 +60,7 @@ def expire_producers(
 
 
 def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
-    """The number of producers that `expire_producers` would delete completely now."""
+    """Return the number of producers that `expire_producers` would delete completely now."""
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
@@ -71,7 +71,7 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
 
 def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
-    """The producers without an append since `before_ms` that have rows to delete."""
+    """Select the producers without an append since `before_ms` that have rows to delete."""
     recent = sa.exists().where(
         PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms
     )
@@ -85,5 +85,5 @@ def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
 
 
 def _open() -> sa.Select[tuple[int]]:
-    """The producers that have an open transaction: their next sequences count on."""
+    """Select the producers that have an open transaction: their next sequences continue the earlier ones."""
     return sa.select(TRANSACTION.producer_id).where(TRANSACTION.state == "Ongoing")

@@ -1,4 +1,4 @@
-"""Producers in the metadata store: ids, epochs, and the last batches of each producer in each partition."""
+"""Stores producers: their ids and epochs, and the last batches of each producer in each partition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 ProducerKey = tuple[int, int, int]
-"""Producer id, topic id, partition."""
+"""The producer id, the topic id and the partition."""
 
 
 _KEY = ("producer_id", "topic_id", "partition")
@@ -50,7 +50,7 @@ _SET_EPOCH = Prepared(
 
 
 def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
-    """Create the id of a producer that is not transactional. `owner`: as in ProducerState."""
+    """Create the id of a producer that is not transactional. `owner` is the principal that gets the id."""
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> int:
         values = {
@@ -67,7 +67,7 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
 
 
 def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
-    """The producer id of a transactional id, its row locked. None: it has no row."""
+    """Lock the row of a transactional id and return its producer id, or None if there is no row."""
     query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
     return connection.execute(query).scalar_one_or_none()
 
@@ -112,7 +112,7 @@ def delete_producer_batches(connection: sa.Connection, producer_ids: Collection[
 def ask_producers(
     connection: sa.Connection, keys: Collection[ProducerKey]
 ) -> Callable[[], dict[ProducerKey, ProducerState]]:
-    """Lock the producers, in the lock order, and read them; inside `one_message` the result can be taken after it."""
+    """Lock the producers, in the lock order, and read them. Inside `one_message`, call the result after it."""
     producers = {
         producer_id: _PRODUCER.ask(connection, {"producer_id": producer_id})
         for producer_id in sorted({producer_id for producer_id, _, _ in keys})
@@ -130,7 +130,7 @@ def ask_producers(
 
 
 def _producer(rows: Sequence[Any]) -> ProducerState:
-    """The producer without its batches."""
+    """Return the producer without its batches."""
     for epoch, transactional_id, owner in rows:
         return ProducerState(epoch, transactional=transactional_id is not None, owner=owner)
     return ProducerState(None)

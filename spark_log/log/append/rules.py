@@ -1,4 +1,4 @@
-"""The rules of an append: which batches a partition accepts, their offsets, and the state afterwards. Pure.
+"""The pure rules of an append. They decide which batches a partition accepts, and which offsets the batches get.
 
 All offsets are assigned here: base = log end offset, and the log end offset moves to base + count. So offsets are
 assigned once, strictly increasing and dense (invariant 1); the high watermark only grows (invariant 2); a producer's
@@ -55,18 +55,18 @@ class Batch:
     """Brokers whose log dirs have the file; a blob counts for all."""
     sequence: ProducerSequence | None = None
     leader_epoch: int | None = None
-    """The leader epoch for which the writer chose the log dirs; None: any (a blob is in no log dir)."""
+    """The leader epoch for which the writer chose the log dirs. None, as for a blob, accepts any leader epoch."""
     columns_version: int | None = None
-    """Of the typed columns in the file."""
+    """The version of the typed columns in the file."""
     stats: str | None = None
-    """Their statistics."""
+    """The statistics of the typed columns."""
     offsets: OffsetRange | None = None
-    """The offsets that the batch must get (of a mirror); None: the next record_count offsets."""
+    """The offsets that a mirror's batch must get. With None the batch gets the next record_count offsets."""
 
 
 @dataclass(frozen=True)
 class Appended:
-    """The batch has the offsets [base_offset, end_offset). `duplicate`: it had them already."""
+    """The batch has the offsets [base_offset, end_offset). A `duplicate` got them from an earlier append."""
 
     base_offset: int
     end_offset: int
@@ -86,8 +86,10 @@ def decide(
     *,
     commits: bool = False,
 ) -> tuple[Appended | Rejected, PartitionState]:
-    """Validate a batch, assign its offsets, and advance the partition: the outcome, and the partition after it (the
-    same object if nothing was appended). `commits`: the batch was pending in the transaction that the append commits.
+    """Validate a batch, assign its offsets, and advance the partition.
+
+    Return the outcome, and the partition after it (the same object if nothing was appended). `commits` is True if the
+    batch was pending in the transaction that the append commits.
     """
     try:
         size = _size(batch)
@@ -107,12 +109,12 @@ def decide(
 def _repeated(
     state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState, commits: bool
 ) -> RememberedBatch | None:
-    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated.
+    """Return the earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated.
 
-    InvalidTxnStateError for a batch outside of transactions whose producer id belongs to a transactional id: Kafka
+    Raises InvalidTxnStateError if the batch is in no transaction but its producer id has a transactional id: Kafka
     refuses it while a transaction of that producer has records in the partition. Here it is always refused: no client
     sends it, and with it another client could take the sequences of the next transaction, or fence its producer.
-    InvalidProducerIdMappingError for the id of another principal, which could do the same to idempotent producers.
+    Raises InvalidProducerIdMappingError for another principal's id, with which a client could do the same.
     """
     if batch.sequence is None:
         return None
@@ -133,7 +135,7 @@ def _repeated(
 
 
 def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: PartitionState) -> PartitionState:
-    """The partition after the batch: LEO of the replicas that have it, high watermark, tail and change counter.
+    """Return the partition after the batch, with new log ends, high watermark, tail bytes and change counter.
 
     `begun` is the partition with its log end at the start of the batch; `before` is the partition before that (they
     differ for a mirror's first batch).
@@ -159,7 +161,7 @@ def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: Pa
 
 
 def remember(producer: ProducerState, batch: Batch, appended: Appended) -> ProducerState:
-    """The producer's state after the batch: its last REMEMBERED_BATCHES batches of the newest epoch."""
+    """Return the producer's state after the batch, with the last REMEMBERED_BATCHES batches of the newest epoch."""
     assert batch.sequence is not None
     sequence = batch.sequence
     new = RememberedBatch(
@@ -174,7 +176,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
 
 
 def _size(batch: Batch) -> int:
-    """The number of offsets that the batch takes. At least 1: a row without offsets would have the key of the next."""
+    """Return the number of offsets of the batch. It is at least 1: an empty row would have the key of the next row."""
     if batch.offsets is None:
         size, fits = batch.record_count, batch.record_count >= 1
     else:
@@ -189,7 +191,7 @@ def _size(batch: Batch) -> int:
 
 
 def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState:
-    """The partition with its log end at `start`. Only a partition without records can be moved there."""
+    """Return the partition with its log end at `start`. Only a partition without records can be moved there."""
     if state.log_end_offset == start:
         return state
     if start < state.log_end_offset or state.log_start_offset < state.log_end_offset:
@@ -225,7 +227,7 @@ def _check_leader(state: PartitionState, batch: Batch) -> None:
 
 
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
-    """A repeated batch that was appended with acks=1 is not acknowledged with acks=all before the ISR has it."""
+    """Raise NotEnoughReplicasAfterAppendError unless the whole ISR has the repeated batch."""
     if known.end_offset > state.high_watermark:
         raise NotEnoughReplicasAfterAppendError(
             f"partition {batch.partition}: appended at {known.base_offset}, but the high watermark is"
@@ -234,7 +236,7 @@ def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatc
 
 
 def check_enough_in_sync(state: PartitionState, partition: int) -> None:
-    """NotEnoughReplicasError while the ISR is smaller than min.insync.replicas."""
+    """Raise NotEnoughReplicasError if the ISR is smaller than min.insync.replicas."""
     if len(state.isr) < state.min_insync_replicas:
         raise NotEnoughReplicasError(
             f"partition {partition}: {len(state.isr)} replica(s) in sync,"

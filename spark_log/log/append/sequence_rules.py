@@ -1,22 +1,22 @@
-"""The rules of idempotent producers: which sequence comes next, and which one repeats an earlier batch. Pure."""
+"""The pure rules of idempotent producers. They decide whether a sequence is the next one or repeats a batch."""
 
 from dataclasses import dataclass
 
 from spark_log.errors import OutOfOrderSequenceNumberError, ProducerFencedError, UnknownProducerIdError
 
 REMEMBERED_BATCHES = 5
-"""Batches remembered for each producer and partition, as in Kafka."""
+"""The number of batches remembered for each producer and partition, as in Kafka."""
 
 
 _SEQUENCES = 2**31
-"""A sequence is an int32 that is not negative; after the last one comes 0 (Kafka's DefaultRecordBatch)."""
+"""The number of sequences. A sequence is in [0, 2^31); after the last one comes 0 (Kafka's DefaultRecordBatch)."""
 
 
 @dataclass(frozen=True)
 class ProducerSequence:
     """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
 
-    After 2^31 - 1 comes 0. `principal`: the sender, if it must be the owner of the producer id.
+    After 2^31 - 1 comes 0. `principal` is the sender, if the sender must be the owner of the producer id.
     """
 
     producer_id: int
@@ -36,10 +36,10 @@ class RememberedBatch:
 
 @dataclass(frozen=True)
 class ProducerState:
-    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown.
+    """A producer in one partition. `batches` are in the order of sending. `epoch` is None if the producer is unknown.
 
-    `transactional`: its id is that of a transactional id, so only a commit appends its batches. `owner`: the principal
-    that got the id from a gateway with ACLs.
+    `transactional` is True if the producer has a transactional id, so that only a commit appends its batches. `owner`
+    is the principal that got the producer id from a gateway with ACLs.
     """
 
     epoch: int | None
@@ -49,7 +49,10 @@ class ProducerState:
 
 
 def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
-    """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
+    """Return the remembered batch that this one repeats, or None if it is the next one.
+
+    Raises UnknownProducerIdError, ProducerFencedError or OutOfOrderSequenceNumberError otherwise.
+    """
     who = f"producer {sequence.producer_id}"
     if producer.epoch is None:
         raise UnknownProducerIdError(f"{who}: unknown, or expired")
@@ -71,10 +74,10 @@ def check_sequence(sequence: ProducerSequence, record_count: int, producer: Prod
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """The sequence `count` records later."""
+    """Return the sequence `count` records later."""
     return (sequence + count) % _SEQUENCES
 
 
 def sequences_between(first: int, last: int) -> int:
-    """How many records after `first` the sequence `last` comes."""
+    """Return the number of records from the sequence `first` to the sequence `last`."""
     return (last - first) % _SEQUENCES

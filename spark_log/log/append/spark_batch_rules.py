@@ -1,4 +1,4 @@
-"""The rule of Spark's writes: a batch that is written again, or a version that is not newer, is not appended. Pure."""
+"""The pure rule of Spark's writes: a batch with a version that is not newer is not appended again."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +10,8 @@ from spark_log.errors import CheckpointMismatchError
 class SparkBatch:
     """A write of Spark that must be appended exactly once.
 
-    `strict`: a batch of a stream; an older version, or other rows with the same version, mean a copied or rolled-back
-    checkpoint. Not strict: a write with txnAppId/txnVersion; as in Delta, a version that is not newer is skipped.
+    A batch of a stream is `strict`: an older version, or other rows with the same version, mean a copied or rolled-back
+    checkpoint. A write with txnAppId/txnVersion is not: as in Delta, a version that is not newer is skipped.
     """
 
     application: str
@@ -25,10 +25,10 @@ class SparkBatch:
 def decide_spark_batch(
     last: SparkBatch | None, new: SparkBatch, *, recreated: bool = False
 ) -> Literal["append", "replay"]:
-    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError.
+    """Decide whether a Spark batch is new or has been appended before.
 
-    `recreated`: every topic that `new` writes to was created after `last` was appended, so none of them has a row of
-    `last`.
+    `recreated` is True if every topic that `new` writes to was created after `last` was appended.
+    Raises CheckpointMismatchError if a strict batch is older than `last`, or has other rows with the same version.
     """
     if last is None or new.version > last.version:
         return "append"

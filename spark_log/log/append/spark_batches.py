@@ -1,4 +1,4 @@
-"""Exactly-once append of Spark batches: a hook of the append checks and stores the last batch of the query.
+"""Appends Spark batches exactly once: a hook of the append checks and stores the last batch of the query.
 
 A batch of a sink is identified by its rows; a batch of a transaction (`streams.batch_transaction`) by its entry in
 Spark's offset log. A stored batch applies to the topics that existed when it was appended. Topic ids only grow, so a
@@ -34,18 +34,18 @@ class Remembered(NamedTuple):
 
 
 def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
-    """Hook of the append of a Spark batch to these topics. Raises CheckpointMismatchError (`decide_spark_batch`)."""
+    """Return the hook for the append of a Spark batch to these topics. The hook may raise CheckpointMismatchError."""
     return lambda connection, now: _is_new(connection, now, new, topic_ids)
 
 
 def find_last(store: Store, application: str, target: str) -> Remembered | None:
-    """The last batch of the application that was appended to the target."""
+    """Return the last batch of the application that was appended to the target, or None."""
     return store.read(lambda connection: _last(connection, application, target, lock=False))
 
 
 def not_appended(last: Remembered | None, new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches to append: all of them; or, if `new` was appended before, those for topics created since (if there
-    are any).
+    """Return the batches to append. If `new` was appended before, these are the batches for topics that were created
+    since, or all batches if there is no such topic.
     """
     if last is None or new.version > last.batch.version:
         return list(batches)

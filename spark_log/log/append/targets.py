@@ -1,4 +1,4 @@
-"""The log dirs for new segment files: the leader's, and with acks=all those of the ISR."""
+"""Finds the log dirs for new segment files: the leader's, and with acks=all those of the ISR."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,10 @@ from spark_log.metadata.sql_columns import PARTITION, REPLICA
 def targets_of(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
 ) -> dict[int, Target]:
-    """The log dirs for new files of the partitions (None: all): the leader's, and with acks=all those of the ISR."""
+    """Return the log dirs for new files by partition: the leader's, and with acks=all those of the ISR.
+
+    With None it returns all partitions.
+    """
     query = (
         sa.select(
             PARTITION.partition,

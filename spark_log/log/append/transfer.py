@@ -1,4 +1,4 @@
-"""Copy of records from one cluster to another with the same offsets. Runs on executors: it needs the log dirs of both
+"""Copies records from one cluster to another with the same offsets. Runs on executors: it needs the log dirs of both
 clusters, and no metadata store.
 
 A piece of a partition becomes one batch: a segment file in the log dirs of the target's ISR, or, if it is small and
@@ -22,7 +22,7 @@ from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import LogDirs, Slice
 
 PIECE_OFFSETS_MAX = 2**31
-"""Maximum number of offsets in a piece: offset_delta is an int32."""
+"""The maximum number of offsets in a piece, because offset_delta is an int32."""
 
 _SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The task to copy a piece to `target`; can be pickled. `write_id` is the prefix of the file's name."""
+    """The task to copy a piece to `target`. It can be pickled. `write_id` is the prefix of the file's name."""
 
     write_id: str
     target: Target
@@ -53,7 +53,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Transferred:
-    """The batch to append, with its bytes if it is inline. `record_bytes`: size of keys and values."""
+    """The batch to append, with its bytes if it is inline. `record_bytes` is the size of keys and values."""
 
     batch: Batch
     blob: bytes | None
@@ -61,7 +61,7 @@ class Transferred:
 
 
 def cut_pieces(slices: Sequence[Slice], where: OffsetRange, bytes_max: int) -> list[Piece]:
-    """The range as adjacent pieces that cover it, of about `bytes_max` bytes (more if one slice is larger) and at most
+    """Cut the range into adjacent pieces of about `bytes_max` bytes (more if one slice is larger) and at most
     PIECE_OFFSETS_MAX offsets each. `slices` are those of the range, by offset, possibly with gaps before and between.
     """
     pieces: list[Piece] = []
@@ -92,15 +92,15 @@ def cut_pieces(slices: Sequence[Slice], where: OffsetRange, bytes_max: int) -> l
 
 
 def _share(piece: Slice) -> int:
-    """Estimated bytes of the slice, by its share of the segment's offsets."""
+    """Estimate the bytes of the slice by its share of the segment's offsets."""
     return -(-piece.size * (piece.end - piece.start) // max(piece.record_count, piece.end - piece.base_offset))
 
 
 def transfer(task: Transfer) -> Transferred:
     """Write the piece to the target. Deletes the file if that fails.
 
-    Raises CorruptRecordError, StorageUnavailableError, LogDirMismatchError if no replica of the source can be read, or
-    no log dir of the target be written; NotLeaderForPartitionError for a partition that is offline.
+    Raises CorruptRecordError, StorageUnavailableError or LogDirMismatchError if no replica of the source can be read or
+    no log dir of the target can be written, and NotLeaderForPartitionError if the target partition is offline.
     """
     target, piece, encoding = task.target, task.piece, task.encoding
     batches = _batches(task)
@@ -138,7 +138,7 @@ def _batches(task: Transfer) -> Iterator[pa.RecordBatch]:
 
 
 def _few(batches: Iterator[pa.RecordBatch], bytes_max: int) -> tuple[list[pa.RecordBatch], bool]:
-    """The first batches, of about `bytes_max` bytes; and whether there are no more."""
+    """Return the first batches, of about `bytes_max` bytes, and whether these are all batches."""
     first: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

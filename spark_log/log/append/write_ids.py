@@ -1,4 +1,4 @@
-"""Write ids: the registered right to create segment files.
+"""A write id is the registered right to create segment files.
 
 A writer registers an id before its first file; the id prefixes the file names. Clean-up deletes the row of an expired
 id in a transaction before it deletes the files that no segment names, and an append under an id without a row fails. So
@@ -38,7 +38,7 @@ def register(store: Store, holder: str, lease_ms: int) -> WriteId:
 
 
 def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
-    """Extend the lease; False if clean-up has deleted the id."""
+    """Extend the lease. Returns False if clean-up has deleted the id."""
 
     def update(connection: sa.Connection, _attempt: Attempt) -> bool:
         now = store.clock(connection)
@@ -56,7 +56,7 @@ def release(store: Store, write_id: WriteId) -> None:
 
 
 def take(connection: sa.Connection, write_id: str) -> bool:
-    """Delete the id in this transaction; False if an append or clean-up has already done so.
+    """Delete the id in this transaction. Returns False if an append or clean-up has already deleted it.
 
     Only the caller that gets True decides about the files written under it.
     """
@@ -64,7 +64,7 @@ def take(connection: sa.Connection, write_id: str) -> bool:
 
 
 def expire(store: Store, fence: Fence = unfenced) -> int:
-    """Delete the ids whose lease is over; returns their number. From now on files written under them that no segment
+    """Delete the ids whose lease is over, and return their number. From now on files written under them that no segment
     names may be deleted. An append with such an id either commits before this, or fails.
     """
 
@@ -76,7 +76,7 @@ def expire(store: Store, fence: Fence = unfenced) -> int:
 
 
 def expired(store: Store) -> set[str]:
-    """The ids that `expire` would delete now."""
+    """Return the ids that `expire` would delete now."""
 
     def read(connection: sa.Connection) -> set[str]:
         query = sa.select(WRITE_ID.write_id).where(_is_over(store.clock(connection)))
@@ -90,7 +90,7 @@ def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
 
 
 class Writer:
-    """The write id of a process: registered with the first file, renewed when half of its lease is over."""
+    """Holds the write id of a process: registers it with the first file, and renews it after half of its lease."""
 
     def __init__(self, store: Store, holder: str, lease_ms: int) -> None:
         self._store, self._holder, self._lease_ms = store, holder, lease_ms
@@ -100,7 +100,7 @@ class Writer:
         self._numbers = itertools.count()
 
     def file_name(self) -> tuple[WriteId, str]:
-        """The write id, and a unique file name under it."""
+        """Return the write id, and a unique file name under it."""
         with self._lock:
             self._renew()
             if self._write_id is None:
@@ -109,7 +109,7 @@ class Writer:
             return self._write_id, f"{self._write_id}-{next(self._numbers)}.parquet"
 
     def keep(self) -> None:
-        """Renew the write id, if that is due, during a long write."""
+        """Renew the write id if half of its lease is over. Called during a long write."""
         with self._lock:
             self._renew()
 
@@ -121,7 +121,7 @@ class Writer:
             self._renew_at_s = now_s + self._lease_ms / 2000
 
     def forget(self) -> None:
-        """Use a new id for the next file: clean-up has deleted this one, even if its lease was not over."""
+        """Use a new write id for the next file."""
         with self._lock:
             self._write_id = None
 

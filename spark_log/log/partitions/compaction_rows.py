@@ -1,4 +1,4 @@
-"""Completed compactions of partitions in the metadata store."""
+"""Stores the completed compactions of partitions."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

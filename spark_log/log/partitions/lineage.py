@@ -1,4 +1,4 @@
-"""The lineage of a partition's records: where the log has other records than a reader has read. Pure.
+"""Finds where the log of a partition has other records than a reader has read. Pure.
 
 A position is the offset to read next with a leader epoch: of the last record read, or the partition's own at the
 snapshot in which the position was found. An election that truncates the log at S begins a new epoch E, and later
@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from spark_log.log.partitions.replication_rules import Truncation
 
 UNKNOWN_EPOCH = -1
-"""Leader epoch of a position of which only the offset is known. It is never judged to have diverged, as in Kafka."""
+"""The leader epoch of a position with only a known offset. It is never judged to have diverged, as in Kafka."""
 
 
 def diverging_offset(offset: int, leader_epoch: int, truncations: Iterable[Truncation]) -> int | None:
-    """The first offset at which the log has, or will have, other records than the reader of this position has read.
+    """Return the first offset at which the log has, or will have, other records than the reader has read.
 
-    None if there is no such offset below the position. The returned offset with the same leader epoch is a position
-    that has not diverged.
+    Returns None if there is no such offset below the position. The returned offset with the same leader epoch is a
+    position that has not diverged.
     """
     if leader_epoch == UNKNOWN_EPOCH:
         return None

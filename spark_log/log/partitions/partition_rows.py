@@ -1,6 +1,6 @@
-"""Partitions and their replicas in the metadata store: locked and read as `PartitionState`, and written back.
+"""Locks partitions and their replicas, reads them as `PartitionState`, and writes them back.
 
-Every change of a partition is one transaction: lock it here, decide with the rules of `replication` or of
+Every change of a partition is one transaction: lock it here, decide with the rules of `replication_rules.py` or of
 `log/append/rules.py`, and save the state that they return.
 """
 
@@ -18,13 +18,13 @@ from spark_log.metadata.prepared import Answer, Prepared, one_message
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
 
 Key = tuple[int, int]
-"""Topic id and partition number."""
+"""The topic id and the partition number."""
 
 CHUNK = 5_000
-"""Values per statement: databases limit the number of parameters."""
+"""The maximum number of values in a statement, because databases limit the number of parameters."""
 
 _SIZES = (1, 16, 256, CHUNK)
-"""Numbers of parameters of the statements that lock: each statement is compiled once."""
+"""The numbers of parameters that the locking statements have. Each statement is compiled once."""
 _NAMES = tuple(f"number_{place}" for place in range(CHUNK))
 _MANY_PARTITIONS = 100
 
@@ -63,7 +63,7 @@ _REPLICAS_OF_ALL = Prepared(_replicas_where())
 
 @functools.cache
 def _locking(names: tuple[str, ...]) -> tuple[Prepared, Prepared]:
-    """Statements that lock and read the partitions, and read the replicas, of the numbers with these parameters."""
+    """Return the statements that lock and read partitions and that read replicas, for parameters of these names."""
     numbers: list[sa.BindParameter[int]] = [bindparam(name) for name in names]
     return (
         Prepared(_partitions_where(PARTITION.partition.in_(numbers)).with_for_update(of=t.partition)),
@@ -79,7 +79,7 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
 
 
 def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
-    """As `lock_partitions`; inside `one_message` the result can be taken after the block."""
+    """Lock and read like `lock_partitions`. Inside `one_message`, call the result after the block."""
     asked: list[tuple[int, Answer, Answer]] = []
     for topic_id, numbers in by_topic(keys):
         names = _NAMES[: next(size for size in _SIZES if len(numbers) <= size)]
@@ -99,13 +99,13 @@ def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[
 
 
 def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
-    """The partition as of the snapshot, without a lock; None if it does not exist."""
+    """Read the partition in the snapshot, without a lock. Returns None if it does not exist."""
     one = {"topic_id": key[0], "partition": key[1]}
     return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
 
 
 def read_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
-    """All partitions of a topic as of the snapshot, without locks."""
+    """Read all partitions of a topic in the snapshot, without locks."""
     whole = {"topic_id": topic_id}
     return _states(topic_id, _ALL.rows(connection, whole), _REPLICAS_OF_ALL.rows(connection, whole))
 
@@ -127,7 +127,7 @@ def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> 
 
 
 def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, list[int]]]:
-    """The keys as (topic id, partition numbers), sorted, with at most `chunk` numbers each."""
+    """Yield the keys as (topic id, partition numbers), sorted, with at most `chunk` numbers each."""
     topics: dict[int, list[int]] = {}
     for topic_id, number in sorted(set(keys)):
         topics.setdefault(topic_id, []).append(number)
@@ -162,7 +162,7 @@ _DROP_REPLICA = Prepared(t.replica.delete().where(*_THIS_REPLICA))
 def save_partitions(
     connection: sa.Connection, before: Mapping[Key, PartitionState], after: Mapping[Key, PartitionState]
 ) -> None:
-    """Write the partitions and replicas that differ. `before`: result of `lock_partitions` in this transaction."""
+    """Write the partitions and replicas that differ. `before` is from `lock_partitions` in this transaction."""
     changed = [(key, state) for key, state in after.items() if state is not before[key]]
     if not changed:
         return
@@ -203,7 +203,7 @@ def save_partitions(
 def insert_partitions(
     connection: sa.Connection, topic_id: int, first: int, placement: Sequence[Sequence[tuple[int, int]]]
 ) -> None:
-    """Rows of new partitions; `placement[i]` is AR of partition `first + i` as (broker id, log dir id)."""
+    """Insert new partitions. `placement[i]` is the AR of partition `first + i` as (broker id, log dir id)."""
     zero = dict.fromkeys(_STATE_COLUMNS, 0)
     connection.execute(
         t.partition.insert(),
@@ -233,7 +233,7 @@ def insert_partitions(
 
 
 def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
-    """Everything appended to these partitions so far is forced to disk when this transaction has committed."""
+    """Record that everything appended to these partitions so far is on disk once this transaction has committed."""
     lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
     for topic_id, numbers in by_topic(keys):
         here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
@@ -253,9 +253,9 @@ _TAKE_OFFSETS = Prepared(
 
 
 def take_offsets(connection: sa.Connection, topic: str, partition: int, count: int) -> int | None:
-    """Offset of the first of `count` records that this transaction commits to a partition without replicas.
+    """Take offsets for `count` records that this transaction commits to a partition without replicas.
 
-    Locks the partition's row. None: the partition does not exist.
+    Locks the partition's row. Returns the first offset, or None if the partition does not exist.
     """
     for (end,) in _TAKE_OFFSETS.rows(connection, {"topic": topic, "number": partition, "count": count}):
         return int(end) - count

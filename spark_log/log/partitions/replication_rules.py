@@ -1,4 +1,4 @@
-"""The rules of replication. Pure: each function is one change of a partition's replicas, ISR, leader or offsets.
+"""The pure rules of replication. Each function is one change of a partition's replicas, ISR, leader or offsets.
 
 Invariants before and after each change (numbers 2, 4, 5 and 10 of the design):
 
@@ -18,7 +18,7 @@ from spark_log.errors import NotLeaderForPartitionError
 
 @dataclass(frozen=True)
 class Replica:
-    """Every segment below `log_end_offset` is whole in the log dir."""
+    """A replica of a partition. Every segment below `log_end_offset` is whole in its log dir."""
 
     broker_id: int
     log_end_offset: int
@@ -28,7 +28,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class PartitionState:
-    """A partition under its row lock; `replicas` in AR order, the preferred leader first."""
+    """The state of a partition. `replicas` are in AR order, the preferred leader first."""
 
     leader: int | None
     leader_epoch: int
@@ -53,12 +53,12 @@ class PartitionState:
 
 
 def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
-    """max(HW, min LEO over the ISR). It never decreases here."""
+    """Return max(HW, min LEO over the ISR). The high watermark never decreases here."""
     return max(current, min((replica.log_end_offset for replica in replicas if replica.in_sync), default=current))
 
 
 def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> PartitionState:
-    """The state with these replicas and the high watermark that follows from them; `change` announces a publication."""
+    """Return the state with these replicas and the high watermark that follows. A difference increases `change`."""
     if tuple(replicas) == state.replicas:
         return state
     high_watermark = advanced_high_watermark(state.high_watermark, replicas)
@@ -77,7 +77,7 @@ def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> Partiti
 
 @dataclass(frozen=True)
 class Truncation:
-    """The election that began `leader_epoch` removed every record at or above `start_offset`: its leader lacks them."""
+    """The election that began `leader_epoch` removed every record from `start_offset` on: its leader lacks them."""
 
     leader_epoch: int
     start_offset: int
@@ -86,13 +86,13 @@ class Truncation:
 def fail_over(
     state: PartitionState, alive_log_dirs: Collection[int], *, unclean: bool = False
 ) -> tuple[PartitionState, Truncation | None]:
-    """Remove dead replicas from the ISR, and elect a leader if the present one is dead. Returns what was truncated.
+    """Remove dead replicas from the ISR, and elect a leader if the present one is dead.
 
     A leader that is alive stays. Otherwise the first live member of the ISR in AR order leads, and the log is truncated
     at its LEO: records that acks=1 acknowledged above it are lost. Without a live member of the ISR the partition goes
     offline and keeps its ISR, since only the members have every acknowledged record. If unclean election is allowed (by
     the topic, or `unclean`), the live replica with the most records leads instead, and acknowledged records may be
-    lost.
+    lost. Returns the new state, and the truncation, if there was one.
     """
     alive = [replica for replica in state.replicas if replica.log_dir_id in alive_log_dirs]
     candidates = [replica for replica in alive if replica.in_sync]
@@ -223,7 +223,7 @@ def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionS
 
 
 def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> PartitionState:
-    """A replica's log dir came back without the files from `first_missing` on (a segment boundary).
+    """Handle a log dir that came back without the replica's files from `first_missing` on (a segment boundary).
 
     Its LEO falls to `first_missing`. If that is below the high watermark, the replica leaves the ISR, even as its last
     member: it must not be elected as if it had every acknowledged record. If it led, the partition goes offline until
@@ -252,8 +252,8 @@ def rewrite(
 ) -> PartitionState | None:
     """Replace the segments of [start, end) by files that are in these log dirs (sealing, merging, compaction).
 
-    None if that is not allowed: the ISR has changed since the files were written, and a new member lacks them; the
-    range ends above the high watermark, where an election may still truncate; or fewer replicas are in sync than
+    Returns None if that is not allowed: the ISR has changed since the files were written, and a new member lacks them;
+    the range ends above the high watermark, where an election may still truncate; or fewer replicas are in sync than
     min.insync.replicas (or than all replicas, if there are fewer), the number of copies that acks=all promised. The LEO
     of a replica that lacks the files, or that ends within the range, falls to the start of the range.
     """

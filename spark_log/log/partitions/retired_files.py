@@ -1,4 +1,4 @@
-"""Files that the metadata no longer names. They stay for file.delete.delay.ms, since readers may still use them."""
+"""Stores the files that left the log. They are kept for file.delete.delay.ms, since readers may still use them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,26 +14,26 @@ from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE
 from spark_log.metadata.store import StoreClock
 
 DUE_MS = -INT64_MAX
-"""retired_ms of files to delete now, whatever file.delete.delay.ms is."""
+"""The retired_ms of files to delete now, whatever file.delete.delay.ms is."""
 _CHUNK = 5_000
 
 
 def retire_files(
     connection: sa.Connection, topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
 ) -> None:
-    """Note that these segment files have left the log. `change` is the partition's with which they did."""
+    """Record that these segment files left the log with the partition's change number `change`."""
     insert_retired(connection, retired_rows(topic, partition, names, change, now))
 
 
 def retire_folder(connection: sa.Connection, topic: Topic, now: StoreClock) -> None:
-    """Note that the topic is deleted, and its folder in every log dir with it."""
+    """Record that the topic is deleted, so that its folder in every log dir is deleted too."""
     insert_retired(connection, [{"path": topic.folder, "topic_id": topic.topic_id, "retired_ms": now.wall_ms}])
 
 
 def retired_rows(
     topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
 ) -> list[dict[str, Any]]:
-    """The rows of `retire_files`; those of many partitions are inserted at once."""
+    """Return the rows that record retired files. The rows of many partitions can be inserted at once."""
     facts = {"topic_id": topic.topic_id, "partition": partition, "change": change, "retired_ms": now.wall_ms}
     return [{"path": segment_path(topic.folder, partition, name), **facts} for name in names]
 
@@ -53,7 +53,7 @@ def make_due(connection: sa.Connection, paths: Sequence[str]) -> None:
 def forget_files(
     connection: sa.Connection, topic: Topic, paths: Sequence[str], left: Mapping[LogDirId, Sequence[str]]
 ) -> None:
-    """Delete the rows of files that were deleted, and note the log dirs that still have some of them (`left`)."""
+    """Delete the rows of files that were deleted, and record the log dirs that still have some of them (`left`)."""
     delete = t.retired_file.delete().where(RETIRED_FILE.path.in_(paths)).returning(RETIRED_FILE.path)
     forgotten = set(connection.execute(delete).scalars())  # fewer if another clean-up was first
     copies = [

@@ -1,4 +1,4 @@
-"""Files of replicas that were moved to another log dir: kept for readers, then deleted.
+"""Deletes the files of replicas that were moved to another log dir. Until then they are kept for readers.
 
 A partition's files in a log dir are deleted only while it has no replica there: claiming them (`deleting`) and placing
 a replica both take the partition's row lock, and each is refused after the other. If the process that deletes is
@@ -91,7 +91,7 @@ def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
 
 
 def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
-    """Claim the replicas that are due. Also returns those whose deletion an earlier process has begun."""
+    """Claim the replicas that are due, and return them with those whose deletion another process has begun."""
     store = cluster.store
     store.read(check_identity)
     query = sa.select(t.retired_replica, TOPIC.configs).join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)

@@ -1,4 +1,4 @@
-"""Truncations in the metadata store: the records that elections removed from the end of partitions."""
+"""Stores truncations: the records that elections removed from the end of partitions."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from spark_log.metadata.store import Store, StoreClock
 
 @dataclass(frozen=True)
 class RecordedTruncation:
-    """The offsets [start_offset, end_offset) held `record_count` records; readers had been shown `seen_count` offsets
-    of them. `at` is in UTC.
+    """A truncation of the offsets [start_offset, end_offset), which held `record_count` records. `seen_count` of these
+    offsets were below the high watermark, so readers may have read them. `at` is in UTC.
     """
 
     topic: str
@@ -55,7 +55,7 @@ def record_truncation(
 
 
 def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> dict[Key, list[Truncation]]:
-    """All truncations of the partitions, by (topic id, partition), in the order of their epochs.
+    """Return all truncations of the partitions, by (topic id, partition), in the order of their epochs.
 
     Partitions without truncations are not in the result.
     """
@@ -72,7 +72,7 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
 
 
 def list_truncations(store: Store) -> list[RecordedTruncation]:
-    """All truncations of topics that still exist, the oldest first."""
+    """Return all truncations of topics that still exist, the oldest first."""
     query = sa.select(t.truncation, TOPIC.name).join(t.topic, TOPIC.topic_id == TRUNCATION.topic_id)
     rows = store.read(
         lambda connection: connection.execute(query.order_by(TRUNCATION.at_ms, TOPIC.name, TRUNCATION.partition)).all()
