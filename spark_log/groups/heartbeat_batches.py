@@ -1,6 +1,6 @@
 """Answers many heartbeats that report no change: they share one read, and one transaction that renews sessions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,18 +39,22 @@ class BeatAnswer:
     """The answer to a heartbeat. With `rejoin`, the member of a classic group must join again; with `alone`, the
     heartbeat must be handled outside of a batch. `error` is UnknownMemberIdError or FencedInstanceIdError.
 
-    With `renewal_due`, the session must be renewed before the heartbeat is answered. Unless something is committed, the
+    With `later`, it must be asked again, since the stored data of its member was too much for one read. With
+    `renewal_due`, the session must be renewed before the heartbeat is answered. Unless something is committed, the
     answer stays the same until `valid_until_ms` of the store's lease clock.
     """
 
     rejoin: bool = False
     alone: bool = False
+    later: bool = False
     error: SparkLogError | None = None
     renewal_due: bool = False
     valid_until_ms: int = 0
 
 
 UNCHANGED = BeatAnswer()
+_CHARACTERS_MAX = 2 * 1024 * 1024
+"""Of the texts of members that one read decodes, equal ones counted once: other heartbeats wait for it meanwhile."""
 
 
 def answer_beats(store: Store, beats: Sequence[Beat]) -> list[BeatAnswer]:
@@ -141,12 +145,17 @@ def _of_consumer_groups(store: Store, connection: sa.Connection, beats: Sequence
     for group_id, member_id, topic, number in owned.rows():
         assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
     ends_ms = _session_ends(ends.rows(), now)
+    later = _too_much(by_key)
+    by_key = {key: row for key, row in by_key.items() if key not in later}
     subscriptions = [subscription_of(row.subscription) for row in by_key.values()]
     topics = {name for said in subscriptions for name in said.topics}
     topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
     facts = batch_rows.topic_facts(connection, topics)
     answers = {}
     for beat in beats:
+        if beat.key in later:
+            answers[beat] = BeatAnswer(later=True)
+            continue
         row = by_key.get(beat.key)
         if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != beat.protocol:
             answers[beat] = BeatAnswer(error=_refusal(connection, beat, gone=row is None))
@@ -168,6 +177,22 @@ def _of_consumer_groups(store: Store, connection: sa.Connection, beats: Sequence
         renewal_due = accepted and due_ms <= now.lease_ms
         answers[beat] = BeatAnswer(alone=alone, renewal_due=renewal_due, valid_until_ms=valid_until_ms)
     return answers
+
+
+def _too_much(by_key: Mapping[Key, MemberColumns]) -> set[Key]:
+    """The members whose texts are not decoded in this read. At least one member's are."""
+    later: set[Key] = set()
+    seen: set[str] = set()
+    characters = 0
+    for key, row in by_key.items():
+        new = {row.subscription, row.topics, row.target, row.epoch_state} - seen
+        size = sum(map(len, new))
+        if characters and characters + size > _CHARACTERS_MAX:
+            later.add(key)
+        else:
+            seen |= new
+            characters += size
+    return later
 
 
 def _keys(beats: Sequence[Beat]) -> list[Key]:

@@ -10,23 +10,23 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError, install_extra
-from spark_log.log.columns.decoding import schema_fields
 from spark_log.log.columns.evolution import evolve
 from spark_log.registry.schemas import SchemaText
 
 _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
 _NAME_BYTES_MAX = 200
-_MESSAGES_MAX = 2_000
-"""The limit of messages. The comparison of the columns of each message reads the whole file."""
+_MESSAGES_MAX, _COMPARE_S_MAX = 2_000, 10.0
+"""The limits of the messages of a file, and of the CPU time of comparing the columns of all."""
 _IMPORT = re.compile(r'\bimport\s+(?:public\s+|weak\s+)?"([^"]+)"\s*;')
 _INSTALLED = ("google/protobuf/", "google/type/")
 """The folders of files that schemas import without a reference. Python packages contain their descriptors."""
@@ -65,12 +65,18 @@ def _source(files: tuple[Any, ...], message: str) -> str:
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    from spark_log.log.columns.protobuf.schema import MessageColumns
+
     differences: list[str] = []
     files, written_files = _files(reader), _files(writer)
     messages, written_messages = _messages(files[-1]), _messages(written_files[-1])
     if max(len(messages), len(written_messages)) > _MESSAGES_MAX:
         return [f"the schemas have more than {_MESSAGES_MAX:,} messages, and cannot be compared"]
+    sides = [(_pool_of(each), MessageColumns()) for each in (files, written_files)]
+    end_s = thread_time() + _COMPARE_S_MAX
     for name, written in written_messages.items():
+        if thread_time() > end_s:
+            raise InvalidSchemaError("the schemas have so many messages and fields that they cannot be compared")
         if name not in messages:
             differences.append(f"message {name} is missing")
             continue
@@ -81,7 +87,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
             if numbers.get(field.name, field.number) != field.number
         ]
         try:
-            columns = [schema_fields("protobuf", _source(each, name)) for each in (files, written_files)]
+            columns = [types.fields(pool.FindMessageTypeByName(name)) for pool, types in sides]
         except InvalidSchemaError:
             continue  # a message without columns, such as one that contains itself
         try:
@@ -97,21 +103,28 @@ def _files(schema: SchemaText) -> tuple[Any, ...]:
     and last that of the schema. Raises InvalidSchemaError if they do not make a schema.
     """
     try:
-        from google.protobuf import descriptor_pool
+        from google.protobuf import descriptor_pool  # noqa: F401
     except ImportError as error:
         raise _missing("protobuf") from error
     files: dict[str, Any] = {}
     for name, text in schema.imports:
         _add(files, name, text)
     _add(files, "", schema.text)
-    pool = descriptor_pool.DescriptorPool()
     try:
-        for file in files.values():
-            pool.Add(file)
-            pool.FindFileByName(file.name)
+        _pool_of(files.values())
     except (KeyError, TypeError) as error:
         raise InvalidSchemaError(f"not a Protobuf schema: {error}") from error
     return tuple(files.values())
+
+
+def _pool_of(files: Iterable[Any]) -> Any:
+    from google.protobuf import descriptor_pool
+
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+        pool.FindFileByName(file.name)
+    return pool
 
 
 def _add(files: dict[str, Any], name: str, text: str) -> None:

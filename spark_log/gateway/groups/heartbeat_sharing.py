@@ -35,11 +35,17 @@ class Heartbeats:
             return UNCHANGED
         if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
-        answer = await self._reads.submit(beat)
+        answer = await self._read_of(beat)
         if answer.renewal_due and not await self._renewals.submit(beat):
-            answer = await self._reads.submit(beat)
+            answer = await self._read_of(beat)
         if answer.error is not None:
             raise answer.error
+        return answer
+
+    async def _read_of(self, beat: Beat) -> BeatAnswer:
+        """One whose member has much in the store comes after those that have arrived meanwhile."""
+        while (answer := await self._reads.submit(beat)).later:
+            pass
         return answer
 
     def _is_known(self, beat: Beat) -> bool:
@@ -56,7 +62,7 @@ class Heartbeats:
         answers: Sequence[BeatAnswer] = await self._call_in_thread(answer_beats, self._store, beats)
         if self._store.changes.exact and version == self._version:
             for beat, answer in zip(beats, answers, strict=True):
-                if answer.error is None and not (answer.rejoin or answer.alone):
+                if answer.error is None and not (answer.rejoin or answer.alone or answer.later):
                     self._valid_until_ms[beat] = answer.valid_until_ms
         return answers
 

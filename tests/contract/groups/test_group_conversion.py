@@ -1,5 +1,6 @@
 """A group of consumers changes its type while it has members (`group.consumer.migration.policy`)."""
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -20,6 +21,7 @@ from spark_log.errors import (
 )
 from spark_log.facts.groups import describe_groups, list_groups
 from spark_log.gateway.groups import translated_members
+from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
 from spark_log.gateway.groups.translated_members import Joining
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.classic import rules
@@ -30,6 +32,7 @@ from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX
 from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat
 from spark_log.groups.consumer.stored_values import subscription_of
 from spark_log.groups.group_operations import delete_offsets
+from spark_log.groups.heartbeat_batches import Beat, answer_beats
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -287,6 +290,23 @@ def test_different_subscriptions_of_a_group_are_limited(cluster):
     join("third", "v")
     with pytest.raises(GroupMaxSizeReachedError, match="subscriptions"):
         join("fourth", "w")
+
+
+def test_a_read_for_heartbeats_decodes_a_limited_number_of_characters(cluster):
+    """The others wait for it; members with much are asked for in later reads."""
+    beats = []
+    for number, names in enumerate((TOPICS_MAX, TOPICS_MAX, TOPICS_MAX, 1)):
+        beat = joining_with(f"{number}{'x' * 230}{each}" for each in range(names))
+        beat = replace(beat, me=replace(beat.me, group_id=f"g{number}"))
+        epoch = consumer_heartbeat(cluster.store, beat, known_assignors()).epoch
+        beats.append(Beat(beat.me.group_id, beat.me.member_id, None, epoch, beat.claim))
+    assert [each.later for each in answer_beats(cluster.store, beats)] == [False, True, True, False]
+
+    async def answers():
+        heartbeats = Heartbeats(cluster.store, asyncio.to_thread)
+        return await asyncio.gather(*map(heartbeats.answer, beats))
+
+    assert not any(each.later or each.alone for each in asyncio.run(answers()))
 
 
 def test_a_list_of_groups_has_no_metadata_in_memory(cluster):

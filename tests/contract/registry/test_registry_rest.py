@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from threading import Event, Semaphore
+from time import thread_time
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -571,6 +572,15 @@ def test_comparisons_with_all_versions_are_limited(cluster, monkeypatch):
     fields = [{"name": f"f{number}", "type": "int"} for number in range(10_001)]
     with pytest.raises(InvalidSchemaError, match="too many elements"):
         registry.register("wide", json.dumps({"type": "record", "name": "R", "fields": fields}))
+
+
+def test_a_protobuf_file_is_read_once_for_all_of_its_messages():
+    fields = " ".join(f"int32 f{number} = {number};" for number in range(1, 21))
+    text = 'syntax = "proto3";' + "".join(f"message M{number} {{ {fields} }}" for number in range(1_000))
+    reader, writer = (SchemaText("PROTOBUF", text + end) for end in ("", " "))
+    began_s = thread_time()
+    assert problems(reader, writer) == []
+    assert thread_time() - began_s < 10
 
 
 def register(url, subject, schema, type_="AVRO", references=()):

@@ -58,6 +58,17 @@ def protobuf_schema_fields(schema: str) -> pa.StructType:
     return checked(_Types().struct(message_of(schema)[0].DESCRIPTOR, "", ()))
 
 
+class MessageColumns:
+    """The columns of messages of one descriptor pool, which is read once for all of them."""
+
+    def __init__(self) -> None:
+        self._types = _Types()
+
+    def fields(self, message: Descriptor) -> pa.StructType:
+        """As `protobuf_schema_fields`."""
+        return checked(self._types.struct(message, "", ()))
+
+
 def message_of(schema: str) -> tuple[Any, str, bytes]:
     """The message's class, its full name and the descriptor set, of a text of `protobuf_schema`."""
     try:
