@@ -90,7 +90,10 @@ os.register_at_fork(after_in_child=_forget_files_of_parent)
 
 
 def create_whole(path: Path, data: bytes) -> bool:
-    """Create a file: temp file -> fsync -> link -> fsync the folder. Returns False if the file exists already."""
+    """Create a file: temp file -> fsync -> link, which never replaces a file -> fsync the folder.
+
+    Returns False if the file exists already.
+    """
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}.tmp")
     try:
         with open(temporary, "xb") as file:

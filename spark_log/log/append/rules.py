@@ -227,7 +227,7 @@ def _check_leader(state: PartitionState, batch: Batch) -> None:
 
 
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
-    """Raise NotEnoughReplicasAfterAppendError unless the whole ISR has the repeated batch."""
+    """Raise NotEnoughReplicasAfterAppendError unless the whole ISR has the batch, which was appended with acks=1."""
     if known.end_offset > state.high_watermark:
         raise NotEnoughReplicasAfterAppendError(
             f"partition {batch.partition}: appended at {known.base_offset}, but the high watermark is"

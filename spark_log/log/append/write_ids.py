@@ -121,7 +121,7 @@ class Writer:
             self._renew_at_s = now_s + self._lease_ms / 2000
 
     def forget(self) -> None:
-        """Use a new write id for the next file."""
+        """Use a new write id for the next file, since clean-up may have expired this one, or its append has failed."""
         with self._lock:
             self._write_id = None
 
