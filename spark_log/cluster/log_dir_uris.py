@@ -30,7 +30,7 @@ def normalise_uri(text: str) -> str:
 
 
 def refuse_overlap(uri: str, others: list[str]) -> None:
-    """Raise InvalidConfigurationError if `uri` equals, contains or is inside one of `others`: log dirs share no files."""
+    """Raise InvalidConfigurationError if `uri` equals, contains or is inside another: log dirs share no files."""
 
     def location(value: str) -> str:
         parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name

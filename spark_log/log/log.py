@@ -127,8 +127,8 @@ class Log(LogReader):
     def append_each(
         self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
-        """Append batches of different clients, whose records have gone through `encoding.prepare`. A batch that cannot be
-        written is refused alone.
+        """Append batches of different clients, whose records have gone through `encoding.prepare`. A batch that cannot
+        be written is refused alone.
         """
         written, refused = self.write_each(items, acks=acks, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
@@ -240,7 +240,7 @@ class Log(LogReader):
             delete_files(self.cluster, topics, unnamed)
 
     def _settle_doubts(self, timeout_ms: int) -> None:
-        """Delete the files of failed appends that were not committed. If the store fails, no further file is written."""
+        """Delete the files of failed appends that were not committed. If the store fails, no other file is written."""
         with self._doubts_lock:
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
