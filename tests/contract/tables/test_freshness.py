@@ -99,7 +99,8 @@ def test_a_coordinator_keeps_the_lag(cluster):
     fast = make(cluster, "fast", 2, **SOON)
     slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
     log = ClientLog(cluster)
-    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)) as coordinator:
+    settings = ClusterSettings(log_seal_interval_ms=50, controller_lease_ms=60_000)  # it lives, however slow it is
+    with Coordinator(cluster, settings=settings) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(log, fast, "a")
         append(log, slow, "b")
