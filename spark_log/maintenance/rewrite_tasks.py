@@ -63,8 +63,10 @@ def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tai
     delta.max.lag.ms.
     """
     store = context.cluster.store
-    now_ms = store.now().wall_ms
-    waiting, unpublished = store.read(lambda connection: (tails(connection), _unpublished(connection)))
+    # the clock of the store that dated the appends, after the rows: no tail seems to be younger than now
+    waiting, unpublished, now_ms = store.read(
+        lambda connection: (tails(connection), _unpublished(connection), store.clock(connection).wall_ms)
+    )
     due: list[tuple[Topic, list[Tail]]] = []
     behind: list[Topic] = []
     if not waiting and not unpublished:

@@ -160,8 +160,8 @@ class TableLoop:
                 touched.began_s = clock.monotonic_s()
             topic, done, wait_ms = touched.topic, False, None
             try:
-                found = self._tails(topic)
-                now_ms, alone = self._cluster.store.now().wall_ms, self._is_alone()
+                found, now_ms = self._tails(topic)
+                alone = self._is_alone()
                 due = due_tails(found, topic.config, now_ms) if alone else []
                 done = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
                 wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms)
@@ -223,8 +223,11 @@ class TableLoop:
         lags = self._cluster.store.read(lambda connection: delta_lags(connection, [topic.topic_id]))
         return any(lag.sealed_ms is not None for lag in lags.values())
 
-    def _tails(self, topic: Topic) -> list[Tail]:
-        return self._cluster.store.read(lambda connection: tails(connection, [topic.topic_id])).get(topic.topic_id, [])
+    def _tails(self, topic: Topic) -> tuple[list[Tail], int]:
+        """Return the tails of the topic, and the time of the store that dated them, read after them."""
+        store = self._cluster.store
+        by_topic, now = store.read(lambda connection: (tails(connection, [topic.topic_id]), store.clock(connection)))
+        return by_topic.get(topic.topic_id, []), now.wall_ms
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class TableLoop:
                     break
                 partitions = touched.full
                 if alone and self._is_to_be_sealed(touched, more_to_come):
-                    partitions = partitions | {tail.partition for tail in self._tails(touched.topic)}
+                    partitions = partitions | {tail.partition for tail in self._tails(touched.topic)[0]}
                 if partitions or touched.has_files:
                     self._round(touched.topic, partitions, publish=touched.has_files, alone=alone)
         except (SparkLogError, OSError) as error:
@@ -270,9 +273,9 @@ class TableLoop:
     def _may_be_the_last(self, topic: Topic) -> bool:
         """Whether to seal now because there may be no further append."""
         files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
-        now_ms = self._cluster.store.now().wall_ms
+        found, now_ms = self._tails(topic)
         paused = not 0 <= now_ms - files_ms < pause_ms(topic.config)
-        return paused or bool(due_tails(self._tails(topic), topic.config, now_ms))
+        return paused or bool(due_tails(found, topic.config, now_ms))
 
     def stop_after_current_tail(self) -> None:
         """End a `close` in another thread, running or future, as soon as its current tail is sealed and published."""

@@ -8,9 +8,10 @@ from deltalake import DeltaTable
 
 from spark_log.config import ClusterSettings
 from spark_log.log.log import Records
-from spark_log.maintenance import run_tasks
+from spark_log.maintenance import rewrite_tasks, run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.rewrite.tail_seal import tails
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
@@ -99,8 +100,7 @@ def test_a_coordinator_keeps_the_lag(cluster):
     fast = make(cluster, "fast", 2, **SOON)
     slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
     log = ClientLog(cluster)
-    settings = ClusterSettings(log_seal_interval_ms=50, controller_lease_ms=60_000)  # it lives, however slow it is
-    with Coordinator(cluster, settings=settings) as coordinator:
+    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(log, fast, "a")
         append(log, slow, "b")
@@ -108,6 +108,21 @@ def test_a_coordinator_keeps_the_lag(cluster):
         until(lambda: in_table(cluster, fast) == ["a"], cluster.store)
         assert in_table(cluster, slow) == [] and tail(cluster) == 1, "a closing client leaves it to the coordinator"
     assert_delta_is_the_log(cluster)
+
+
+def test_a_tail_that_comes_while_the_tails_are_read_is_not_old(cluster, log, monkeypatch):
+    topic = make(cluster, "t", delta_max_lag_ms="3600000", retention_ms="-1")
+    interval_ms = 10
+
+    def appended_meanwhile(connection):
+        at_ms = cluster.store.now().wall_ms
+        until(lambda: cluster.store.now().wall_ms > at_ms + 2 * interval_ms, cluster.store)
+        append(log, topic, "new")
+        return tails(connection)
+
+    monkeypatch.setattr(rewrite_tasks, "tails", appended_meanwhile)
+    assert list(run_tasks(cluster, ["seal"], settings=ClusterSettings(log_seal_interval_ms=interval_ms))) == []
+    assert tail(cluster) == 1
 
 
 def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluster, log, monkeypatch):
