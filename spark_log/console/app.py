@@ -7,6 +7,7 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -41,6 +42,7 @@ from spark_log.gateway.http.requests import LOOPBACK
 API = "/api/v1"
 _MESSAGE_COOKIE = "spark-log-message"
 _MESSAGE_LENGTH_MAX = 1000
+_PAGES_WITHOUT_USER_MAX = 64
 _YEAR_S = 365 * 24 * 3600
 _NAVIGATION = ("/", "/topics", "/groups", "/transactions", "/brokers", "/maintenance", "/queries", "/audit")
 _LOGGER = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class _Console:
         self.snapshots = Snapshots(self.cluster)
         self.downloads = RunningDownloads()
         self._templates = environment()
+        self._pages_without_user = lru_cache(_PAGES_WITHOUT_USER_MAX)(self._page_without_user)
 
     def starlette(self) -> Starlette:
         routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
@@ -192,18 +195,15 @@ class _Console:
 
         return answer
 
-    def _page(
-        self, request: Request, user: User | None, template: str, status: int = 200, **values: object
-    ) -> Response:
-        message = unquote(request.cookies.get(_MESSAGE_COOKIE, "")) if user is not None else ""
-        sessions = self.authentication.sessions
+    def _page(self, request: Request, user: User, template: str, status: int = 200, **values: object) -> Response:
+        message = unquote(request.cookies.get(_MESSAGE_COOKIE, ""))
         text = self._templates.get_template(template).render(
             user=user,
             message=message,
-            navigation=self.table.navigation if user is not None else [],
+            navigation=self.table.navigation,
             here=request.scope["path"],
-            may_log_out=user is not None and sessions is not None,
-            cluster=str(self.cluster.store.address) if user is not None else "",
+            may_log_out=self.authentication.sessions is not None,
+            cluster=str(self.cluster.store.address),
             **values,
         )
         response = Response(text, status, media_type="text/html")
@@ -211,12 +211,21 @@ class _Console:
             response.delete_cookie(_MESSAGE_COOKIE, httponly=True, samesite="strict")
         return response
 
+    def _page_without_user(self, status: int, text: str) -> str:
+        template = self._templates.get_template("error.html")
+        return template.render(user=None, message="", navigation=[], link=None, status_code=status, text=text)
+
     async def error(
         self, request: Request, user: User | None, status: int, text: str, link: str | None = None
     ) -> Response:
-        """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to."""
+        """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to.
+
+        A page for a client without a user is rendered once: any number of their requests take no thread of the users.
+        """
         if _of_api(request):
             return _json({"error": text}, status)
+        if user is None:
+            return Response(self._pages_without_user(status, text), status, media_type="text/html")
         return await run_in_threadpool(
             self._page, request, user, "error.html", status, status_code=status, text=text, link=link
         )

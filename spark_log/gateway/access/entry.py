@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import ssl
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, soft
 
 logger = logging.getLogger(__name__)
 
-_PLACES_OF_A_HOST = 4
+_PLACES_OF_A_NETWORK = 4
 """One network may have at most a quarter of the unauthenticated connections."""
 _REQUESTS_MAX = 20
 """The limit of requests before authentication, as each costs time on the event loop. Clients send about six."""
@@ -46,19 +45,18 @@ class Entry:
         self._settings, self._versions = services.settings, services.versions
         self._certificates, self._apis = certificates, apis
         self._verifier = Verifier(services.cluster.store, services.call)
-        self._waiting: Counter[str] = Counter()
-        """Unauthenticated connections by network."""
+        self._waiting: dict[str, list[asyncio.Timeout]] = {}
+        """The time limits of unauthenticated connections by network, the oldest first."""
 
     async def admit(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted | None:
         """Authenticate the client. If it is not admitted, close its connection and return None."""
         host = (writer.get_extra_info("peername") or ("", 0))[0]
-        network, places = network_of(host), self._settings.unauthenticated_connections_max
-        if self._waiting.total() >= places or self._waiting[network] >= max(1, places // _PLACES_OF_A_HOST):
+        network, limit = network_of(host), asyncio.timeout(self._settings.authentication_timeout_s)
+        if not self._takes_place(network, limit):
             writer.close()
             return None
-        self._waiting[network] += 1
         try:
-            async with asyncio.timeout(self._settings.authentication_timeout_s):
+            async with limit:
                 return await self._admitted(reader, writer)
         except (MalformedRequestError, OSError) as error:  # SSLError is an OSError
             logger.warning("connection of %s refused: %s", host, error)
@@ -67,9 +65,34 @@ class Entry:
         except (asyncio.IncompleteReadError, EOFError):
             pass
         finally:
-            self._waiting[network] -= 1
-            self._waiting += Counter()  # drops those with none
+            self._free_place(network, limit)
         return None
+
+    def _takes_place(self, network: str, limit: asyncio.Timeout) -> bool:
+        """Take a place for a connection, or return False.
+
+        If all places are taken, the network with the most loses its oldest one, unless that would be this network:
+        logins that are begun and never finished, from a few networks, keep no other network out.
+        """
+        places, of_network = self._settings.unauthenticated_connections_max, self._waiting.get(network, [])
+        if len(of_network) >= max(1, places // _PLACES_OF_A_NETWORK):
+            return False
+        if sum(map(len, self._waiting.values())) >= places:
+            largest = max(self._waiting, key=lambda name: len(self._waiting[name]))
+            if len(self._waiting[largest]) <= len(of_network) + 1:
+                return False
+            oldest = self._waiting[largest][0]
+            self._free_place(largest, oldest)
+            oldest.reschedule(asyncio.get_running_loop().time())
+        self._waiting.setdefault(network, []).append(limit)
+        return True
+
+    def _free_place(self, network: str, limit: asyncio.Timeout) -> None:
+        limits = self._waiting.get(network, [])
+        if limit in limits:
+            limits.remove(limit)
+            if not limits:
+                del self._waiting[network]
 
     async def _admitted(self, reader: ClientReader, writer: asyncio.StreamWriter) -> Admitted:
         principal = ANONYMOUS

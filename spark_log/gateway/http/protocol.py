@@ -2,17 +2,25 @@
 
 A connection waits for its client until a request has arrived completely, and while the client does not receive the
 answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the connection
-that has waited longest.
+that has waited longest. A network has at most OF_NETWORK_MAX connections: a further one ends that one of them which
+has waited longest, or is refused if none waits.
 """
 
 import asyncio
+from collections.abc import Collection
+from operator import itemgetter
+from typing import cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from spark_log.gateway.limits.networks import network_of
+
 WAIT_S = 60.0
 WAITING_MAX = 256
 """A process has 1,024 file descriptors on many systems, and a server needs some for its work."""
+OF_NETWORK_MAX = 256
+"""A proxy in front of the server is one network: it has a connection for each request and each page that is live."""
 
 
 class LimitedProtocol(H11Protocol):
@@ -23,7 +31,12 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._network = network_of(self.client[0] if self.client else "")
+        of_network = [each for each in self._connections() if each._network == self._network]
+        if len(of_network) > OF_NETWORK_MAX:
+            (_longest_waiting(of_network) or self)._end()
+        if not transport.is_closing():
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._done()
@@ -51,16 +64,26 @@ class LimitedProtocol(H11Protocol):
         if not receives and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._done()
         elif self._deadline is None:
-            waiting = [each for each in self.connections if getattr(each, "_deadline", None) is not None]
-            if len(waiting) >= WAITING_MAX:
-                min(waiting, key=lambda each: each._deadline.when())._end()  # type: ignore[union-attr]
+            longest = _longest_waiting(self._connections(), but=WAITING_MAX - 1)
+            if longest is not None:
+                longest._end()
             self._deadline = self.loop.call_later(WAIT_S, self._end)
+
+    def _connections(self) -> "set[LimitedProtocol]":
+        return cast("set[LimitedProtocol]", self.connections)
 
     def _end(self) -> None:
         self._done()
+        self.connections.discard(self)  # asyncio calls connection_lost later
         self.transport.abort()
 
     def _done(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _longest_waiting(connections: Collection[LimitedProtocol], but: int = 0) -> LimitedProtocol | None:
+    """Return the connection that has waited longest for its client, if more than `but` of them wait."""
+    waiting = [(each._deadline.when(), each) for each in connections if each._deadline is not None]
+    return min(waiting, key=itemgetter(0))[1] if len(waiting) > but else None

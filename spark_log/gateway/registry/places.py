@@ -1,7 +1,8 @@
 """Limits how many requests are read and answered at the same time, for each client's network and in all.
 
 A large body is read only after it has a place. It is parsed as JSON in one call, which may take a quarter of a second,
-during which no other Python thread runs. So only one large request is answered at a time.
+during which no other Python thread runs. So only one large request is answered at a time. How long a small one takes is
+not known before: the small requests of a network that has used much CPU time lately are answered like large ones.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
+
+from spark_log import clock
 
 SMALL_BYTES = 64 * 1024
 """The largest small body. uvicorn reads about as much before the application requests the body."""
@@ -22,6 +25,9 @@ _OF_NETWORK_MAX = 10
 """Requests that are answered at the same time; further ones wait. There are 40 threads."""
 _WITH_BODY_MAX, _WITH_BODY_OF_NETWORK_MAX = 8, 2
 """The same of requests with a body. These parse and compare schemas, which may take seconds of a core; others read."""
+_CPU_S_MAX, _CPU_FORGOTTEN = 1.0, 1 / 30
+"""A network with more seconds has used much CPU time. So many are forgiven for each second that passes."""
+_NETWORKS_MAX = 1_000
 
 _Semaphores = WeakValueDictionary[str, asyncio.Semaphore]
 
@@ -36,6 +42,8 @@ class Places:
         self._large_of_networks: _Semaphores = WeakValueDictionary()
         self._with_body, self._with_body_of_networks = asyncio.Semaphore(_WITH_BODY_MAX), _Semaphores()
         self._large_bodies, self._large_answer = asyncio.Semaphore(LARGE_BODIES_MAX), asyncio.Semaphore(1)
+        self._cpu: dict[str, tuple[float, float]] = {}
+        """The CPU time of each network in seconds, and when it was that."""
 
     @contextmanager
     def request(self, network: str) -> Iterator[None]:
@@ -68,9 +76,19 @@ class Places:
                 yield
             return
         async with self._with_body_of_networks.setdefault(network, asyncio.Semaphore(_WITH_BODY_OF_NETWORK_MAX)):
-            if size <= SMALL_BYTES:
+            if size <= SMALL_BYTES and self._cpu_s(network) <= _CPU_S_MAX:
                 async with self._with_body:
                     yield
                 return
             async with self._large_answer, self._with_body:
                 yield
+
+    def charge(self, network: str, cpu_s: float) -> None:
+        """Add the CPU time of a request that was answered."""
+        if len(self._cpu) >= _NETWORKS_MAX:
+            self._cpu = {name: used for name, used in self._cpu.items() if self._cpu_s(name) > 0}
+        self._cpu[network] = self._cpu_s(network) + cpu_s, clock.monotonic_s()
+
+    def _cpu_s(self, network: str) -> float:
+        used_s, then_s = self._cpu.get(network, (0.0, 0.0))
+        return max(0.0, used_s - _CPU_FORGOTTEN * (clock.monotonic_s() - then_s))

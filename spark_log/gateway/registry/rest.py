@@ -6,6 +6,7 @@ It keeps no state, so any number of processes may serve one cluster.
 import json
 import logging
 from collections.abc import Callable, Collection
+from time import thread_time
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -107,9 +108,10 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
                     except ClientDisconnect:
                         return Response()
                     async with places.answer(network, size):
-                        return await run_in_threadpool(
-                            _answer, registry, handlers[request.method.lower()], request, body
-                        )
+                        handler = handlers[request.method.lower()]
+                        response, cpu_s = await run_in_threadpool(_timed_answer, registry, handler, request, body)
+                        places.charge(network, cpu_s)
+                        return response
 
         return Route(path, endpoint, methods=[method.upper() for method in handlers])
 
@@ -146,6 +148,12 @@ def _body_size(request: Request) -> int:
     if "transfer-encoding" in request.headers:
         return _BODY_BYTES_MAX
     return declared_length(request.headers.get("content-length"))
+
+
+def _timed_answer(registry: Registry, handler: Handler, request: Request, body: bytes) -> tuple[Response, float]:
+    """Return the response, and the CPU time of this thread for it in seconds."""
+    begin_s = thread_time()
+    return _answer(registry, handler, request, body), thread_time() - begin_s
 
 
 def _answer(registry: Registry, handler: Handler, request: Request, body: bytes) -> Response:

@@ -3,6 +3,8 @@
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from spark_log.gateway.access.entry import Admitted, Entry
 from spark_log.gateway.gateway_settings import GatewaySettings
 
@@ -18,25 +20,49 @@ class Writer:
         self.closed = True
 
 
-def test_the_addresses_of_one_network_leave_places_to_the_others(monkeypatch):
+@pytest.fixture
+def gateway(monkeypatch):
+    """An Entry with 8 places, whose connections authenticate after `go_on` is set."""
+
+    async def admitted(_self, reader, writer):
+        await go_on.wait()
+        return Admitted(reader, writer)
+
+    go_on = asyncio.Event()
+    monkeypatch.setattr(Entry, "_admitted", admitted)
+    settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, unauthenticated_connections_max=8)
+    services = SimpleNamespace(settings=settings, versions={}, cluster=SimpleNamespace(store=None), call=None)
+    return SimpleNamespace(entry=Entry(services, None, {}), go_on=go_on)
+
+
+def admit(gateway, hosts):
+    """Whether the connections of the hosts, which come in this order, are admitted, and their writers."""
+
     async def run():
-        settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, unauthenticated_connections_max=8)
-        services = SimpleNamespace(settings=settings, versions={}, cluster=SimpleNamespace(store=None), call=None)
-        entry, go_on = Entry(services, None, {}), asyncio.Event()
-
-        async def admitted(_self, reader, writer):
-            await go_on.wait()
-            return Admitted(reader, writer)
-
-        monkeypatch.setattr(Entry, "_admitted", admitted)
-        writers = [Writer(f"2001:db8:1:2::{number}") for number in range(8)]
-        tasks = [asyncio.create_task(entry.admit(None, writer)) for writer in writers]
-        other = Writer("2001:db8:1:3::1")
-        tasks.append(asyncio.create_task(entry.admit(None, other)))
+        writers = [Writer(host) for host in hosts]
+        tasks = [asyncio.create_task(gateway.entry.admit(None, writer)) for writer in writers]
         await asyncio.sleep(0)
-        assert [writer.closed for writer in writers] == [False] * 2 + [True] * 6
-        assert not other.closed
-        go_on.set()
-        assert [one is not None for one in await asyncio.gather(*tasks)] == [True] * 2 + [False] * 6 + [True]
+        gateway.go_on.set()
+        return [one is not None for one in await asyncio.gather(*tasks)], writers
 
-    asyncio.run(run())
+    return asyncio.run(run())
+
+
+def test_the_addresses_of_one_network_leave_places_to_the_others(gateway):
+    hosts = [f"2001:db8:1:2::{number}" for number in range(8)]
+    admitted, writers = admit(gateway, [*hosts, "2001:db8:1:3::1"])
+    assert admitted == [True] * 2 + [False] * 6 + [True]
+    assert [writer.closed for writer in writers] == [not one for one in admitted]
+
+
+def test_networks_that_have_all_places_lose_their_oldest_to_another(gateway):
+    full = [f"10.0.0.{number // 2}" for number in range(8)]
+    admitted, _ = admit(gateway, [*full, "10.0.0.0", "10.0.1.1", "10.0.1.2"])
+    assert admitted == [False, True, False, True, *[True] * 4, False, True, True]
+
+
+def test_networks_with_equal_parts_keep_their_places(gateway):
+    full = [f"10.0.0.{number}" for number in range(8)]
+    admitted, _ = admit(gateway, [*full, "10.0.1.1"])
+    assert admitted == [True] * 8 + [False]
+    assert not gateway.entry._waiting

@@ -112,6 +112,16 @@ def test_of_too_many_connections_that_wait_the_oldest_ends(patient):
     assert is_answered(later[0])
 
 
+def test_of_too_many_connections_of_one_network_the_one_that_waits_longest_ends(patient, monkeypatch):
+    monkeypatch.setattr(http_protocol, "OF_NETWORK_MAX", 3)
+    busy, waiting = patient(OF_LARGE), [patient(BEGUN), patient(BEGUN)]
+    busy.recv(1, socket.MSG_PEEK)  # its answer has begun
+    assert is_answered(patient(WHOLE))
+    assert not is_answered(waiting[0])
+    waiting[1].sendall(b"\r\nbody")
+    assert is_answered(waiting[1])
+
+
 def received(client):
     found = 0
     try:

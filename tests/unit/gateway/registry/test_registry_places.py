@@ -6,7 +6,8 @@ from threading import Event
 
 import pytest
 
-from spark_log.gateway.registry.places import LARGE_BODIES_MAX, REQUESTS_MAX, SMALL_BYTES
+from spark_log import clock
+from spark_log.gateway.registry.places import LARGE_BODIES_MAX, REQUESTS_MAX, SMALL_BYTES, Places
 from spark_log.gateway.registry.rest import application
 
 LARGE_BYTES = SMALL_BYTES + 1
@@ -94,6 +95,40 @@ def test_a_network_with_its_part_of_the_requests_is_refused_more():
         assert clients.statuses == [503] * 11
         await clients.finish()
         assert set(clients.statuses[11:]) == {200}
+
+    asyncio.run(run())
+
+
+def test_networks_that_have_used_much_cpu_time_are_answered_one_at_a_time(monkeypatch):
+    async def begun(places, hosts):
+        """Return the hosts whose requests begin to be answered while none ends."""
+        answered, go_on = [], asyncio.Event()
+
+        async def answer(host):
+            async with places.answer(host, 100):
+                answered.append(host)
+                await go_on.wait()
+
+        tasks = [asyncio.create_task(answer(host)) for host in hosts]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        first = list(answered)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        return first
+
+    async def run():
+        places, now_s, hosts = Places(), 1_000.0, ["costly1", "costly1", "costly2", "other", "other"]
+        monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+        for _ in range(2):
+            places.charge("costly1", 1.5)
+        places.charge("costly2", 2.0)
+        places.charge("other", 0.5)
+        assert await begun(places, hosts) == ["costly1", "other", "other"]
+        now_s += 45
+        assert await begun(places, hosts) == ["costly1", "costly2", "other", "other"]
+        now_s += 45
+        assert await begun(places, hosts) == hosts
 
     asyncio.run(run())
 
