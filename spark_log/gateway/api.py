@@ -12,7 +12,7 @@ from spark_log.gateway.limits.networks import network_of
 from spark_log.gateway.protocol.request_limits import ORDINARY, RequestLimits
 from spark_log.gateway.protocol.wire import Message, RequestHeader, read_request_header
 from spark_log.gateway.services import Services
-from spark_log.gateway.transactions.claims import Claims
+from spark_log.gateway.transactions.fencing_tokens import FencingTokens
 
 ANONYMOUS = "User:ANONYMOUS"
 
@@ -25,8 +25,8 @@ class Client:
     host: str
     software: str = ""
     """Name and version of the client's library (KIP-511), if the client has sent them."""
-    claims: Claims = field(default_factory=Claims)
-    """The claims of the connection on transactional producers."""
+    fencing_tokens: FencingTokens = field(default_factory=FencingTokens)
+    """The fencing tokens of the connection on transactional producers."""
     principal: str = ANONYMOUS
     """`User:` and the name in its certificate, or the user that SASL has authenticated."""
     access: Access = EVERYTHING

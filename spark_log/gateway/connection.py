@@ -39,7 +39,7 @@ from spark_log.gateway.protocol.wire import (
 )
 from spark_log.gateway.services import Services
 from spark_log.gateway.topics.metadata_requests import UNSUPPORTED_VERSION, software_of, versions_response
-from spark_log.gateway.transactions.claims import Claims
+from spark_log.gateway.transactions.fencing_tokens import FencingTokens
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class Connection:
         """The last answer that was begun, until it is written."""
         self._last_is_pipelined = False
         self._software = admitted.software
-        self._claims = Claims()
+        self._fencing_tokens = FencingTokens()
         self._order = asyncio.Lock()
-        self._client = Client("", self._host, self._software, self._claims, self._principal, order=self._order)
+        self._client = Client("", self._host, self._software, self._fencing_tokens, self._principal, order=self._order)
         self._client_key = self._client.key
         self._cpu_share: tuple[Bucket, float] | None = None
         """The bucket that is charged for the CPU time of the last request that was read, and the charge so far."""
@@ -257,7 +257,7 @@ class Connection:
         last = self._client
         if (header.client_id, self._software) != (last.client_id, last.software) or access is not last.access:
             self._client = Client(
-                header.client_id, self._host, self._software, self._claims, self._principal, access, self._order
+                header.client_id, self._host, self._software, self._fencing_tokens, self._principal, access, self._order
             )
         return self._client
 

@@ -177,7 +177,12 @@ def assign_as_leader(
         }
     except Exception as error:
         raise AssignorFailedError(f"assignor {assignor.name!r} failed: {error!r}") from error
-    _check(assignor.name, {member_id: set(said.topics) for member_id, _, said in subscribers}, counts, given)
+    _check(
+        assignor.name,
+        {member_id: set(subscription.topics) for member_id, _, subscription in subscribers},
+        counts,
+        given,
+    )
     return encoded
 
 

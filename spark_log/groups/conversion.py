@@ -110,9 +110,9 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
     owners: dict[TopicPartition, str] = {}
     # an assignment is of this generation; what members said that they own when they joined may be older
     assigned = {each.member_id: decode_assignment(each.assignment) or NO_PARTITIONS for each in group.joined}
-    for claims in (assigned, {member_id: message.owned for member_id, message in messages.items()}):
-        for member_id, claimed in claims.items():
-            for p in claimed:
+    for reports in (assigned, {member_id: message.owned for member_id, message in messages.items()}):
+        for member_id, partitions in reports.items():
+            for p in partitions:
                 exists = p.topic in facts and 0 <= p.partition < facts[p.topic].partition_count
                 if exists and p.topic in messages[member_id].topics:
                     owners.setdefault(p, member_id)
@@ -124,7 +124,7 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
         mine = frozenset(owned.get(member.member_id, ()))
         topics = frozenset(filter(is_legal, messages[member.member_id].topics))
         epochs = EpochState(
-            member.member_id, member.rebalance_timeout_ms, told=mine,
+            member.member_id, member.rebalance_timeout_ms, current=mine,
             topic_ids=frozenset(facts[p.topic].topic_id for p in mine),
         )  # fmt: skip
         translated.append(

@@ -18,7 +18,7 @@ from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """A heartbeat of a member without changes of its subscription or partitions."""
 
     group_id: str
@@ -26,7 +26,7 @@ class Beat(NamedTuple):
     instance_id: str | None
     epoch: int
     """Its member epoch, which is the generation of a classic member."""
-    claim: str
+    connection_id: str
     protocol: str = rows.CONSUMER
 
     @property
@@ -35,7 +35,7 @@ class Beat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BeatAnswer:
+class HeartbeatAnswer:
     """The answer to a heartbeat. With `rejoin`, the member of a classic group must join again; with `alone`, the
     heartbeat must be handled outside of a batch. `error` is UnknownMemberIdError or FencedInstanceIdError.
 
@@ -52,19 +52,19 @@ class BeatAnswer:
     valid_until_ms: int = 0
 
 
-UNCHANGED = BeatAnswer()
+UNCHANGED = HeartbeatAnswer()
 _CHARACTERS_MAX = 2 * 1024 * 1024
 """Of the texts of members that one read decodes, equal ones counted once: other heartbeats wait for it meanwhile."""
 
 
-def answer_beats(store: Store, beats: Sequence[Beat]) -> list[BeatAnswer]:
+def answer_heartbeats(store: Store, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
     """Return the answers by the present state of the store. It accepts at most MEMBERS_MAX heartbeats."""
-    return store.read(lambda connection: _answers(store, connection, beats))
+    return store.read(lambda connection: _answers(store, connection, heartbeats))
 
 
-def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
+def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
     """Renew the sessions, and return which members are live. It accepts at most MEMBERS_MAX heartbeats."""
-    keys = _keys(beats)
+    keys = _keys(heartbeats)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> set[Key]:
         batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
@@ -83,21 +83,23 @@ def renew_sessions(store: Store, beats: Sequence[Beat]) -> list[bool]:
         return until_ms.keys() | classic_until_ms.keys()
 
     renewed = store.transact(body)
-    return [beat.key in renewed for beat in beats]
+    return [heartbeat.key in renewed for heartbeat in heartbeats]
 
 
-def _answers(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> list[BeatAnswer]:
-    classic = [beat for beat in beats if beat.protocol == rows.CLASSIC]
+def _answers(store: Store, connection: sa.Connection, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
+    classic = [heartbeat for heartbeat in heartbeats if heartbeat.protocol == rows.CLASSIC]
     answers = _of_classic_groups(store, connection, classic) if classic else {}
-    rest = [beat for beat in beats if beat not in answers]
+    rest = [heartbeat for heartbeat in heartbeats if heartbeat not in answers]
     if rest:
         answers |= _of_consumer_groups(store, connection, rest)
-    return [answers[beat] for beat in beats]
+    return [answers[heartbeat] for heartbeat in heartbeats]
 
 
-def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> dict[Beat, BeatAnswer]:
+def _of_classic_groups(
+    store: Store, connection: sa.Connection, heartbeats: Sequence[Heartbeat]
+) -> dict[Heartbeat, HeartbeatAnswer]:
     """Return the answers to members of classic groups; heartbeats of other groups are left out."""
-    keys = _keys(beats)
+    keys = _keys(heartbeats)
     with one_message(connection):
         clock = store.ask_clock(connection)
         members = batch_rows.ask_classic(connection, keys)
@@ -106,25 +108,25 @@ def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[
     by_key = {(row.group_id, row.member_id): row for row in map(ClassicColumns._make, members.rows())}
     ends_ms = _session_ends(ends.rows(), now)
     answers = {}
-    for beat in beats:
-        row = by_key.get(beat.key)
+    for heartbeat in heartbeats:
+        row = by_key.get(heartbeat.key)
         if row is None:
-            if beat.group_id in ends_ms:  # not a member of this classic group
-                answers[beat] = BeatAnswer(alone=True)
+            if heartbeat.group_id in ends_ms:  # not a member of this classic group
+                answers[heartbeat] = HeartbeatAnswer(alone=True)
             continue
-        change_ms = ends_ms[beat.group_id]
+        change_ms = ends_ms[heartbeat.group_id]
         if row.deadline_ms is not None:
             change_ms = min(change_ms, row.deadline_ms if row.group_clock_epoch == now.clock_epoch else 0)
         if (
             change_ms <= now.lease_ms
             or row.phase == Phase.PENDING
-            or row.generation != beat.epoch
-            or beat.instance_id not in (None, row.instance_id)
+            or row.generation != heartbeat.epoch
+            or heartbeat.instance_id not in (None, row.instance_id)
         ):
-            answers[beat] = BeatAnswer(alone=True)
+            answers[heartbeat] = HeartbeatAnswer(alone=True)
             continue
         due_ms = row.until_ms - row.session_timeout_ms * 2 // 3
-        answers[beat] = BeatAnswer(
+        answers[heartbeat] = HeartbeatAnswer(
             rejoin=State(row.state).must_rejoin,
             renewal_due=due_ms <= now.lease_ms,
             valid_until_ms=min(due_ms, change_ms),
@@ -132,8 +134,10 @@ def _of_classic_groups(store: Store, connection: sa.Connection, beats: Sequence[
     return answers
 
 
-def _of_consumer_groups(store: Store, connection: sa.Connection, beats: Sequence[Beat]) -> dict[Beat, BeatAnswer]:
-    keys = _keys(beats)
+def _of_consumer_groups(
+    store: Store, connection: sa.Connection, heartbeats: Sequence[Heartbeat]
+) -> dict[Heartbeat, HeartbeatAnswer]:
+    keys = _keys(heartbeats)
     with one_message(connection):
         clock = store.ask_clock(connection)
         members = batch_rows.ask_members(connection, keys)
@@ -152,30 +156,33 @@ def _of_consumer_groups(store: Store, connection: sa.Connection, beats: Sequence
     topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
     facts = batch_rows.topic_facts(connection, topics)
     answers = {}
-    for beat in beats:
-        if beat.key in later:
-            answers[beat] = BeatAnswer(later=True)
+    for heartbeat in heartbeats:
+        if heartbeat.key in later:
+            answers[heartbeat] = HeartbeatAnswer(later=True)
             continue
-        row = by_key.get(beat.key)
-        if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != beat.protocol:
-            answers[beat] = BeatAnswer(error=_refusal(connection, beat, gone=row is None))
+        row = by_key.get(heartbeat.key)
+        if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != heartbeat.protocol:
+            answers[heartbeat] = HeartbeatAnswer(error=_refusal(connection, heartbeat, gone=row is None))
             continue
         group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
-        epochs, owned_now = epochs_of(row.epoch_state), assigned.get(beat.key, set())
-        accepted = (row.epoch, epochs.claim) == (beat.epoch, beat.claim) and beat.instance_id in (None, row.instance_id)
+        epochs, owned_now = epochs_of(row.epoch_state), assigned.get(heartbeat.key, set())
+        accepted = (row.epoch, epochs.connection_id) == (
+            heartbeat.epoch,
+            heartbeat.connection_id,
+        ) and heartbeat.instance_id in (None, row.instance_id)
         alone = (
             not accepted
-            or row.group_generation != beat.epoch
+            or row.group_generation != heartbeat.epoch
             or notice_topics(group, facts_of(row.topics), facts, said.topics) != group
-            or ends_ms[beat.group_id] <= now.lease_ms
+            or ends_ms[heartbeat.group_id] <= now.lease_ms
             or owned_now != partitions_of(row.target)
-            or owned_now != epochs.told
+            or owned_now != epochs.current
             or (said.pattern is not None and said.pattern.matched != topic_set)
         )
         due_ms = epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms)
-        valid_until_ms = min(due_ms, ends_ms[beat.group_id])
+        valid_until_ms = min(due_ms, ends_ms[heartbeat.group_id])
         renewal_due = accepted and due_ms <= now.lease_ms
-        answers[beat] = BeatAnswer(alone=alone, renewal_due=renewal_due, valid_until_ms=valid_until_ms)
+        answers[heartbeat] = HeartbeatAnswer(alone=alone, renewal_due=renewal_due, valid_until_ms=valid_until_ms)
     return answers
 
 
@@ -195,8 +202,8 @@ def _too_much(by_key: Mapping[Key, MemberColumns]) -> set[Key]:
     return later
 
 
-def _keys(beats: Sequence[Beat]) -> list[Key]:
-    return sorted({beat.key for beat in beats})
+def _keys(heartbeats: Sequence[Heartbeat]) -> list[Key]:
+    return sorted({heartbeat.key for heartbeat in heartbeats})
 
 
 def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict[str, int]:
@@ -208,11 +215,11 @@ def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict
     return found
 
 
-def _refusal(connection: sa.Connection, beat: Beat, *, gone: bool) -> SparkLogError:
+def _refusal(connection: sa.Connection, heartbeat: Heartbeat, *, gone: bool) -> SparkLogError:
     """Return the error of a member that is not live."""
-    fenced = gone and rows.find_instance(connection, beat.group_id, beat.instance_id) is not None
+    fenced = gone and rows.find_instance(connection, heartbeat.group_id, heartbeat.instance_id) is not None
     try:
-        check_member(beat.group_id, beat.member_id, live=False, fenced=fenced)
+        check_member(heartbeat.group_id, heartbeat.member_id, live=False, fenced=fenced)
     except SparkLogError as error:
         return error
     raise AssertionError("unreachable: check_member raises")

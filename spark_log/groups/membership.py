@@ -25,9 +25,9 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.committers import check_committer
 from spark_log.groups.consumer.rules import JOINING, LEAVING, LEAVING_FOR_A_WHILE, NO_PARTITIONS, Assignment
-from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
-from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt
@@ -172,9 +172,9 @@ class ConsumerMembership(Membership):
         me, epoch = self._identity(), self.generation
         if not me.member_id:
             return True
-        beat = Beat(me.group_id, me.member_id, me.instance_id, epoch, me.member_id)
-        [answer] = answer_beats(self._store, [beat])
-        if answer.renewal_due and renew_sessions(self._store, [beat]) == [False]:
+        heartbeat = Heartbeat(me.group_id, me.member_id, me.instance_id, epoch, me.member_id)
+        [answer] = answer_heartbeats(self._store, [heartbeat])
+        if answer.renewal_due and renew_sessions(self._store, [heartbeat]) == [False]:
             return True
         return answer.alone or answer.error is not None or not self._complete
 
@@ -183,12 +183,12 @@ class ConsumerMembership(Membership):
         if not me.member_id:
             self._new_id = self._new_id or new_member_id(me.client_id)  # the join may be written although it fails
             me, epoch, owned = replace(me, member_id=self._new_id), JOINING, NO_PARTITIONS
-        beat = ConsumerBeat(
+        heartbeat = ConsumerHeartbeat(
             me, me.member_id, epoch, rebalance_timeout_ms=self.settings.rebalance_timeout_ms, names=topics,
             owned=owned, assignors=self._assignors, replaces=True,
         )  # fmt: skip
         try:
-            answer = consumer_heartbeat(self._store, beat, known_assignors())
+            answer = consumer_heartbeat(self._store, heartbeat, known_assignors())
         except FencedMemberEpochError as error:
             raise UnknownMemberIdError(f"group {self.group_id!r}: {error}") from error
         self._new_id = ""
@@ -198,4 +198,4 @@ class ConsumerMembership(Membership):
 
     def _leave(self, me: Identity, generation: int) -> None:
         epoch = LEAVING if me.instance_id is None else LEAVING_FOR_A_WHILE
-        leave_consumer(self._store, ConsumerBeat(me, me.member_id, epoch), known_assignors())
+        leave_consumer(self._store, ConsumerHeartbeat(me, me.member_id, epoch), known_assignors())

@@ -17,7 +17,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import rules
-from spark_log.transactions.claim_rules import Claim
+from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_rows import write_pending_offsets
 from spark_log.transactions.wire_transactions import WireProducer, locked
@@ -26,7 +26,7 @@ from spark_log.transactions.wire_transactions import WireProducer, locked
 def add_offsets(
     store: Store,
     producer: WireProducer,
-    claim: Claim,
+    token: FencingToken,
     who: Committer,
     commits: Commits,
     *,
@@ -34,12 +34,12 @@ def add_offsets(
 ) -> list[TopicPartition]:
     """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
 
-    Raises the errors of `rules.check_open`, and ClaimLostError. Raises UnknownMemberIdError, IllegalGenerationError or
-    FencedInstanceIdError if the member may not commit the offsets now.
+    Raises the errors of `rules.check_open`, and FencedConnectionError. Raises UnknownMemberIdError,
+    IllegalGenerationError or FencedInstanceIdError if the member may not commit the offsets now.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
-        transaction = locked(connection, store, producer, claim).transaction
+        transaction = locked(connection, store, producer, token).transaction
         rules.check_open(transaction, producer.ref)
         # the group's lock orders this and an assignment to another member, which then finds the pending offset
         check_committing(store, connection, who, commits, lock=True)

@@ -3,7 +3,7 @@
 A transactional id has a producer id and an epoch. Each `init_transactions` raises the epoch, and fences producers with
 a lower one. Each end of a transaction also raises it (KIP-890), so that a delayed call of an older transaction cannot
 affect a newer one; the producer continues with the next epoch. The clients of a gateway do not know KIP-890: their
-commits and aborts keep the epoch (`keeps_epoch`), and `claim_rules` refuses their delayed calls.
+commits and aborts keep the epoch (`keeps_epoch`), and `fencing_rules` refuses their delayed calls.
 
 The batches of an open transaction are *pending*: they have no offsets, and no reader sees them. A commit is one
 transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
@@ -72,10 +72,10 @@ class Transaction:
     """The epoch of the producer that may continue with the current epoch, until it does, or -1. It has requested the
     current epoch (`bump`), or its transaction has ended as `state` says.
     """
-    claim: int = 0
-    """The newest claim of a connection of a Kafka client with the role COORDINATOR (`claim_rules`)."""
-    offsets_claim: int = 0
-    """The newest claim with the role OFFSETS, for TxnOffsetCommit."""
+    token: int = 0
+    """The newest fencing token of a connection of a Kafka client with the role COORDINATOR (`fencing_rules`)."""
+    offsets_token: int = 0
+    """The newest fencing token with the role OFFSETS, for TxnOffsetCommit."""
 
 
 def initialize(transaction: Transaction) -> Transaction:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.rules import Batch
-from spark_log.transactions.claim_rules import Claim
+from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import commit_transaction_hook
 
@@ -15,7 +15,7 @@ class TransactionCommit:
     """The transaction of a producer when its commit is called.
 
     `batches` are all its batches, in order, without the `dropped` ones, whose topics were deleted. `blobs` has the
-    bytes of batches that are not registered: the commit stores them. `claim` belongs to a Kafka client. The hooks
+    bytes of batches that are not registered: the commit stores them. `token` belongs to a Kafka client. The hooks
     `before` and `after` run around the end of the transaction, and commit, for example, offsets of groups.
     """
 
@@ -23,16 +23,16 @@ class TransactionCommit:
     batches: Sequence[Batch]
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     dropped: Sequence[Batch] = ()
-    claim: Claim | None = None
+    token: FencingToken | None = None
     before: Sequence[CommitHook] = ()
     after: Sequence[CommitHook] = ()
     durable: bool = True
 
     def request(self) -> AppendRequest:
         """Return the request for `Log.append_whole`. Its hooks raise the errors of `transactions.rules.commit`,
-        ClaimLostError, and the errors of `before` and `after`.
+        FencedConnectionError, and the errors of `before` and `after`.
         """
         registered = len(self.batches) - len(self.blobs) + len(self.dropped)
-        end = commit_transaction_hook(self.ref, registered, self.dropped, self.claim)
+        end = commit_transaction_hook(self.ref, registered, self.dropped, self.token)
         hooks = [*self.before, end, *self.after]
         return AppendRequest(self.batches, self.blobs, atomic=True, hooks=hooks, durable=self.durable, commits=True)

@@ -93,7 +93,7 @@ def ask_transaction(
                 f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
             )
         [(transactional_id, epoch, state, until_ms, clock_epoch, timeout_ms, *numbers)] = rows
-        previous_epoch, pending, claim, offsets_claim = numbers
+        previous_epoch, pending, token, offsets_token = numbers
         state = TransactionState(state)
         transaction = Transaction(
             producer_id,
@@ -103,8 +103,8 @@ def ask_transaction(
             expired=state is ONGOING and now().expired(until_ms, clock_epoch),
             transactional_id=transactional_id,
             previous_epoch=previous_epoch,
-            claim=claim,
-            offsets_claim=offsets_claim,
+            token=token,
+            offsets_token=offsets_token,
         )
         return TransactionRow(transaction, timeout_ms)
 
@@ -151,9 +151,9 @@ def save_transaction(
         set_epoch(connection, after.producer_id, after.epoch)
 
 
-def _facts(transaction: Transaction) -> tuple[Any, ...]:
+def _facts(of: Transaction) -> tuple[Any, ...]:
     """Return the values of the columns `_STATE`."""
-    return tuple(getattr(transaction, "epoch" if name == "producer_epoch" else name) for name in _STATE)
+    return of.epoch, of.state, of.previous_epoch, of.pending, of.token, of.offsets_token
 
 
 def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:

@@ -34,8 +34,8 @@ from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-from spark_log.transactions import claim_rules, rules
-from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions import fencing_rules, rules
+from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.rules import EPOCH_MAX, ONGOING, ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
@@ -54,10 +54,10 @@ _NAMES_A_QUERY = 1_000
 
 
 class Initialized(NamedTuple):
-    """A producer that may begin a transaction, and the claim of its connection."""
+    """A producer that may begin a transaction, and the fencing token of its connection."""
 
     ref: ProducerRef
-    claim: Claim
+    token: FencingToken
 
 
 def init_producer(
@@ -68,7 +68,7 @@ def init_producer(
     given: ProducerRef | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> Initialized:
-    """Return a producer id and a new epoch for the transactional id, and a claim.
+    """Return a producer id and a new epoch for the transactional id, and a fencing token.
 
     Earlier producers with the id are fenced, and their open transaction is aborted. With `given`, only this producer
     gets a new epoch (`rules.bump`).
@@ -96,7 +96,7 @@ def init_producer(
             after = rules.bump(before.transaction, given)
         ends = before.transaction.state is ONGOING and after.state is not ONGOING
         dropped = read_pending(connection, producer_id) if ends else []
-        after, claim = claim_rules.take(after, Role.COORDINATOR)
+        after, token = fencing_rules.take(after, Role.COORDINATOR)
         save_transaction(connection, now, before, after)
         if after.epoch > EPOCH_MAX:
             release_transactional_id(connection, producer_id)
@@ -104,10 +104,10 @@ def init_producer(
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
             before = lock_transaction(connection, now, producer_id)
-            after, claim = claim_rules.take(rules.initialize(before.transaction), Role.COORDINATOR)
+            after, token = fencing_rules.take(rules.initialize(before.transaction), Role.COORDINATOR)
             save_transaction(connection, now, before, after)
         begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
-        return Initialized(ProducerRef(producer_id, after.epoch), claim), dropped
+        return Initialized(ProducerRef(producer_id, after.epoch), token), dropped
 
     found, dropped = store.transact(initialize, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.initialized")
@@ -164,18 +164,18 @@ def register(
 
 
 def commit_transaction_hook(
-    ref: ProducerRef, batches: int, dropped: Sequence[Batch] = (), claim: Claim | None = None
+    ref: ProducerRef, batches: int, dropped: Sequence[Batch] = (), token: FencingToken | None = None
 ) -> CommitHook:
     """Return the hook of the append transaction that commits. It ends the transaction, which must have `batches`
-    pending batches, including the `dropped` ones, whose topics were deleted. With the `claim` of a Kafka client it
+    pending batches, including the `dropped` ones, whose topics were deleted. With the `token` of a Kafka client it
     keeps the epoch.
     """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_transaction(connection, now, ref.producer_id)
-        if claim is not None:
-            claim_rules.check(before.transaction, claim)
-        after = rules.commit(before.transaction, ref, batches, keeps_epoch=claim is not None)
+        if token is not None:
+            fencing_rules.check(before.transaction, token)
+        after = rules.commit(before.transaction, ref, batches, keeps_epoch=token is not None)
         if dropped:
             delete_blobs(connection, [batch.name for batch in dropped if batch.inline])
         with sent_with_commit(connection):

@@ -1,10 +1,10 @@
 """Executes calls of Kafka clients' transactions in the store: read under lock, decide (`transactions.rules`), write.
 
-    take_claim      let the caller's connection act from now on, and change nothing else (`transactions.claim_rules`)
-    begin           AddPartitionsToTxn, AddOffsetsToTxn
-    register        Produce: batches become pending
-    read_open       EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
-    abort           EndTxn with an abort
+    take_fencing_token  let the caller's connection act from now on, and change nothing else (`fencing_rules`)
+    begin               AddPartitionsToTxn, AddOffsetsToTxn
+    register            Produce: batches become pending
+    read_open           EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
+    abort               EndTxn with an abort
 
 TxnOffsetCommit is `groups.pending_offsets.add_offsets`.
 
@@ -32,11 +32,11 @@ from spark_log.log.segments.segment_rows import insert_blobs
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import (
-    claim_rules,
+    fencing_rules,
     rules,
 )
 from spark_log.transactions import pending_sequences as sequence_rules
-from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
@@ -74,41 +74,43 @@ class Registration:
 
 
 def locked(
-    connection: sa.Connection, store: Store, producer: WireProducer, claim: Claim | None = None
+    connection: sa.Connection, store: Store, producer: WireProducer, token: FencingToken | None = None
 ) -> TransactionRow:
     """Lock the row of the producer, and return its transaction. Raises InvalidProducerIdMappingError if the producer
-    does not belong to the transactional id, and ClaimLostError if a `claim` is given that is not the newest one.
+    does not belong to the transactional id, and FencedConnectionError if a `token` is given that is not the newest one.
     """
     row = lock_transaction(connection, store.clock(connection), producer.producer_id)
     if row.transaction.transactional_id != producer.transactional_id:
         raise InvalidProducerIdMappingError(
             f"producer {producer.producer_id} is not that of transactional_id {producer.transactional_id!r}"
         )
-    if claim is not None:
-        claim_rules.check(row.transaction, claim)
+    if token is not None:
+        fencing_rules.check(row.transaction, token)
     return row
 
 
-def take_claim(store: Store, producer: WireProducer, role: Role, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Claim:
-    """Take a new claim for a connection. Raises the errors of `rules.check`, so a fenced producer cannot take one."""
+def take_fencing_token(
+    store: Store, producer: WireProducer, role: Role, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> FencingToken:
+    """Take a new fencing token for a connection. Raises the errors of `rules.check`: a fenced producer gets none."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> Claim:
+    def body(connection: sa.Connection, _attempt: Attempt) -> FencingToken:
         now = store.clock(connection)
         before = locked(connection, store, producer)
         rules.check(before.transaction, producer.ref)
-        after, claim = claim_rules.take(before.transaction, role)
+        after, token = fencing_rules.take(before.transaction, role)
         save_transaction(connection, now, before, after)
-        return claim
+        return token
 
     return store.transact(body, timeout_ms=timeout_ms)
 
 
-def begin(store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Begin a transaction unless one is open. Raises the errors of `rules.check`, and ClaimLostError."""
+def begin(store: Store, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Begin a transaction unless one is open. Raises the errors of `rules.check`, and FencedConnectionError."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)
-        before = locked(connection, store, producer, claim)
+        before = locked(connection, store, producer, token)
         after = rules.begin(before.transaction, producer.ref)
         save_transaction(connection, now, before, after)
 
@@ -211,15 +213,15 @@ def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]
 
 
 def read_open(
-    store: Store, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    store: Store, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> list[Batch] | None:
     """Return the pending batches of the open transaction, or None if an earlier EndTxn has committed it.
 
-    Raises the errors of `rules.has_ended`, and ClaimLostError.
+    Raises the errors of `rules.has_ended`, and FencedConnectionError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch] | None:
-        transaction = locked(connection, store, producer, claim).transaction
+        transaction = locked(connection, store, producer, token).transaction
         if rules.has_ended(transaction, producer.ref, commit=True):
             return None
         return [each.batch for each in read_pending(connection, producer.producer_id)]
@@ -227,18 +229,20 @@ def read_open(
     return store.transact(body, timeout_ms=timeout_ms)
 
 
-def abort(cluster: Cluster, producer: WireProducer, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+def abort(
+    cluster: Cluster, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> None:
     """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `rules.has_ended`, and
-    ClaimLostError.
+    FencedConnectionError.
     """
     store = cluster.store
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
         now = store.clock(connection)
-        before = locked(connection, store, producer, claim)
+        before = locked(connection, store, producer, token)
         if rules.has_ended(before.transaction, producer.ref, commit=False):
             return []
-        after = claim_rules.end_offsets_claim(rules.abort(before.transaction, producer.ref, keeps_epoch=True))
+        after = fencing_rules.end_offsets_token(rules.abort(before.transaction, producer.ref, keeps_epoch=True))
         keys = partitions_with_sequences(connection, producer.producer_id)
         states = _states(connection, producer.producer_id, keys)
         last = read_last_pending(connection, producer.producer_id, producer.epoch, keys)

@@ -67,7 +67,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     def again() -> _Progress[JoinAnswer]:
         seen = change_own(store, group_id, member_id, wait)
         if rules.leads(seen.group, member_id):
-            seen = change(store, group_id, wait)  # the leader is told of all members
+            seen = change(store, group_id, wait)  # the leader gets all members
         return _progress(seen, answer)
 
     progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
@@ -163,10 +163,10 @@ async def heartbeat(services: Services, request: Message) -> bool:
     """Keep the session alive. Return whether the member must join again. Raises the errors of `rules.heartbeat`."""
     instance_id = getattr(request, "group_instance_id", None)
 
-    def beat(group: ClassicGroup, now_ms: int) -> ClassicGroup:
+    def renew(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.heartbeat(group, request.member_id, instance_id, request.generation_id, now_ms)
 
-    found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, beat)
+    found = await services.call(change_own, services.cluster.store, request.group_id, request.member_id, renew)
     return found.group.state.must_rejoin
 
 

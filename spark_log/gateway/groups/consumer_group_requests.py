@@ -34,13 +34,13 @@ from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
 from spark_log.groups.consumer.service import (
     ConsumerAnswer,
-    ConsumerBeat,
-    check_beat,
+    ConsumerHeartbeat,
+    check_heartbeat,
     consumer_heartbeat,
     leave_consumer,
 )
 from spark_log.groups.group_names import check_group_id, check_instance_id
-from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.heartbeat_batches import Heartbeat
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 
@@ -53,9 +53,9 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
     """Join (epoch 0), stay in, or leave (epochs -1, -2) a group. Heartbeats without news are handled with others."""
     if request.member_epoch > JOINING and _says_nothing(request):
         me = request.group_id, request.member_id, request.instance_id
-        beat = Beat(*me, request.member_epoch, client.claims.connection_id)
+        heartbeat = Heartbeat(*me, request.member_epoch, client.fencing_tokens.connection_id)
         try:
-            if not (await services.heartbeats.answer(beat)).alone:
+            if not (await services.heartbeats.answer(heartbeat)).alone:
                 return _response(services, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
         except MetadataStoreUnavailableError as error:
             return _response(services, failed(error))
@@ -87,9 +87,9 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
         if not member_id and request.version < _MEMBER_ID_BY_CLIENT_SINCE and request.member_epoch == JOINING:
             member_id = str(uuid.uuid4())
         me = Identity(request.group_id, member_id, request.instance_id, client.client_id, client.host)
-        beat = ConsumerBeat(
+        heartbeat = ConsumerHeartbeat(
             me,
-            client.claims.connection_id,
+            client.fencing_tokens.connection_id,
             request.member_epoch,
             request.rack_id,
             None if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms,
@@ -99,13 +99,13 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
             _owned(services, request.topic_partitions),
             partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC),
         )
-        check_beat(beat)
+        check_heartbeat(heartbeat)
         check_group_id(me.group_id)
         check_instance_id(me.instance_id)
         if request.member_epoch < JOINING:
-            return leave_consumer(store, beat, assignors)
+            return leave_consumer(store, heartbeat, assignors)
         try:
-            answer = consumer_heartbeat(store, beat, assignors)
+            answer = consumer_heartbeat(store, heartbeat, assignors)
         except InconsistentGroupProtocolError as error:
             raise GroupIdNotFoundError(f"Group {me.group_id} is not a consumer group: {error}") from None
         if answer.repeat:

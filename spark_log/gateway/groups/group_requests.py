@@ -33,7 +33,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.consumer.rows import CLASSIC, CONSUMER
 from spark_log.groups.conversion import read_type, type_to_join
-from spark_log.groups.heartbeat_batches import Beat
+from spark_log.groups.heartbeat_batches import Heartbeat
 from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Store
 
@@ -103,9 +103,9 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
 async def heartbeat(services: Services, request: Message, client: Client) -> Message:
     """Keep the session alive. The error REBALANCE_IN_PROGRESS makes the member join again."""
     group_id, member_id, instance_id = request.group_id, request.member_id, getattr(request, "group_instance_id", None)
-    beat = Beat(group_id, member_id, instance_id, request.generation_id, member_id, CLASSIC)
+    keep_alive = Heartbeat(group_id, member_id, instance_id, request.generation_id, member_id, CLASSIC)
     try:
-        answer = await services.heartbeats.answer(beat)
+        answer = await services.heartbeats.answer(keep_alive)
         rejoin = answer.rejoin
         if answer.alone:
             rejoin = await _ask(services, group_id, read_type, lambda engine: engine.heartbeat(services, request))

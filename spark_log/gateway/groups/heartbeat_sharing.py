@@ -11,7 +11,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import UnknownMemberIdError
 from spark_log.gateway.limits.shared_calls import SharedCalls
 from spark_log.groups.batch_rows import MEMBERS_MAX
-from spark_log.groups.heartbeat_batches import UNCHANGED, Beat, BeatAnswer, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import UNCHANGED, Heartbeat, HeartbeatAnswer, answer_heartbeats, renew_sessions
 from spark_log.metadata.store import Store
 
 
@@ -24,48 +24,48 @@ class Heartbeats:
         self._reads = SharedCalls(self._read, MEMBERS_MAX)
         self._renewals = SharedCalls(self._renew, MEMBERS_MAX)
         self._version = -1
-        self._valid_until_ms: dict[Beat, int] = {}
+        self._valid_until_ms: dict[Heartbeat, int] = {}
         """The time of the store's lease clock until which a heartbeat changes nothing, at `_version` of the store."""
 
-    async def answer(self, beat: Beat) -> BeatAnswer:
+    async def answer(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Keep the session alive, unless the heartbeat must be handled alone. Raises UnknownMemberIdError,
         FencedInstanceIdError and MetadataStoreUnavailableError.
         """
-        if self._store.changes.exact and self._is_known(beat):
+        if self._store.changes.exact and self._is_known(heartbeat):
             return UNCHANGED
-        if not all(map(can_be_stored, (beat.group_id, beat.member_id, beat.instance_id or ""))):
+        if not all(map(can_be_stored, (heartbeat.group_id, heartbeat.member_id, heartbeat.instance_id or ""))):
             raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
-        answer = await self._read_of(beat)
-        if answer.renewal_due and not await self._renewals.submit(beat):
-            answer = await self._read_of(beat)
+        answer = await self._read_of(heartbeat)
+        if answer.renewal_due and not await self._renewals.submit(heartbeat):
+            answer = await self._read_of(heartbeat)
         if answer.error is not None:
             raise answer.error
         return answer
 
-    async def _read_of(self, beat: Beat) -> BeatAnswer:
+    async def _read_of(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """One whose member has much in the store comes after those that have arrived meanwhile."""
-        while (answer := await self._reads.submit(beat)).later:
+        while (answer := await self._reads.submit(heartbeat)).later:
             pass
         return answer
 
-    def _is_known(self, beat: Beat) -> bool:
+    def _is_known(self, heartbeat: Heartbeat) -> bool:
         version = self._store.changes.current()
         if version != self._version:
             self._version = version
             self._valid_until_ms.clear()
             return False
-        until_ms = self._valid_until_ms.get(beat)
+        until_ms = self._valid_until_ms.get(heartbeat)
         return until_ms is not None and self._store.now().lease_ms < until_ms
 
-    async def _read(self, beats: Sequence[Beat]) -> Sequence[BeatAnswer]:
+    async def _read(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatAnswer]:
         version = self._version  # of before the read: a commit since then changes it
-        answers: Sequence[BeatAnswer] = await self._call_in_thread(answer_beats, self._store, beats)
+        answers: Sequence[HeartbeatAnswer] = await self._call_in_thread(answer_heartbeats, self._store, heartbeats)
         if self._store.changes.exact and version == self._version:
-            for beat, answer in zip(beats, answers, strict=True):
+            for heartbeat, answer in zip(heartbeats, answers, strict=True):
                 if answer.error is None and not (answer.rejoin or answer.alone or answer.later):
-                    self._valid_until_ms[beat] = answer.valid_until_ms
+                    self._valid_until_ms[heartbeat] = answer.valid_until_ms
         return answers
 
-    async def _renew(self, beats: Sequence[Beat]) -> Sequence[bool]:
-        renewed: Sequence[bool] = await self._call_in_thread(renew_sessions, self._store, beats)
+    async def _renew(self, heartbeats: Sequence[Heartbeat]) -> Sequence[bool]:
+        renewed: Sequence[bool] = await self._call_in_thread(renew_sessions, self._store, heartbeats)
         return renewed

@@ -43,7 +43,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committers import check_live
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
-from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat, leave_consumer
 from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription, encode_assignment
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity
@@ -105,7 +105,7 @@ def leave_group(store: Store, me: Identity) -> None:
     if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
     me = replace(me, member_id=row.member_id)
-    leave_consumer(store, ConsumerBeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), known_assignors())
+    leave_consumer(store, ConsumerHeartbeat(me, me.member_id, LEAVING, protocol=rows.CLASSIC), known_assignors())
 
 
 def _may_describe(client: Client) -> Callable[[str], bool]:
@@ -179,24 +179,24 @@ def join(store: Store, joining: Joining) -> Membership:
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
-        consumer_heartbeat(store, _beat(joining, JOINING), known_assignors())
+        consumer_heartbeat(store, _heartbeat_of(joining, JOINING), known_assignors())
     return _join_again(store, joining)
 
 
 def _join_again(store: Store, joining: Joining) -> Membership:
     """Join again as a member. Raises RebalanceInProgressError, UnknownMemberIdError and FencedInstanceIdError."""
-    me, beat = joining.me, _beat(joining, None)
-    answer = consumer_heartbeat(store, beat, known_assignors())
-    if not answer.complete:  # it has been told what to give up, and if it has joined without that, others may have it
-        answer = consumer_heartbeat(store, beat, known_assignors())
+    me, request = joining.me, _heartbeat_of(joining, None)
+    answer = consumer_heartbeat(store, request, known_assignors())
+    if not answer.complete:  # it knows what to give up; if it has joined without that, others may have it
+        answer = consumer_heartbeat(store, request, known_assignors())
     if answer.repeat or answer.partitions is None:
         raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")
     return Membership(answer.epoch, joining.protocols[0][0], answer.partitions, answer.complete)
 
 
-def _beat(joining: Joining, epoch: int | None) -> ConsumerBeat:
+def _heartbeat_of(joining: Joining, epoch: int | None) -> ConsumerHeartbeat:
     me = joining.me
-    return ConsumerBeat(
+    return ConsumerHeartbeat(
         me, me.member_id, epoch, rebalance_timeout_ms=joining.rebalance_timeout_ms, names=joining.topics,
         owned=joining.owned, replaces=joining.replaces, protocol=rows.CLASSIC, protocols=joining.protocols,
     )  # fmt: skip
@@ -209,12 +209,12 @@ def _sync(store: Store, me: Identity, generation: int, may_describe: Callable[[s
     row, _ = store.read(lambda connection: check_live(store, connection, me))
     if row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id} is not a classic member")
-    told = row.epochs.told
-    if row.member.generation != generation or not all(may_describe(each.topic) for each in told):
+    current = row.epochs.current
+    if row.member.generation != generation or not all(may_describe(each.topic) for each in current):
         raise RebalanceInProgressError(
             f"group {me.group_id!r}: generation {generation} is over, the member is in {row.member.generation}"
         )
-    return Membership(generation, row.protocols[0][0], told, complete=told == row.member.target)
+    return Membership(generation, row.protocols[0][0], current, complete=current == row.member.target)
 
 
 def _expect_rejoin(store: Store, group_id: str, member_id: str) -> None:

@@ -51,7 +51,7 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
         async with client.order:
             checked = await _checked(services, batches, client)
             appended = services.appender.submit(
-                client.key, client.claims.connection_id, checked, acks, request.transactional_id
+                client.key, client.fencing_tokens.connection_id, checked, acks, request.transactional_id
             )
         outcomes = await appended
         if acks == 0:

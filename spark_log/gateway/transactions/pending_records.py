@@ -15,7 +15,7 @@ from spark_log.log.append.rules import (
 )
 from spark_log.log.log import Log, Records, not_stored
 from spark_log.transactions import wire_transactions
-from spark_log.transactions.claim_rules import Claim
+from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
@@ -55,15 +55,15 @@ def register_records(
     return [refused[number] if number in refused else next(rest) for number in range(len(items))]
 
 
-def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -> None:
+def commit(log: Log, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
     """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
 
     Does nothing if the same commit was done before. Batches of deleted topics are dropped, as in Kafka. Raises the
-    errors of `rules.has_ended`, ClaimLostError, and the error of a partition that cannot be appended to now, after
-    which the transaction is still open.
+    errors of `rules.has_ended`, FencedConnectionError, and the error of a partition that cannot be appended to now,
+    after which the transaction is still open.
     """
     store = log.cluster.store
-    pending = wire_transactions.read_open(store, producer, claim, timeout_ms=timeout_ms)
+    pending = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
     if pending is None:
         return
 
@@ -75,11 +75,11 @@ def commit(log: Log, producer: WireProducer, claim: Claim, *, timeout_ms: int) -
     batches = [batch for batch in pending if batch.topic_id in topics]
     dropped = [batch for batch in pending if batch.topic_id not in topics]
     transaction = TransactionCommit(
-        producer.ref, batches, dropped=dropped, claim=claim, after=[commit_offsets_hook(store, offsets)]
+        producer.ref, batches, dropped=dropped, token=token, after=[commit_offsets_hook(store, offsets)]
     )
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
-        return commit(log, producer, claim, timeout_ms=timeout_ms)
+        return commit(log, producer, token, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
     return None

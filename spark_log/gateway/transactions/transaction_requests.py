@@ -33,7 +33,7 @@ from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
-from spark_log.gateway.transactions.claims import TIMEOUT_MS, ClaimTakenError
+from spark_log.gateway.transactions.fencing_tokens import TIMEOUT_MS, TokenTakenError
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
@@ -41,7 +41,7 @@ from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.transactions import transaction_store, wire_transactions
-from spark_log.transactions.claim_rules import Claim, Role
+from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.wire_transactions import WireProducer
 
@@ -59,7 +59,7 @@ _ID_LENGTH_MAX = 249
 
 
 def _code(error: Exception, request: Message) -> int:
-    if isinstance(error, ClaimTakenError):
+    if isinstance(error, TokenTakenError):
         if isinstance(request, TxnOffsetCommitRequest) and request.version < _RETRIES_LOAD_IN_PROGRESS:
             return _UNKNOWN_TOPIC_OR_PARTITION
         return _COORDINATOR_LOAD_IN_PROGRESS
@@ -89,10 +89,10 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
     given = None
     if request.version >= 3 and request.producer_id >= 0:
         given = ProducerRef(request.producer_id, request.producer_epoch)
-    ref, claim = transaction_store.init_producer(
+    ref, token = transaction_store.init_producer(
         services.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
     )
-    client.claims.keep(name, ref.producer_id, claim)
+    client.fencing_tokens.keep(name, ref.producer_id, token)
     return ref.producer_id, ref.epoch
 
 
@@ -145,12 +145,12 @@ async def add_offsets_to_txn(services: Services, request: Message, client: Clien
 
 
 async def _begin(services: Services, client: Client, producer: WireProducer, request: Message) -> int:
-    def begin(claim: Claim) -> None:
-        wire_transactions.begin(services.cluster.store, producer, claim, timeout_ms=TIMEOUT_MS)
+    def begin(token: FencingToken) -> None:
+        wire_transactions.begin(services.cluster.store, producer, token, timeout_ms=TIMEOUT_MS)
 
     try:
-        await client.claims.call(services, producer, Role.COORDINATOR, begin)
-    except (SparkLogError, ClaimTakenError) as error:
+        await client.fencing_tokens.call(services, producer, Role.COORDINATOR, begin)
+    except (SparkLogError, TokenTakenError) as error:
         return _code(error, request)
     return NONE
 
@@ -162,15 +162,17 @@ async def txn_offset_commit(services: Services, request: Message, client: Client
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     add = partial(_add_offsets, services, request, producer)
     try:
-        unknown = await client.claims.call(services, producer, Role.OFFSETS, add)
+        unknown = await client.fencing_tokens.call(services, producer, Role.OFFSETS, add)
         code = NONE
-    except (SparkLogError, ClaimTakenError) as error:
+    except (SparkLogError, TokenTakenError) as error:
         code = _code(error, request)
     topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, unknown)
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
-def _add_offsets(services: Services, request: Message, producer: WireProducer, claim: Claim) -> list[TopicPartition]:
+def _add_offsets(
+    services: Services, request: Message, producer: WireProducer, token: FencingToken
+) -> list[TopicPartition]:
     store = services.cluster.store
     check_group_id(request.group_id)
     requested = {
@@ -188,7 +190,7 @@ def _add_offsets(services: Services, request: Message, producer: WireProducer, c
         request.group_instance_id,
         unfenced=not member_id,
     )
-    return add_offsets(store, producer, claim, who, check_commits(requested, store.settings), timeout_ms=TIMEOUT_MS)
+    return add_offsets(store, producer, token, who, check_commits(requested, store.settings), timeout_ms=TIMEOUT_MS)
 
 
 async def end_txn(services: Services, request: Message, client: Client) -> Message:
@@ -196,15 +198,15 @@ async def end_txn(services: Services, request: Message, client: Client) -> Messa
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     code = NONE
 
-    def end(claim: Claim) -> None:
+    def end(token: FencingToken) -> None:
         if request.committed:
-            transactions.commit(services.log, producer, claim, timeout_ms=TIMEOUT_MS)
+            transactions.commit(services.log, producer, token, timeout_ms=TIMEOUT_MS)
         else:
-            wire_transactions.abort(services.cluster, producer, claim, timeout_ms=TIMEOUT_MS)
+            wire_transactions.abort(services.cluster, producer, token, timeout_ms=TIMEOUT_MS)
 
     try:
-        await client.claims.call(services, producer, Role.COORDINATOR, end)
-    except (SparkLogError, ClaimTakenError) as error:
+        await client.fencing_tokens.call(services, producer, Role.COORDINATOR, end)
+    except (SparkLogError, TokenTakenError) as error:
         retriable = isinstance(error, SparkLogError) and error.retriable
         code = _COORDINATOR_NOT_AVAILABLE if retriable else _code(error, request)
     return EndTxnResponse(throttle_time_ms=0, error_code=code)

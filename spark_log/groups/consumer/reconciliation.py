@@ -137,7 +137,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
 
 
 def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
-    return {topic for said in rows.read_subscriptions(connection, group_id) for topic in said.topics}
+    return {topic for subscription in rows.read_subscriptions(connection, group_id) for topic in subscription.topics}
 
 
 def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str]) -> list[Candidate]:

@@ -135,10 +135,10 @@ def _member_row(row: Any) -> MemberRow:
     member_id, instance_id, client, subscription, target, generation, timeout_ms, until_ms, *others = row
     clock_epoch, protocol, epoch_state, classic_protocols = others
     who = json.loads(client)
-    said = subscription_of(subscription)
-    member = Member(said.topics, partitions_of(target), generation=generation)
+    decoded = subscription_of(subscription)
+    member = Member(decoded.topics, partitions_of(target), generation=generation)
     return MemberRow(
-        member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch,
+        member_id, instance_id, who["id"], who["host"], decoded, member, timeout_ms, until_ms, clock_epoch,
         epochs_of(epoch_state), protocol, () if classic_protocols is None else protocols_of(classic_protocols),
     )  # fmt: skip
 

@@ -3,19 +3,19 @@
     a change (join, departure, subscription, partitions of a topic)     generation := generation + 1
     the assignor's result for a generation                              target_generation := that generation
 
-`assigned` are the partitions that a member was told it may read and has not reported as revoked. The store keeps one
-owner per partition, so a member that was told and a member that still reads are never two. `told` is the last
-assignment that the member was given:  told <= assigned
+`current` is the last assignment that was sent to a member. `assigned` are the partitions that the member may still
+read: those of `current`, and those that it has not reported as revoked since. So  current <= assigned.  The store keeps
+one owner per partition, so two members never read the same one.
 
-    assigned shrinks by  assigned - told - owned    when a heartbeat says what the member owns, or the member is removed
-    assigned grows  by   target - assigned(any)     when there is nothing that the member must give up, and
-                                                    target_generation = generation
-    member epoch := target generation               when there is nothing that the member must give up
+    assigned shrinks by  assigned - current - owned  when a heartbeat says what the member owns, or it is removed
+    assigned grows  by   target - assigned(any)      when there is nothing that the member must give up, and
+                                                     target_generation = generation
+    member epoch := target generation                when there is nothing that the member must give up
 
-So a partition leaves a member when it was told so before, and then does not report it. A heartbeat has no number, and
-may reach a gateway late, when the client has gone on to another connection. So a heartbeat counts as a report only if
-its connection has the member's *claim*: the heartbeat before it came from there, and was answered there. The first one
-on another connection takes the claim, releases nothing, and is answered with the assignment. A client says what it
+So a partition leaves a member when it is not in the assignment that was sent, and the member then does not report it. A
+heartbeat has no number, and may reach a gateway late, when the client has gone on to another connection. So a heartbeat
+counts as a report only if the heartbeat before it came from the same connection (`connection_id`), and was answered
+there. The first one on another connection releases nothing, and is answered with the assignment. A client says what it
 owns only after a change; so after that it may have to be asked, by an error after which clients send a heartbeat in
 full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same). Its subscription
 counts in any case, for a client says a new one only once: one that comes late may bring an old subscription back,
@@ -148,7 +148,7 @@ def check_commit(group_id: str, known: int, generation: int, others: Mapping[Top
 class EpochState:
     """The state of a member that only the consumer protocol has. Its epoch is `Member.generation`."""
 
-    claim: str
+    connection_id: str
     """The connection that the last request came from."""
     rebalance_timeout_ms: int
     reported: bool = True
@@ -156,9 +156,9 @@ class EpochState:
     rack: str | None = None
     previous: int = 0
     """The previous epoch."""
-    told: Partitions = NO_PARTITIONS
+    current: Partitions = NO_PARTITIONS
     topic_ids: frozenset[int] = frozenset()
-    """The ids of the topics in `told`: a topic that was created again has another id."""
+    """The ids of the topics in `current`: a topic that was created again has another id."""
     revoke_by_ms: int | None = None
     """Time of the store's lease clock at which the member must have revoked its partitions; None if it need not."""
 
@@ -176,13 +176,13 @@ class EpochState:
 
 @dataclass(frozen=True)
 class EpochRequest:
-    """The content of a heartbeat. `owned` is None if the client leaves it out. With `trusted`, its connection held the
-    member's claim when it arrived.
+    """The content of a heartbeat. `owned` is None if the client leaves it out. With `trusted`, the member's
+    heartbeat before it came from the same connection.
     """
 
     epoch: int
     owned: Partitions | None
-    claim: str
+    connection_id: str
     trusted: bool
 
 
@@ -218,11 +218,11 @@ def decide_epoch_heartbeat(
     target that are assigned to other members. Raises FencedMemberEpochError.
     """
     check_epoch(member, state, request.epoch, request.owned)
-    current = request.epoch == member.generation
+    is_current = request.epoch == member.generation
     released = NO_PARTITIONS
-    if current and request.owned is not None:
-        released = member.assigned - state.told - request.owned
-    trusted = request.trusted and request.claim == state.claim
+    if is_current and request.owned is not None:
+        released = member.assigned - state.current - request.owned
+    trusted = request.trusted and request.connection_id == state.connection_id
     if not trusted:
         released = NO_PARTITIONS
     reported = trusted and (state.reported or request.owned is not None)
@@ -233,8 +233,8 @@ def decide_epoch_heartbeat(
     if not group.stale and not to_revoke:
         assigned |= wanted - frozenset(taken)
         epoch = group.target_generation
-    told = assigned & wanted
-    shrinks = bool((state.told & assigned) - told)
+    current = assigned & wanted
+    shrinks = bool((state.current & assigned) - current)
     if to_revoke and trusted and not reported and not shrinks:
         return EpochDecision(member, state, repeat=True)
     reported = reported or (trusted and shrinks)  # the client reports after every change
@@ -246,7 +246,14 @@ def decide_epoch_heartbeat(
     previous = state.previous if epoch == member.generation else member.generation
     return EpochDecision(
         replace(member, assigned=assigned, generation=epoch),
-        replace(state, claim=request.claim, reported=reported, previous=previous, told=told, revoke_by_ms=revoke_by_ms),
+        replace(
+            state,
+            connection_id=request.connection_id,
+            reported=reported,
+            previous=previous,
+            current=current,
+            revoke_by_ms=revoke_by_ms,
+        ),
     )
 
 

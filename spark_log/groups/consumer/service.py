@@ -60,11 +60,11 @@ _CHARACTERS_MAX, _REGEX_CHARACTERS_MAX = 249, 4_096
 
 
 @dataclass(frozen=True)
-class ConsumerBeat:
+class ConsumerHeartbeat:
     """A heartbeat as it was received. A field is None if the client left it out, because it has not changed."""
 
     me: Identity
-    claim: str
+    connection_id: str
     epoch: int | None
     """None means the epoch of the stored member, for protocols without an epoch in the heartbeat."""
     rack: str | None = None
@@ -107,61 +107,61 @@ class ConsumerAnswer:
     repeat: bool = False
 
 
-def check_beat(beat: ConsumerBeat) -> None:
+def check_heartbeat(heartbeat: ConsumerHeartbeat) -> None:
     """Refuse a heartbeat whose fields a broker would refuse. Raises IllegalArgumentError (INVALID_REQUEST),
     UnsupportedAssignorError, or InvalidRegularExpressionError.
     """
-    if not beat.me.member_id:
+    if not heartbeat.me.member_id:
         raise IllegalArgumentError("MemberId can't be empty.")
-    if not beat.me.group_id:
+    if not heartbeat.me.group_id:
         raise IllegalArgumentError("GroupId can't be empty.")
-    if beat.me.instance_id == "":
+    if heartbeat.me.instance_id == "":
         raise IllegalArgumentError("InstanceId can't be empty.")
-    if beat.rack == "":
+    if heartbeat.rack == "":
         raise IllegalArgumentError("RackId can't be empty.")
-    if beat.epoch == JOINING:
-        if beat.rebalance_timeout_ms is None:
+    if heartbeat.epoch == JOINING:
+        if heartbeat.rebalance_timeout_ms is None:
             raise IllegalArgumentError("RebalanceTimeoutMs must be provided in first request.")
-        if beat.owned != NO_PARTITIONS:
+        if heartbeat.owned != NO_PARTITIONS:
             raise IllegalArgumentError("TopicPartitions must be empty when (re-)joining.")
-        if beat.names is None and beat.regex is None:
+        if heartbeat.names is None and heartbeat.regex is None:
             raise IllegalArgumentError(
                 "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
             )
-    elif beat.epoch == LEAVING_FOR_A_WHILE and beat.me.instance_id is None:
+    elif heartbeat.epoch == LEAVING_FOR_A_WHILE and heartbeat.me.instance_id is None:
         raise IllegalArgumentError("InstanceId can't be null.")
-    elif beat.epoch is not None and beat.epoch < LEAVING_FOR_A_WHILE:
+    elif heartbeat.epoch is not None and heartbeat.epoch < LEAVING_FOR_A_WHILE:
         raise IllegalArgumentError("MemberEpoch is invalid.")
-    if beat.assignor is not None and beat.assignor not in SERVER_ASSIGNORS:
+    if heartbeat.assignor is not None and heartbeat.assignor not in SERVER_ASSIGNORS:
         raise UnsupportedAssignorError(
-            f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {', '.join(SERVER_ASSIGNORS)}."
+            f"ServerAssignor {heartbeat.assignor} is not supported. Supported assignors: {', '.join(SERVER_ASSIGNORS)}."
         )
-    for name, text in (("MemberId", beat.me.member_id), ("RackId", beat.rack)):
+    for name, text in (("MemberId", heartbeat.me.member_id), ("RackId", heartbeat.rack)):
         if text is not None and (len(text) > _CHARACTERS_MAX or not can_be_stored(text)):
             raise IllegalArgumentError(f"{name} is longer than {_CHARACTERS_MAX} characters, or cannot be stored.")
-    if beat.regex:
-        if len(beat.regex) > _REGEX_CHARACTERS_MAX or not can_be_stored(beat.regex):
+    if heartbeat.regex:
+        if len(heartbeat.regex) > _REGEX_CHARACTERS_MAX or not can_be_stored(heartbeat.regex):
             raise InvalidRegularExpressionError(
                 f"SubscribedTopicRegex is longer than {_REGEX_CHARACTERS_MAX} characters, or cannot be stored."
             )
-        check_pattern(beat.regex)
+        check_pattern(heartbeat.regex)
 
 
-def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
+def consumer_heartbeat(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
     """Answer one heartbeat of a member that does not leave.
 
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
     UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, AssignorFailedError,
     IllegalArgumentError.
     """
-    check_names(beat.names or ())
-    if beat.epoch == JOINING:
-        check_upgrade(store, beat.me.group_id)
+    check_names(heartbeat.names or ())
+    if heartbeat.epoch == JOINING:
+        check_upgrade(store, heartbeat.me.group_id)
     trusted = True
     for attempt in range(_TRIES):
         last = attempt == _TRIES - 1
         result = store.transact(
-            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, beat, t, last),  # type: ignore[misc]
+            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, heartbeat, t, last),  # type: ignore[misc]
             timeout_ms=_TIMEOUT_MS,
         )
         if isinstance(result, _Decided):
@@ -169,7 +169,7 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
         store.changes.announce()
         trusted = result.trusted
         failpoint("group.changed")
-        refresh_targets(store, beat.me.group_id, assignors)
+        refresh_targets(store, heartbeat.me.group_id, assignors)
     assert isinstance(result, _Decided)
     if result.announce:
         store.changes.announce()
@@ -178,19 +178,19 @@ def consumer_heartbeat(store: Store, beat: ConsumerBeat, assignors: Mapping[str,
     return result.answer
 
 
-def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
+def leave_consumer(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
     """Leave for good, or as a static member for a while. Raises the errors of `consumer_heartbeat`."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> bool:
-        me = beat.me
+        me = heartbeat.me
         group = _lock_group(connection, me.group_id)
         now = store.clock(connection)
         row = rows.read_member(connection, me.group_id, me.member_id)
         holder = rows.find_instance(connection, me.group_id, me.instance_id)
         check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
-        if row is None or row.protocol != beat.protocol or not row.live(now):
+        if row is None or row.protocol != heartbeat.protocol or not row.live(now):
             raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
-        if beat.epoch == LEAVING:
+        if heartbeat.epoch == LEAVING:
             remaining = remove_members(connection, now, me.group_id, group.group, [row.member_id])
             return remaining.stale and not downgrade(store, connection, me.group_id, group.group, now)
         member, epochs = leave_for_a_while(row.member, row.epochs)
@@ -201,8 +201,8 @@ def leave_consumer(store: Store, beat: ConsumerBeat, assignors: Mapping[str, Ass
 
     if store.transact(body, timeout_ms=_TIMEOUT_MS, announce=True):
         failpoint("group.changed")
-        refresh_targets(store, beat.me.group_id, assignors)
-    return ConsumerAnswer(beat.me.member_id, beat.epoch or LEAVING)
+        refresh_targets(store, heartbeat.me.group_id, assignors)
+    return ConsumerAnswer(heartbeat.me.member_id, heartbeat.epoch or LEAVING)
 
 
 @dataclass(frozen=True)
@@ -215,39 +215,39 @@ class _Decided:
 
 @dataclass(frozen=True)
 class _TargetIsStale:
-    """The target must be computed first. With `trusted`, the connection held the member's claim."""
+    """The target must be computed first. With `trusted`, the member's last request came from the same connection."""
 
     trusted: bool
 
 
 def _heartbeat(
-    store: Store, connection: sa.Connection, beat: ConsumerBeat, trusted: bool, last: bool
+    store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool
 ) -> _Decided | _TargetIsStale:
-    """Decide a heartbeat; in the `last` attempt even with a stale target. `trusted`: the connection held the claim so
-    far.
+    """Decide a heartbeat; in the `last` attempt even with a stale target. With `trusted`, the
+    member's requests came from the same connection in the earlier attempts.
     """
-    me = beat.me
-    if beat.epoch == JOINING:
+    me = heartbeat.me
+    if heartbeat.epoch == JOINING:
         rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
     before = _lock_group(connection, me.group_id)
     now = store.clock(connection)
-    if beat.epoch == JOINING:
-        if before.type == rows.CLASSIC and beat.protocol == rows.CLASSIC:
+    if heartbeat.epoch == JOINING:
+        if before.type == rows.CLASSIC and heartbeat.protocol == rows.CLASSIC:
             raise RebalanceInProgressError(f"group {me.group_id!r} has become a classic group")
         before = upgrade(store, connection, me.group_id, before, now)
     dead = rows.dead_members(connection, me.group_id, now)
     group = remove_members(connection, now, me.group_id, before.group, dead)
-    row = stored = _find(store, connection, beat)
-    if beat.protocols and (row is None or row.protocols != beat.protocols):
-        size = sum(len(metadata) for _, metadata in beat.protocols)
+    row = stored = _find(store, connection, heartbeat)
+    if heartbeat.protocols and (row is None or row.protocols != heartbeat.protocols):
+        size = sum(len(metadata) for _, metadata in heartbeat.protocols)
         check_metadata(me.group_id, size + rows.classic_bytes(connection, me.group_id, me.member_id))
     if row is None:
-        row, group = _join(store, connection, beat, group, now)
+        row, group = _join(store, connection, heartbeat, group, now)
     else:
-        check_epoch(row.member, row.epochs, _epoch(beat, row), beat.owned)
-        trusted = trusted and row.epochs.claim == beat.claim
+        check_epoch(row.member, row.epochs, _epoch(heartbeat, row), heartbeat.owned)
+        trusted = trusted and row.epochs.connection_id == heartbeat.connection_id
         topics = row.subscription.topics
-        row = _with_subscription(connection, row, beat)
+        row = _with_subscription(connection, row, heartbeat)
         kept = row.subscription.topics & topics  # another subscription is a change by itself
         group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
         if row.subscription.topics != topics and group.generation == before.group.generation:
@@ -258,35 +258,35 @@ def _heartbeat(
         if row != stored:
             rows.save_member(connection, me.group_id, row)
         return _TargetIsStale(trusted)
-    return _decide(connection, beat, row, stored, replace(before, group=group), now, trusted)
+    return _decide(connection, heartbeat, row, stored, replace(before, group=group), now, trusted)
 
 
 def _decide(
-    connection: sa.Connection, beat: ConsumerBeat, row: rows.MemberRow, stored: rows.MemberRow | None,
+    connection: sa.Connection, heartbeat: ConsumerHeartbeat, row: rows.MemberRow, stored: rows.MemberRow | None,
     known: rows.GroupRow, now: StoreClock, trusted: bool,
 ) -> _Decided:  # fmt: skip
     """Decide the heartbeat and write the member. `stored` is the member before it, None if it joins now."""
-    group_id = beat.me.group_id
+    group_id = heartbeat.me.group_id
     member = row.member
     missing = member.target - member.assigned
     taken = rows.assigned_to_others(connection, group_id, row.member_id, missing) if missing else {}
-    request = EpochRequest(_epoch(beat, row), beat.owned, beat.claim, trusted)
+    request = EpochRequest(_epoch(heartbeat, row), heartbeat.owned, heartbeat.connection_id, trusted)
     decided = decide_epoch_heartbeat(known.group, member, row.epochs, request, taken, now.lease_ms)
     revoked, newly = member.assigned - decided.member.assigned, decided.member.assigned - member.assigned
     rows.revoke_partitions(connection, group_id, row.member_id, revoked)
     rows.assign_partitions(connection, group_id, row.member_id, newly)
-    topics = {p.topic for p in decided.state.told}
+    topics = {p.topic for p in decided.state.current}
     epochs = replace(decided.state, topic_ids=frozenset(known.topics[name].topic_id for name in topics))
     after = replace(row, member=decided.member, epochs=epochs)
     # a heartbeat that changes nothing writes nothing, and so wakes no other member
     if after != stored or epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms) <= now.lease_ms:
         until_ms = epochs.until_ms(now.lease_ms, row.session_timeout_ms)
         rows.save_member(connection, group_id, replace(after, until_ms=until_ms, clock_epoch=now.clock_epoch))
-    changed = (epochs.told, epochs.topic_ids) != (row.epochs.told, row.epochs.topic_ids)
+    changed = (epochs.current, epochs.topic_ids) != (row.epochs.current, row.epochs.topic_ids)
     answer = ConsumerAnswer(
         row.member_id,
         decided.member.generation,
-        epochs.told if beat.full or changed or not trusted else None,
+        epochs.current if heartbeat.full or changed or not trusted else None,
         known.assignor,
         complete=not known.group.stale and decided.member.settled,
         repeat=decided.repeat or decided.member.generation == JOINING,
@@ -294,27 +294,27 @@ def _decide(
     return _Decided(answer, announce=bool(revoked or newly))
 
 
-def _epoch(beat: ConsumerBeat, row: rows.MemberRow) -> int:
-    return row.member.generation if beat.epoch is None else beat.epoch
+def _epoch(heartbeat: ConsumerHeartbeat, row: rows.MemberRow) -> int:
+    return row.member.generation if heartbeat.epoch is None else heartbeat.epoch
 
 
-def _find(store: Store, connection: sa.Connection, beat: ConsumerBeat) -> rows.MemberRow | None:
+def _find(store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat) -> rows.MemberRow | None:
     """Return the member, or None if it joins now. Raises the errors of `consumer_heartbeat`."""
-    me = beat.me
+    me = heartbeat.me
     row = rows.read_member(connection, me.group_id, me.member_id)
-    if row is None and beat.epoch == JOINING:
+    if row is None and heartbeat.epoch == JOINING:
         check_size(rows.count_members(connection, me.group_id), store.settings.group_consumer_max_size)
     holder = rows.find_instance(connection, me.group_id, me.instance_id)
-    if beat.epoch == JOINING and holder is not None and me.instance_id is not None:
+    if heartbeat.epoch == JOINING and holder is not None and me.instance_id is not None:
         returns = holder.member_id == me.member_id and holder.member.generation == LEAVING_FOR_A_WHILE
-        if returns or (row is None and (beat.replaces or beat.protocol == rows.CONSUMER)):
-            if holder.protocol == rows.CONSUMER and not beat.replaces:
+        if returns or (row is None and (heartbeat.replaces or heartbeat.protocol == rows.CONSUMER)):
+            if holder.protocol == rows.CONSUMER and not heartbeat.replaces:
                 check_released(me.member_id, me.instance_id, holder.member_id, holder.member.generation)
             return None
-    elif beat.epoch == JOINING and row is None:
+    elif heartbeat.epoch == JOINING and row is None:
         return None
     check_instance(me.group_id, me.member_id, me.instance_id, None if holder is None else holder.member_id)
-    if row is None or row.protocol != beat.protocol:
+    if row is None or row.protocol != heartbeat.protocol:
         raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
     return _with_assigned(connection, me.group_id, row)
 
@@ -324,21 +324,27 @@ def _with_assigned(connection: sa.Connection, group_id: str, row: rows.MemberRow
 
 
 def _join(
-    store: Store, connection: sa.Connection, beat: ConsumerBeat, group: Group, now: StoreClock
+    store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, group: Group, now: StoreClock
 ) -> tuple[rows.MemberRow, Group]:
     """Write and return a new member. Raises InconsistentGroupProtocolError without a common assignor."""
-    me = beat.me
-    said = _subscription(connection, beat, beat.names or frozenset(), beat.regex or "", _preference(beat))
-    _check_room(connection, me, said)
-    choose_assignor([said.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))])
+    me = heartbeat.me
+    subscription = _subscription(
+        connection, heartbeat, heartbeat.names or frozenset(), heartbeat.regex or "", _preference(heartbeat)
+    )
+    _check_room(connection, me, subscription)
+    choose_assignor(
+        [subscription.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))]
+    )
     old = rows.find_instance(connection, me.group_id, me.instance_id)
-    epochs = EpochState(beat.claim, beat.rebalance_timeout_ms or 0, rack=beat.rack)
-    same_assignors = old is None or said.assignors == old.subscription.assignors
-    group, member = join_epoch(group, said.topics, None if old is None else old.member, same_assignors=same_assignors)
+    epochs = EpochState(heartbeat.connection_id, heartbeat.rebalance_timeout_ms or 0, rack=heartbeat.rack)
+    same_assignors = old is None or subscription.assignors == old.subscription.assignors
+    group, member = join_epoch(
+        group, subscription.topics, None if old is None else old.member, same_assignors=same_assignors
+    )
     session_ms = me.session_timeout_ms or store.settings.group_consumer_session_timeout_ms
     row = rows.MemberRow(
-        me.member_id, me.instance_id, me.client_id, me.host, said, member, session_ms, now.lease_ms + session_ms,
-        now.clock_epoch, epochs, beat.protocol, beat.protocols,
+        me.member_id, me.instance_id, me.client_id, me.host, subscription, member, session_ms,
+        now.lease_ms + session_ms, now.clock_epoch, epochs, heartbeat.protocol, heartbeat.protocols,
     )  # fmt: skip
     if old is None:
         rows.insert_member(connection, me.group_id, row)
@@ -346,56 +352,68 @@ def _join(
         rows.replace_member(connection, me.group_id, old.member_id, row)
     row = _with_assigned(connection, me.group_id, row)
     if old is not None and old.member.generation != LEAVING_FOR_A_WHILE:  # it may go on until its next heartbeat
-        row = replace(row, epochs=replace(epochs, told=row.member.assigned))
+        row = replace(row, epochs=replace(epochs, current=row.member.assigned))
     return row, group
 
 
-def _with_subscription(connection: sa.Connection, row: rows.MemberRow, beat: ConsumerBeat) -> rows.MemberRow:
+def _with_subscription(connection: sa.Connection, row: rows.MemberRow, heartbeat: ConsumerHeartbeat) -> rows.MemberRow:
     """Return the row of a member with the subscription of its heartbeat."""
-    epochs, said = row.epochs, row.subscription
-    if beat.rebalance_timeout_ms is not None:
-        epochs = replace(epochs, rebalance_timeout_ms=beat.rebalance_timeout_ms)
-    if beat.rack is not None:
-        epochs = replace(epochs, rack=beat.rack)
-    protocols = beat.protocols or row.protocols
-    names = said.topics if said.pattern is None else said.pattern.names
-    regex = "" if said.pattern is None else said.pattern.regex
-    assignors = said.assignors if beat.assignor is None and not beat.assignors else _preference(beat)
-    again = said.pattern is not None and said.pattern.matched != rows.all_topics(connection)
-    if beat.names is not None or beat.regex is not None or assignors != said.assignors or again:
-        new_names = names if beat.names is None else beat.names
-        said = _subscription(connection, beat, new_names, regex if beat.regex is None else beat.regex, assignors)
-        _check_room(connection, beat.me, said)
-    member = replace(row.member, topics=said.topics)
-    return replace(row, epochs=epochs, subscription=said, member=member, protocols=protocols)
+    epochs, subscription = row.epochs, row.subscription
+    if heartbeat.rebalance_timeout_ms is not None:
+        epochs = replace(epochs, rebalance_timeout_ms=heartbeat.rebalance_timeout_ms)
+    if heartbeat.rack is not None:
+        epochs = replace(epochs, rack=heartbeat.rack)
+    protocols = heartbeat.protocols or row.protocols
+    names = subscription.topics if subscription.pattern is None else subscription.pattern.names
+    regex = "" if subscription.pattern is None else subscription.pattern.regex
+    assignors = (
+        subscription.assignors if heartbeat.assignor is None and not heartbeat.assignors else _preference(heartbeat)
+    )
+    again = subscription.pattern is not None and subscription.pattern.matched != rows.all_topics(connection)
+    if heartbeat.names is not None or heartbeat.regex is not None or assignors != subscription.assignors or again:
+        new_names = names if heartbeat.names is None else heartbeat.names
+        subscription = _subscription(
+            connection, heartbeat, new_names, regex if heartbeat.regex is None else heartbeat.regex, assignors
+        )
+        _check_room(connection, heartbeat.me, subscription)
+    member = replace(row.member, topics=subscription.topics)
+    return replace(row, epochs=epochs, subscription=subscription, member=member, protocols=protocols)
 
 
 def _subscription(
-    connection: sa.Connection, beat: ConsumerBeat, names: frozenset[str], regex: str, assignors: tuple[str, ...]
+    connection: sa.Connection,
+    heartbeat: ConsumerHeartbeat,
+    names: frozenset[str],
+    regex: str,
+    assignors: tuple[str, ...],
 ) -> Subscription:
     legal = frozenset(name for name in names if is_legal(name))
     if not regex:
         return Subscription(legal, assignors)
     pattern = Pattern(regex, legal, rows.all_topics(connection))
-    matched = frozenset(filter(beat.may_describe, matching(regex, rows.topic_names(connection))))
+    matched = frozenset(filter(heartbeat.may_describe, matching(regex, rows.topic_names(connection))))
     return Subscription(legal | matched, assignors, pattern)
 
 
-def _check_room(connection: sa.Connection, me: Identity, said: Subscription) -> None:
+def _check_room(connection: sa.Connection, me: Identity, subscription: Subscription) -> None:
     """GroupMaxSizeReachedError if the subscriptions of the group, equal ones counted once, were too large with this
     one: all of them are read for each change of the group.
     """
-    own = len(subscription_json(said))
+    own = len(subscription_json(subscription))
     if own > _SMALL_CHARACTERS:
         size = own + rows.subscription_characters(connection, me.group_id, me.member_id)
         if size > BYTES_MAX:
             raise GroupMaxSizeReachedError(f"group {me.group_id!r}: the subscriptions would have {size} characters")
 
 
-def _preference(beat: ConsumerBeat) -> tuple[str, ...]:
-    if beat.assignors:
-        return beat.assignors
-    return SERVER_PREFERENCE if beat.assignor is None else tuple(dict.fromkeys((beat.assignor, *SERVER_PREFERENCE[1:])))
+def _preference(heartbeat: ConsumerHeartbeat) -> tuple[str, ...]:
+    if heartbeat.assignors:
+        return heartbeat.assignors
+    return (
+        SERVER_PREFERENCE
+        if heartbeat.assignor is None
+        else tuple(dict.fromkeys((heartbeat.assignor, *SERVER_PREFERENCE[1:])))
+    )
 
 
 def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:

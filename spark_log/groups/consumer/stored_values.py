@@ -126,12 +126,12 @@ def epochs_of(text: str) -> EpochState:
 
 def epochs_json(epochs: EpochState) -> str:
     facts = {
-        "claim": epochs.claim,
+        "claim": epochs.connection_id,
         "rebalance_timeout_ms": epochs.rebalance_timeout_ms,
         "reported": epochs.reported,
         "rack": epochs.rack,
         "previous": epochs.previous,
-        "told": partitions_json(epochs.told),
+        "told": partitions_json(epochs.current),
         "topic_ids": sorted(epochs.topic_ids),
         "revoke_by_ms": epochs.revoke_by_ms,
     }

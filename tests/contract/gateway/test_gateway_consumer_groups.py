@@ -17,7 +17,7 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.facts.groups import describe_groups
 from spark_log.gateway.protocol.schemas import ConsumerGroupDescribeRequest
 from spark_log.groups.consumer import rows
-from spark_log.groups.heartbeat_batches import Beat, answer_beats
+from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations, topic_ids
@@ -240,17 +240,19 @@ def test_heartbeats_that_say_nothing_new_are_answered_beside_others(cluster, con
     member.join()
     settle(member)
 
-    def answer(claim, instance_id):
-        [found] = answer_beats(cluster.store, [Beat("g", member.member_id, instance_id, member.epoch, claim)])
+    def answer(connection_id, instance_id):
+        [found] = answer_heartbeats(
+            cluster.store, [Heartbeat("g", member.member_id, instance_id, member.epoch, connection_id)]
+        )
         return found.alone, found.renewal_due
 
     def write(connection, _attempt):
         row = rows.read_member(connection, "g", member.member_id)
         rows.save_member(connection, "g", replace(row, until_ms=cluster.store.clock(connection).lease_ms + 10_000))
-        return row.epochs.claim
+        return row.epochs.connection_id
 
-    claim = cluster.store.transact(write)
-    assert [answer(claim, instance) for instance in (None, "i", "j")] == [(False, True), (False, True), (True, False)]
+    own = cluster.store.transact(write)
+    assert [answer(own, instance) for instance in (None, "i", "j")] == [(False, True), (False, True), (True, False)]
     assert answer("another", "i") == (True, False)
 
 

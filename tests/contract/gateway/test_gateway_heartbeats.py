@@ -9,7 +9,7 @@ import pytest
 from spark_log.groups.batch_rows import MEMBERS_MAX
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rows import CLASSIC
-from spark_log.groups.heartbeat_batches import Beat, answer_beats, renew_sessions
+from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_group_steps import topic_ids
@@ -222,9 +222,9 @@ def test_many_members_are_read_and_renewed_together(cluster, connect, group_type
     make(cluster, "t", 1)
     member = ClassicMember(connect(), "g", ["t"])
     assert (member.join(), member.sync()) == (NONE, NONE)
-    known = Beat("g", member.member_id, None, member.generation, member.member_id, CLASSIC)
+    known = Heartbeat("g", member.member_id, None, member.generation, member.member_id, CLASSIC)
     for count in (1, 2, 3, MEMBERS_MAX):
-        beats = [known, *(Beat(f"g{number}", "m", "i", 1, "m") for number in range(count - 1))]
-        answers = answer_beats(cluster.store, beats)
+        beats = [known, *(Heartbeat(f"g{number}", "m", "i", 1, "m") for number in range(count - 1))]
+        answers = answer_heartbeats(cluster.store, beats)
         assert [answer.error is None for answer in answers] == [True] + [False] * (count - 1)
         assert renew_sessions(cluster.store, beats) == [True] + [False] * (count - 1)

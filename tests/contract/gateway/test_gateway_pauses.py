@@ -32,7 +32,7 @@ def values(cluster, name):
     "late", ["commit", "abort", "partitions", "offsets of a group", "group offset", "only group offset"]
 )
 def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_address, tmp_path, late):
-    """Each request executed under a claim passes the failpoint: three before the late one."""
+    """Each request executed under a fencing token passes the failpoint: three before the late one."""
     make(cluster, "t", 1)
     make(cluster, "input", 1)
     paused, other = (GatewayProcess(tmp_path, cluster_address) for _ in range(2))
@@ -67,7 +67,7 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
                 if late == "group offset":
                     assert call(second, producer.commit_offset("input", 2, "g")) == 0
                     expected, offset = [b"2"], 2
-                elif late == "only group offset":  # no other connection has taken the claim
+                elif late == "only group offset":  # no other connection has taken the fencing token
                     expected = [b"2"]
             paused.signal(signal.SIGCONT)
             assert code_of(first.receive(request, version)) == LOADING
@@ -77,6 +77,6 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
             if late.endswith("group offset"):
                 assert call(second, producer.end(commit=True)) == 0
             elif state == "Ongoing":
-                assert call(second, producer.end(commit=False)) == 0, "the late request has taken the claim only"
+                assert call(second, producer.end(commit=False)) == 0, "the late request has taken the token only"
             assert values(cluster, "t") == expected
             assert committed_offsets(cluster.store, "g").get(("input", 0)) == offset

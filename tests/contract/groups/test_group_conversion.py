@@ -29,10 +29,10 @@ from spark_log.groups.classic.limits import BYTES_MAX
 from spark_log.groups.classic.service import join_classic
 from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX
-from spark_log.groups.consumer.service import ConsumerBeat, consumer_heartbeat
+from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat
 from spark_log.groups.consumer.stored_values import subscription_of
 from spark_log.groups.group_operations import delete_offsets
-from spark_log.groups.heartbeat_batches import Beat, answer_beats
+from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -256,7 +256,9 @@ def large_groups(cluster, count):
 
 def joining_with(names):
     me = Identity("g0", "b", None, "c", "h")
-    return ConsumerBeat(me, "claim", 0, rebalance_timeout_ms=1_000, names=frozenset(names), owned=NO_PARTITIONS)
+    return ConsumerHeartbeat(
+        me, "connection", 0, rebalance_timeout_ms=1_000, names=frozenset(names), owned=NO_PARTITIONS
+    )
 
 
 def test_large_metadata_is_not_decoded_in_a_transaction(cluster, monkeypatch):
@@ -299,8 +301,8 @@ def test_a_read_for_heartbeats_decodes_a_limited_number_of_characters(cluster):
         beat = joining_with(f"{number}{'x' * 230}{each}" for each in range(names))
         beat = replace(beat, me=replace(beat.me, group_id=f"g{number}"))
         epoch = consumer_heartbeat(cluster.store, beat, known_assignors()).epoch
-        beats.append(Beat(beat.me.group_id, beat.me.member_id, None, epoch, beat.claim))
-    assert [each.later for each in answer_beats(cluster.store, beats)] == [False, True, True, False]
+        beats.append(Heartbeat(beat.me.group_id, beat.me.member_id, None, epoch, beat.connection_id))
+    assert [each.later for each in answer_heartbeats(cluster.store, beats)] == [False, True, True, False]
 
     async def answers():
         heartbeats = Heartbeats(cluster.store, asyncio.to_thread)

@@ -1,4 +1,4 @@
-"""Transactions of Kafka clients in the store, without a gateway: claims, pending batches and offsets, aborts."""
+"""Transactions of Kafka clients in the store, without a gateway: fencing, pending batches and offsets, aborts."""
 
 import threading
 
@@ -20,22 +20,22 @@ from spark_log.log.append.rules import (
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.metadata import tables as t
 from spark_log.transactions import rules, wire_transactions
-from spark_log.transactions.claim_rules import ClaimLostError, Role
+from spark_log.transactions.fencing_rules import FencedConnectionError, Role
 from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_store import init_producer
-from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_claim
+from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_fencing_token
 from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, rows, segment_files
 from tests.support.producing import change
 
 
 class Wire:
-    """A client's producer with an open transaction, and the claims of its connections."""
+    """A client's producer with an open transaction, and the fencing tokens of its connections."""
 
     def __init__(self, cluster):
         self.cluster, self.store = cluster, cluster.store
-        ref, self.claim = init_producer(cluster, f"id{next(NUMBERS)}", 60_000)
+        ref, self.token = init_producer(cluster, f"id{next(NUMBERS)}", 60_000)
         self.who = WireProducer(self.name_of(ref.producer_id), ref.producer_id, ref.epoch)
-        self.offsets_claim = take_claim(self.store, self.who, Role.OFFSETS)
+        self.offsets_token = take_fencing_token(self.store, self.who, Role.OFFSETS)
         self.begin()
 
     def name_of(self, producer_id):
@@ -43,14 +43,14 @@ class Wire:
         return self.store.read(lambda c: c.execute(query).scalar_one())
 
     def begin(self):
-        wire_transactions.begin(self.store, self.who, self.claim)
+        wire_transactions.begin(self.store, self.who, self.token)
 
     def abort(self):
-        wire_transactions.abort(self.cluster, self.who, self.claim)
+        wire_transactions.abort(self.cluster, self.who, self.token)
 
     def add_offsets(self, group_id, topic, *numbers, offset=1):
         commits = {TopicPartition(topic, number): Commit(offset) for number in numbers}
-        return add_offsets(self.store, self.who, self.offsets_claim, Committer(group_id, unfenced=True), commits)
+        return add_offsets(self.store, self.who, self.offsets_token, Committer(group_id, unfenced=True), commits)
 
     def send(self, topic, first, count=1, provisional=False):
         """The outcomes of batches of one record."""
@@ -75,30 +75,30 @@ def unstable(cluster, group_id):
     return cluster.store.read(lambda connection: unstable_partitions(connection, group_id))
 
 
-def test_only_the_newest_claim_may_act(cluster, topic):
+def test_only_the_newest_fencing_token_may_act(cluster, topic):
     name, mine = topic(), group()
     wire = Wire(cluster)
     wire.add_offsets(mine, name, 0)
-    old, old_offsets = wire.claim, wire.offsets_claim
-    wire.claim = take_claim(cluster.store, wire.who, Role.COORDINATOR)
+    old, old_offsets = wire.token, wire.offsets_token
+    wire.token = take_fencing_token(cluster.store, wire.who, Role.COORDINATOR)
     for call in (
         lambda: wire_transactions.begin(cluster.store, wire.who, old),
         lambda: wire_transactions.abort(cluster, wire.who, old),
         lambda: wire_transactions.read_open(cluster.store, wire.who, old),
     ):
-        with pytest.raises(ClaimLostError):
+        with pytest.raises(FencedConnectionError):
             call()
-    wire.add_offsets(mine, name, 0)  # this role has a claim of its own
+    wire.add_offsets(mine, name, 0)  # this role has a fencing token of its own
     wire.abort()
     wire.begin()
-    with pytest.raises(ClaimLostError):  # the client aborts if it has given one up
+    with pytest.raises(FencedConnectionError):  # the client aborts if it has given one up
         wire.add_offsets(mine, name, 0)
-    wire.offsets_claim = take_claim(cluster.store, wire.who, Role.OFFSETS)
+    wire.offsets_token = take_fencing_token(cluster.store, wire.who, Role.OFFSETS)
     wire.add_offsets(mine, name, 0)
-    assert old_offsets != wire.offsets_claim
+    assert old_offsets != wire.offsets_token
     init_producer(cluster, wire.who.transactional_id, 60_000)
     with pytest.raises(ProducerFencedError):
-        take_claim(cluster.store, wire.who, Role.COORDINATOR)
+        take_fencing_token(cluster.store, wire.who, Role.COORDINATOR)
 
 
 def test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted(cluster, topic):

@@ -62,7 +62,7 @@ class Sent:
     """A request on its way."""
 
     client: Client
-    claim: str
+    connection_id: str
     epoch: int
     topics: frozenset[str] | None
     owned: frozenset | None
@@ -71,7 +71,7 @@ class Sent:
 @dataclass
 class Answer:
     epoch: int
-    told: frozenset | None
+    current: frozenset | None
 
 
 class Repeat(Exception):
@@ -103,9 +103,9 @@ class Consumers(RuleBasedStateMachine):
                 self.join(sent)
             state, member = self.states[client.name], self.members[client.name]
             epoch = member.generation if sent.epoch is None else sent.epoch
-            check = EpochRequest(epoch, sent.owned, sent.claim, trusted)
+            check = EpochRequest(epoch, sent.owned, sent.connection_id, trusted)
             decide_epoch_heartbeat(self.group, member, state, check, self.taken(client.name), self.now_ms)  # fenced?
-            trusted = trusted and state.claim == sent.claim
+            trusted = trusted and state.connection_id == sent.connection_id
             if sent.topics is not None and sent.topics != member.topics:
                 self.group = self.group.changed()
                 member = self.members[client.name] = replace(member, topics=sent.topics)
@@ -113,31 +113,31 @@ class Consumers(RuleBasedStateMachine):
             if not self.group.stale or last:
                 break
             self.write(self.compute(random.Random(len(self.members))))
-        before = state.told
+        before = state.current
         found = decide_epoch_heartbeat(
-            self.group, member, state, EpochRequest(epoch, sent.owned, sent.claim, trusted),
+            self.group, member, state, EpochRequest(epoch, sent.owned, sent.connection_id, trusted),
             self.taken(client.name), self.now_ms,
         )  # fmt: skip
         self.members[client.name], self.states[client.name] = found.member, found.state
         if found.repeat or (found.member.generation == JOINING and not client.replaces):
             raise Repeat
         full = sent.topics is not None and sent.owned is not None
-        told = found.state.told if full or found.state.told != before or not trusted else None
-        return Answer(found.member.generation, told)
+        current = found.state.current if full or found.state.current != before or not trusted else None
+        return Answer(found.member.generation, current)
 
     def join(self, sent):
         client = sent.client
         holder = self.instances.get(client.instance) if client.instance else None
         old = self.members.get(holder)
-        told = NO_PARTITIONS
+        current = NO_PARTITIONS
         if old is not None:
             if not client.replaces:
                 check_released(client.name, client.instance, holder, old.generation)
             if old.generation != LEAVING_FOR_A_WHILE:
-                told = old.assigned
+                current = old.assigned
             del self.members[holder], self.states[holder]
         self.group, self.members[client.name] = join_epoch(self.group, sent.topics, old)
-        self.states[client.name] = EpochState(sent.claim, REBALANCE_MS, told=told)
+        self.states[client.name] = EpochState(sent.connection_id, REBALANCE_MS, current=current)
         if client.instance:
             self.instances[client.instance] = client.name
 
@@ -211,8 +211,8 @@ class Consumers(RuleBasedStateMachine):
 
     def accept(self, client, answer):
         client.epoch, client.joined = answer.epoch, True
-        if answer.told is not None and answer.told != client.target:
-            client.target, client.told_anew = answer.told, True
+        if answer.current is not None and answer.current != client.target:
+            client.target, client.told_anew = answer.current, True
 
     def abandon(self, client):
         client.epoch, client.held, client.target, client.told_anew = JOINING, NO_PARTITIONS, NO_PARTITIONS, False
@@ -324,7 +324,7 @@ class Consumers(RuleBasedStateMachine):
                 assert client.held <= assigned
                 assert not client.joined or client.target <= assigned
         for name, state in self.states.items():
-            assert state.told <= self.members[name].assigned
+            assert state.current <= self.members[name].assigned
 
     def teardown(self):
         """Without further faults, every subscribed partition has an owner, and all members are in the same epoch."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from spark_log.errors import InvalidTxnStateError
-from spark_log.transactions import claim_rules, rules
-from spark_log.transactions.claim_rules import ClaimLostError, Role
+from spark_log.transactions import fencing_rules, rules
+from spark_log.transactions.fencing_rules import FencedConnectionError, Role
 from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ProducerRef, Transaction
 
 REF = ProducerRef(7, 0)
@@ -108,17 +108,17 @@ class World(RuleBasedStateMachine):
         return self.sent
 
     def _answer(self, connection, request):
-        """Whether it is executed, as `gateway.transactions.claims` does it."""
+        """Whether it is executed, as `gateway.transactions.fencing_tokens` does it."""
         held = connection.held.get(request.role)
         if held is not None:
             try:
-                claim_rules.check(self.transaction, held)
-            except ClaimLostError:
+                fencing_rules.check(self.transaction, held)
+            except FencedConnectionError:
                 pass
             else:
                 self._execute(request)
                 return True
-        self.transaction, connection.held[request.role] = claim_rules.take(self.transaction, request.role)
+        self.transaction, connection.held[request.role] = fencing_rules.take(self.transaction, request.role)
         return False
 
     def _execute(self, request):
@@ -137,7 +137,7 @@ class World(RuleBasedStateMachine):
                     if kind == COMMIT:
                         self.transaction = rules.commit(before, REF, 0, keeps_epoch=True)
                     else:
-                        self.transaction = claim_rules.end_offsets_claim(rules.abort(before, REF, keeps_epoch=True))
+                        self.transaction = fencing_rules.end_offsets_token(rules.abort(before, REF, keeps_epoch=True))
         except InvalidTxnStateError:
             assert request != self.sent, f"{request} of the client is refused: {before}"
         if self.transaction is not before:
@@ -150,25 +150,25 @@ MUTANTS = settings(max_examples=1_000, stateful_step_count=25, database=None, de
 
 
 def trust_all(patch):
-    patch(claim_rules, "check", lambda transaction, claim: None)
+    patch(fencing_rules, "check", lambda transaction, token: None)
 
 
-def keep_offsets_claim(patch):
-    patch(claim_rules, "end_offsets_claim", lambda transaction: transaction)
+def keep_offsets_token(patch):
+    patch(fencing_rules, "end_offsets_token", lambda transaction: transaction)
 
 
-def share_claims(patch):
-    take = claim_rules.take
+def share_tokens(patch):
+    take = fencing_rules.take
 
     def same(transaction, role):
-        after, claim = take(transaction, role)
-        held = transaction.claim if role is Role.COORDINATOR else transaction.offsets_claim
-        return (transaction, claim_rules.Claim(role, held)) if held else (after, claim)
+        after, token = take(transaction, role)
+        held = transaction.token if role is Role.COORDINATOR else transaction.offsets_token
+        return (transaction, fencing_rules.FencingToken(role, held)) if held else (after, token)
 
-    patch(claim_rules, "take", same)
+    patch(fencing_rules, "take", same)
 
 
-@pytest.mark.parametrize("mutant", [trust_all, keep_offsets_claim, share_claims])
+@pytest.mark.parametrize("mutant", [trust_all, keep_offsets_token, share_tokens])
 def test_histories_detect_the_mutation(monkeypatch, mutant):
     mutant(monkeypatch.setattr)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - hypothesis finds any of the assertions
