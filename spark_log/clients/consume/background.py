@@ -27,7 +27,7 @@ class Background:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
-        self._beat: Callable[[], None] | None = None
+        self._heartbeat: Callable[[], None] | None = None
         self._interval_s = _NEVER_S
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -53,10 +53,10 @@ class Background:
             raise future.exception
         return future.value
 
-    def beat_every(self, interval_s: float, beat: Callable[[], None]) -> None:
-        """Call `beat` in the thread every `interval_s` from now on. Its errors are logged."""
-        if self._beat is None:
-            self._beat, self._interval_s = beat, interval_s
+    def call_every(self, interval_s: float, heartbeat: Callable[[], None]) -> None:
+        """Call `heartbeat` in the thread every `interval_s` from now on. Its errors are logged."""
+        if self._heartbeat is None:
+            self._heartbeat, self._interval_s = heartbeat, interval_s
             self._start(None)
 
     def close(self, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class Background:
     def abandon(self) -> None:
         """End the thread without waiting, for a consumer that has been garbage-collected."""
         self._closed = True
-        self._beat = None
+        self._heartbeat = None
         self._tasks.put(None)
 
     def _start(self, item: tuple[Callable[[], Any], Future] | None) -> None:
@@ -86,10 +86,10 @@ class Background:
     def _run(self) -> None:
         due_s = clock.monotonic_s() + self._interval_s
         while True:
-            if self._beat is not None and clock.monotonic_s() >= due_s:
-                self._do_beat()
+            if self._heartbeat is not None and clock.monotonic_s() >= due_s:
+                self._call_heartbeat()
                 due_s = clock.monotonic_s() + self._interval_s
-            wait_s = max(0.0, due_s - clock.monotonic_s()) if self._beat is not None else None
+            wait_s = max(0.0, due_s - clock.monotonic_s()) if self._heartbeat is not None else None
             try:
                 item = self._tasks.get(timeout=wait_s)
             except queue.Empty:
@@ -98,14 +98,14 @@ class Background:
                 _do(*item)
             elif self._closed:
                 return
-            else:  # `beat_every` was called: its interval begins now
+            else:  # `call_every` was called: its interval begins now
                 due_s = clock.monotonic_s() + self._interval_s
 
-    def _do_beat(self) -> None:
-        beat = self._beat
-        if beat is not None and not self._closed:
+    def _call_heartbeat(self) -> None:
+        heartbeat = self._heartbeat
+        if heartbeat is not None and not self._closed:
             try:
-                beat()
+                heartbeat()
             except Exception as error:  # a failed heartbeat must not end the thread, and with it the membership
                 logger.warning("heartbeat failed, tried again in %g s: %s", self._interval_s, error)
 

@@ -148,7 +148,7 @@ class GroupSide:
             self.joined = True
             self._complete = answer.complete
             if not self._background_beats:
-                self._background.beat_every(self._settings.heartbeat_interval_ms / 1000, self.keep_alive)
+                self._background.call_every(self._settings.heartbeat_interval_ms / 1000, self.keep_alive)
                 self._background_beats = True
             move = move_of(self._subscription.partitions, answer.partitions)
             self._apply(move, first=first)
