@@ -42,6 +42,7 @@ class Admin(AccessCalls):
         self.config = {"bootstrap_servers": address, **vars(settings)}
         with kafka_errors():
             self._cluster = Cluster.open(address)
+            self._cluster.store.timeout_ms_max = settings.request_timeout_ms
 
     def __enter__(self) -> "Admin":
         return self

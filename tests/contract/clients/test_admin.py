@@ -1,6 +1,7 @@
 """Admin: kafka-python's calls on a spark-log cluster, their results and their errors."""
 
 import json
+import threading
 import uuid
 from pathlib import Path
 
@@ -443,3 +444,24 @@ def test_log_dirs_are_described(admin, brokers, log):
     assert third["log_dirs"][0]["error_code"] == kafka.errors.KafkaStorageError.errno
     [only] = admin.describe_log_dirs({"b": [0]}, brokers=[2])
     assert [topic["name"] for topic in only["log_dirs"][0]["topics"]] == ["b"]
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_call_waits_for_the_store_no_longer_than_request_timeout_ms(cluster, cluster_address, admin):
+    admin.create_topics({"t": {"num_partitions": 1}})
+    there, go_on = threading.Event(), threading.Event()
+
+    def hold(connection, _attempt):
+        connection.execute(t.topic.update().values(name=t.topic.c.name))
+        there.set()
+        assert go_on.wait(60)
+
+    holder = threading.Thread(target=cluster.store.transact, args=(hold,))
+    holder.start()
+    assert there.wait(60)
+    with Admin(cluster=cluster_address, request_timeout_ms=200) as impatient:
+        with pytest.raises(kafka.errors.KafkaConnectionError):
+            impatient.delete_topics(["t"])
+        go_on.set()
+        holder.join()
+        assert impatient.list_topics() == ["t"]
