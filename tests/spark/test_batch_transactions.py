@@ -20,7 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.source import SparkLogDataSource
 from spark_log.spark.streams import batch_transaction
-from spark_log.spark.streams.micro_batch import this_batch
+from spark_log.spark.streams.micro_batch import checkpoint_of_batch
 from spark_log.spark.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
@@ -157,7 +157,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
 
     def another_driver(batch: DataFrame) -> None:
-        init_producer(cluster, f"spark-{this_batch(batch.sparkSession).query_id}", 60_000)
+        init_producer(cluster, f"spark-{checkpoint_of_batch(batch.sparkSession).batch.query_id}", 60_000)
 
     def trips(batch: DataFrame, transaction: BatchTransaction) -> None:
         transaction.write(batch, topic="b")

@@ -5,7 +5,7 @@ A batch that is replayed after a crash reads its note and uses the same inputs a
 
 from pyspark.sql import SparkSession
 
-from spark_log.spark.streams.micro_batch import Checkpoint, MicroBatch
+from spark_log.spark.streams.micro_batch import JvmCheckpoint, MicroBatch
 
 _FOLDER = "spark-log-notes"
 _KEPT = 100
@@ -17,7 +17,7 @@ class Notes:
 
     def __init__(self, spark: SparkSession, batch: MicroBatch, name: str) -> None:
         self._batch, self._name = batch, name
-        self._checkpoint = Checkpoint(spark, batch)
+        self._checkpoint = JvmCheckpoint(spark, batch)
 
     def read(self) -> str | None:
         """The note that an earlier run of the batch wrote; None if there is none."""

@@ -1,11 +1,15 @@
-"""The micro-batch of the foreachBatch in this thread, and its files in the checkpoint of its query.
+"""The micro-batch of a foreachBatch, and the checkpoint of its query.
 
-Uses objects of Spark's JVM, so it works in classic sessions only (not in Spark Connect).
+In a classic session Spark's JVM knows both. Over Spark Connect, foreachBatch runs in a Python process on the server,
+which knows neither: there the caller gives the batch's number and the address of the checkpoint (`Given`).
 """
 
+import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_log.errors import InvalidOptionError
@@ -23,53 +27,80 @@ class MicroBatch:
     batch_id: int
 
 
+class Given(NamedTuple):
+    """The number of a micro-batch, and the checkpointLocation of its query. A classic session needs neither."""
+
+    batch_id: int | None = None
+    checkpoint: str | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+class Checkpoint(ABC):
+    """The checkpoint of the query that runs `batch`. Each start of the query has a new `run_id`."""
+
+    batch: MicroBatch
+    run_id: str
+
+    @abstractmethod
+    def read(self, *folder: str) -> str | None:
+        """Return the batch's file in a folder of the checkpoint, or None if there is none."""
+
+    def offset_log(self) -> str:
+        """Return the batch's entry, which Spark writes before it runs the batch.
+
+        Raises InvalidOptionError if there is none.
+        """
+        text = self.read("offsets")
+        if text is None:
+            raise InvalidOptionError(
+                f"checkpoint: no entry for batch {self.batch.batch_id} in the offset log: a query whose progress is"
+                " tracked asynchronously (asyncProgressTrackingEnabled) cannot write exactly once"
+            )
+        return text
+
+
 def current_batch(spark: SparkSession) -> MicroBatch | None:
-    """The micro-batch of the foreachBatch in this thread; None outside of foreachBatch."""
+    """Return the micro-batch of the foreachBatch in this thread, or None outside of foreachBatch. Classic session."""
     query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
     batch_id = spark.sparkContext.getLocalProperty(_BATCH_ID)
     return MicroBatch(query_id, int(batch_id)) if query_id is not None and batch_id is not None else None
 
 
-def this_batch(spark: SparkSession) -> MicroBatch:
-    """As `current_batch`; InvalidOptionError outside of foreachBatch."""
+def checkpoint_of_batch(spark: SparkSession, given: Given = NOTHING_GIVEN) -> Checkpoint:
+    """Return the checkpoint at the micro-batch of the foreachBatch in this thread.
+
+    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `given` lacks something or is of a
+    query that does not run in this session.
+    """
+    if not isinstance(spark, SparkSession):
+        return _ConnectCheckpoint(spark, given)
     batch = current_batch(spark)
     if batch is None:
         raise InvalidOptionError(
             "no micro-batch in this thread: call it inside foreachBatch, in the thread that runs it"
         )
-    return batch
+    return JvmCheckpoint(spark, batch)
 
 
-class Checkpoint:
-    """The checkpoint of the query that runs `batch`; each start has a new `run_id`. Files are written as Spark writes
-    its own: atomically, on any file system.
-    """
+class JvmCheckpoint(Checkpoint):
+    """Files are written as Spark writes its own: atomically, on any file system."""
 
     def __init__(self, spark: SparkSession, batch: MicroBatch) -> None:
         jvm: Any = spark._jvm
         session: Any = spark._jsparkSession
-        self._batch = batch
+        self.batch = batch
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         running = session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(batch.query_id))
-        self.run_id: str = running.runId().toString()
+        self.run_id = running.runId().toString()
         self._root = self._path(running.resolvedCheckpointRoot())
         checkpointing: Any = jvm.org.apache.spark.sql.execution.streaming.checkpointing
         manager = checkpointing.CheckpointFileManager
         self._files = manager.create(self._root, session.sessionState().newHadoopConf())
 
-    def offset_log(self) -> str:
-        """The batch's entry, which Spark writes before it runs the batch; InvalidOptionError if there is none."""
-        text = self.read("offsets")
-        if text is None:
-            raise InvalidOptionError(
-                f"checkpoint: no entry for batch {self._batch.batch_id} in the offset log: a query whose progress is"
-                " tracked asynchronously (asyncProgressTrackingEnabled) cannot write exactly once"
-            )
-        return text
-
     def read(self, *folder: str) -> str | None:
-        """The batch's file in a folder of the checkpoint; None if there is none."""
-        path = self._file(folder, self._batch.batch_id)
+        path = self._file(folder, self.batch.batch_id)
         if not self._files.exists(path):
             return None
         stream = self._files.open(path)
@@ -80,7 +111,7 @@ class Checkpoint:
 
     def write(self, text: str, *folder: str) -> None:
         """Write the batch's file, in place of an earlier one."""
-        path = self._file(folder, self._batch.batch_id)
+        path = self._file(folder, self.batch.batch_id)
         self._files.mkdirs(path.getParent())
         stream = self._files.createAtomic(path, True)
         stream.write(bytearray(text.encode()))
@@ -92,3 +123,32 @@ class Checkpoint:
 
     def _file(self, folder: tuple[str, ...], batch_id: int) -> Any:
         return self._path(self._root, "/".join((*folder, str(batch_id))))
+
+
+class _ConnectCheckpoint(Checkpoint):
+    """Files are read by Spark, on any file system that the server has."""
+
+    def __init__(self, spark: Any, given: Given) -> None:
+        if given.batch_id is None or given.checkpoint is None:
+            raise InvalidOptionError(
+                "over Spark Connect, batch_id and checkpoint are needed: the second argument of foreachBatch's"
+                " function, and the query's option checkpointLocation"
+            )
+        self._spark, self._root = spark, given.checkpoint.rstrip("/")
+        metadata = self._text("metadata")
+        query = None if metadata is None else spark.streams.get(json.loads(metadata)["id"])
+        if query is None:
+            raise InvalidOptionError(f"checkpoint {given.checkpoint!r}: of no query that runs in this session")
+        self.batch, self.run_id = MicroBatch(query.id, given.batch_id), query.runId
+
+    def read(self, *folder: str) -> str | None:
+        return self._text(*folder, str(self.batch.batch_id))
+
+    def _text(self, *path: str) -> str | None:
+        try:
+            rows = self._spark.read.text("/".join((self._root, *path)), wholetext=True).collect()
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return None
+            raise
+        return str(rows[0].value) if rows else ""

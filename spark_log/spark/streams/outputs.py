@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -21,7 +22,7 @@ from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.write.active_session import activate_session
 from spark_log.spark.datasource.write.write_schema import check_write_schema
 from spark_log.spark.delta_jars import check_loaded
-from spark_log.spark.streams.micro_batch import MicroBatch, this_batch
+from spark_log.spark.streams.micro_batch import Given, MicroBatch, checkpoint_of_batch
 from spark_log.spark.streams.transacted_batch import batch_transaction
 from spark_log.text import parse_interval_ms
 
@@ -29,6 +30,7 @@ OutputMode = Literal["append", "update", "complete"]
 
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
+_NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND")
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,12 +112,18 @@ def write_stream(
         route, keep = outputs, True
     else:
         route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
-    return writer.foreachBatch(lambda batch, _: write_batch(batch, route, output_mode, keep, group_id)).start()
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        write_batch(batch, route, output_mode, keep, group_id, Given(batch_id, checkpoint))
+
+    return writer.foreachBatch(write).start()
 
 
-def write_batch(batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None) -> None:
+def write_batch(
+    batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None, given: Given
+) -> None:
     """The body of foreachBatch. `keep`: persist the batch, so that it and the query's state are computed only once."""
-    current = this_batch(batch.sparkSession)
+    current = checkpoint_of_batch(batch.sparkSession, given).batch
     if keep:
         batch.persist()
     try:
@@ -125,7 +133,9 @@ def write_batch(batch: DataFrame, route: Route, output_mode: OutputMode, keep: b
         failpoint("stream.batch-begun")
         with ExitStack() as stack:
             transactions = {
-                cluster: stack.enter_context(batch_transaction(batch, cluster=cluster, group_id=group_id))
+                cluster: stack.enter_context(
+                    batch_transaction(batch, cluster=cluster, group_id=group_id, **given._asdict())
+                )
                 for cluster in sorted(_clusters(outputs))
             }
             for rows, output in parts:
@@ -188,15 +198,24 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
     """Merge the rows into the table; False if there is no table yet. Merging the same rows again changes nothing."""
-    from delta.tables import DeltaTable
-
-    if not DeltaTable.isDeltaTable(rows.sparkSession, path):
-        return False
-    names = [f"`{key.replace('`', '``')}`" for key in keys]
-    same = " AND ".join(f"old.{name} <=> new.{name}" for name in names)
-    table = DeltaTable.forPath(rows.sparkSession, path).alias("old")
-    table.merge(rows.alias("new"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    table = f"delta.{_quoted(path)}"
+    try:
+        rows.sparkSession.read.format("delta").load(path)
+    except AnalysisException as error:
+        if error.getCondition() in _NO_TABLE:
+            return False
+        raise
+    same = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in keys)
+    rows.sparkSession.sql(
+        f"MERGE INTO {table} AS old USING {{new}} AS new ON {same}"
+        " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+        new=rows,
+    )
     return True
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:

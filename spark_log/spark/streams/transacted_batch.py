@@ -43,7 +43,7 @@ from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batc
 from spark_log.spark.datasource.options.source_options import PendingWrite
 from spark_log.spark.datasource.write.topic_write import save
 from spark_log.spark.datasource.write.write_commit import append_whole
-from spark_log.spark.streams.micro_batch import Checkpoint, this_batch
+from spark_log.spark.streams.micro_batch import Given, checkpoint_of_batch
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
@@ -69,12 +69,14 @@ _producers: dict[tuple[str, str], _Producer] = {}
 class BatchTransaction:
     """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
 
-    def __init__(self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None) -> None:
-        self._batch, spark = batch, batch.sparkSession
-        current = this_batch(spark)
-        checkpoint = Checkpoint(spark, current)
+    def __init__(
+        self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None, given: Given
+    ) -> None:
+        self._batch = batch
+        checkpoint = checkpoint_of_batch(batch.sparkSession, given)
         entry = checkpoint.offset_log()
-        self._query_id, self._batch_id, self._run_id = current.query_id, current.batch_id, checkpoint.run_id
+        self._query_id, self._batch_id = checkpoint.batch.query_id, checkpoint.batch.batch_id
+        self._run_id = checkpoint.run_id
         self._fingerprint = fingerprint_of_batch(entry)
         self._ends = BatchEnds(group_id, entry) if group_id is not None else None
         self._address, self._timeout_ms = cluster, timeout_ms
@@ -233,6 +235,8 @@ def batch_transaction(
     cluster: str,
     group_id: str | None = None,
     transaction_timeout_ms: int | None = None,
+    batch_id: int | None = None,
+    checkpoint: str | None = None,
 ) -> BatchTransaction:
     """A transaction of the micro-batch, for a `with` block in foreachBatch. All rows given to its `write` become
     visible together at the end of the block, exactly once, also if the batch is replayed after a crash. Persist the
@@ -243,10 +247,14 @@ def batch_transaction(
     members. `transaction_timeout_ms` limits how long the transaction may be open after its first write; the default and
     the maximum are transaction.max.timeout.ms. No reader waits for it.
 
-    Raises InvalidOptionError outside of foreachBatch and for a second transaction of the batch, CheckpointMismatchError
-    for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end of the
-    block TransactionAbortableError if the transaction has timed out.
+    Over Spark Connect, `batch_id` (the second argument of foreachBatch's function) and `checkpoint` (the query's option
+    checkpointLocation) are needed; a classic session ignores them, because Spark's JVM knows both.
+
+    Raises InvalidOptionError outside of foreachBatch, over Spark Connect without these two, and for a second
+    transaction of the batch. Raises CheckpointMismatchError for a copied or rolled-back checkpoint, ProducerFencedError
+    if another driver runs the query, and at the end of the block TransactionAbortableError if the transaction has timed
+    out.
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")
-    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms)
+    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms, Given(batch_id, checkpoint))
