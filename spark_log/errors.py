@@ -38,7 +38,8 @@ SparkLogError
     │   IllegalArgumentError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
     │   SecurityDisabledError
-    └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError
+    └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError,
+        ClassicSessionRequiredError
 """
 
 import errno
@@ -727,6 +728,13 @@ class DeltaNotInstalledError(FatalError):
     """Delta's JARs are not on Spark's class path, or could not be downloaded and installed.
 
     Remedy: run `spark-log delta install` on every machine of the Spark cluster, or start Spark with `--packages`.
+    """
+
+
+class ClassicSessionRequiredError(FatalError):
+    """The call needs objects of Spark's JVM, which a session of Spark Connect does not have.
+
+    Remedy: make the session with `SparkSession.builder.master(...)`, or submit the program with spark-submit.
     """
 
 

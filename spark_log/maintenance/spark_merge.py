@@ -37,8 +37,10 @@ def merge_on_spark(
     """Merge small segments, as many partitions at once as Spark has cores. Yields the reports of the task `merge` of
     `run_tasks`.
     """
+    from spark_log.maintenance.spark_tasks import parallelism
+
     with open_maintenance(cluster, "merge on Spark", topics, settings, on_spark=True) as context:
-        threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
+        threads = min(parallelism(spark), _PARTITIONS_MAX)
         yield from merge_segments(context, _write_in_tasks(spark), threads)
 
 
@@ -49,13 +51,11 @@ def _write_in_tasks(spark: "SparkSession") -> Write:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
+        from spark_log.maintenance.spark_tasks import run_in_tasks
+
         needed = {log_dir_id: log_dirs[log_dir_id] for log_dir_id in _log_dirs_of(rewriting) & log_dirs.keys()}
         try:
-            (written,) = (
-                spark.sparkContext.parallelize([(rewriting, name, needed)], 1)
-                .map(lambda job: _write_here(*job))
-                .collect()
-            )
+            (written,) = run_in_tasks(spark, lambda job: _write_here(*job), [(rewriting, name, needed)], 1)
         except (Py4JError, PySparkException) as error:
             raise StorageUnavailableError(f"the Spark task failed: {redact(str(error))}") from error
         if isinstance(written, str):

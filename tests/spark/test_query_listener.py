@@ -1,7 +1,5 @@
 """SparkLogListener: what it reports of a real query, and that it never ends one."""
 
-import subprocess
-import sys
 import urllib.request
 from uuid import uuid4
 
@@ -180,29 +178,3 @@ def test_queries_are_recorded_unless_the_history_is_off(cluster, interval, recor
     listener.close()
     assert len(read_queries(cluster, from_ms=0)) == recorded
     assert len(listener.queries()) == 1
-
-
-def test_it_works_in_spark_connect(cluster, tmp_path):
-    program = f"""
-from pyspark.sql import SparkSession
-from spark_log import create_topic, Cluster, Producer
-from spark_log.facts.metrics.history import read_queries
-from spark_log.spark.streams import observing_queries
-
-address = {str(cluster.store.address)!r}
-create_topic(Cluster.open(address), "t")
-with Producer(cluster=address) as producer:
-    producer.send("t", b"v")
-spark = SparkSession.builder.remote("local[1]").getOrCreate()
-with observing_queries(spark, address):
-    source = spark.readStream.format("spark_log").option("cluster", address).option("subscribe", "t")
-    frame = source.option("startingOffsets", "earliest").load()
-    writer = frame.writeStream.format("noop").option("checkpointLocation", {str(tmp_path / "c")!r})
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-(report,) = read_queries(Cluster.open(address), from_ms=0)
-print("REPORT", report.state, report.lag, report.input_records)
-spark.stop()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert "REPORT terminated 0 1" in done.stdout, done.stderr[-3000:]

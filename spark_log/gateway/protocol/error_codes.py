@@ -73,6 +73,7 @@ _logged_s: dict[str, float] = {}
 SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
     "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
+    "ClassicSessionRequiredError",
     "DeltaNotInstalledError",
     # a broker gives this code when it cannot store a group as one record
     "GroupAssignmentTooLargeError",

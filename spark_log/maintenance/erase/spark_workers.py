@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_log.config import ClusterSettings
 from spark_log.log.records.key_set import KeySet
+from spark_log.maintenance.spark_tasks import parallelism, run_in_tasks
 
 R = TypeVar("R")
 
@@ -24,23 +25,22 @@ def on_spark(spark: SparkSession) -> "Callable[[KeySet], SparkWorkers]":
 
 
 class SparkWorkers:
-    """Runs the work in tasks of a Spark session. The keys are broadcast once: the memory of a worker grows by about 50
-    bytes per key, and not with the topic.
+    """Runs the work in tasks of a Spark session. The keys travel with the work: the memory of a worker grows by about
+    50 bytes per key, and not with the topic.
     """
 
     at_once = 1_000
 
     def __init__(self, spark: SparkSession, keys: KeySet) -> None:
-        self._context = spark.sparkContext
-        self._keys = self._context.broadcast(keys)
+        self._spark, self._keys = spark, keys
+        self._tasks_min = parallelism(spark) * 4
 
     def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         if not items:
             return
         keys = self._keys
-        enough = self._context.defaultParallelism * 4
-        tasks = min(len(items), max(enough, len(items) // _ITEMS_PER_TASK))
-        yield from self._context.parallelize(items, tasks).map(lambda item: work(item, keys.value)).collect()
+        tasks = min(len(items), max(self._tasks_min, len(items) // _ITEMS_PER_TASK))
+        yield from run_in_tasks(self._spark, lambda item: work(item, keys), items, tasks)
 
     def lease_ms(self, settings: ClusterSettings) -> int:
         return settings.spark_write_id_lease_ms

@@ -15,9 +15,10 @@ from types import TracebackType
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
+from pyspark.sql.utils import is_remote
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidOptionError
+from spark_log.errors import ClassicSessionRequiredError, InvalidOptionError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange
 from spark_log.maintenance.client_log import TaskReader
@@ -68,10 +69,13 @@ class Table:
     With a codec (`value`), each value is decoded once, when it is read; a bad value counts as deleted.
 
     Use one Table per query: two queries would alternate between their versions and read the base each time.
-    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted), and
+    ClassicSessionRequiredError over Spark Connect, whose foreachBatch runs in another process than this object.
     """
 
     def __init__(self, spark: SparkSession, cluster: str, topic: str, *, value: Codec | None = None) -> None:
+        if is_remote():
+            raise ClassicSessionRequiredError(f"Table({topic!r}): a live table does not work over Spark Connect")
         self.topic = topic
         self._codec = value
         self._spark = spark

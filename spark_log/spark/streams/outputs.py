@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal, get_args
+from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -200,17 +201,21 @@ def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
     """Merge the rows into the table; False if there is no table yet. Merging the same rows again changes nothing."""
     table = f"delta.{_quoted(path)}"
     try:
-        rows.sparkSession.read.format("delta").load(path)
+        _ = rows.sparkSession.read.format("delta").load(path).schema  # Spark Connect looks for the table only now
     except AnalysisException as error:
         if error.getCondition() in _NO_TABLE:
             return False
         raise
     same = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in keys)
-    rows.sparkSession.sql(
-        f"MERGE INTO {table} AS old USING {{new}} AS new ON {same}"
-        " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
-        new=rows,
-    )
+    view = f"spark_log_{uuid4().hex}"
+    rows.createOrReplaceTempView(view)
+    try:
+        rows.sparkSession.sql(
+            f"MERGE INTO {table} AS old USING {view} AS new ON {same}"
+            " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+    finally:
+        rows.sparkSession.catalog.dropTempView(view)
     return True
 
 

@@ -231,7 +231,7 @@ def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
     """The bytes of a struct, without framing."""
     match codec:
         case Json():
-            return sf.to_json(payload, dict(codec.options)).cast(BinaryType())
+            return sf.to_json(payload, dict(codec.options) or None).cast(BinaryType())
         case Avro():
             from pyspark.sql.avro.functions import to_avro
 
