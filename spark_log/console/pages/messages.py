@@ -1,4 +1,4 @@
-"""Pages `/topics/{topic}/messages`: searches, the live tail, single messages, and downloads."""
+"""Pages `/topics/{topic}/messages`, with searches, the live tail, single messages, and downloads."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
