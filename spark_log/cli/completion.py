@@ -1,7 +1,8 @@
-"""Tab completion of names: topics, groups, brokers, configs and settings.
+"""Tab completion of the names of topics, groups, brokers, configs and settings.
 
-The shell runs `spark-log` at each Tab. So the names are read with the database's own driver: importing SQLAlchemy would
-take longer than all the rest. Nothing is printed and nothing is raised: without a cluster there are no completions.
+The shell runs `spark-log` at each Tab. So the names are read with the database's own driver, because an import of
+SQLAlchemy would take longer than all the rest. Nothing is printed and nothing is raised. Without a cluster there are no
+completions.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Prints tables for people, JSON for scripts, and lines of text.
 
-Names, ids and records are texts of clients. Here they lose what a terminal would obey: control characters and the
-markup of rich.
+Names, ids and records are texts of clients. Control characters, which a terminal would execute, and the markup of rich
+are escaped here.
 """
 
 import json

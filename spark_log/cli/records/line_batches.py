@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into batches of lines: large batches of fast input, small batches of slow input."""
+"""Cuts a stream of bytes into batches of lines, which are large for fast input and small for slow input."""
 
 import io
 import select
@@ -9,7 +9,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 """About the largest batch: a few MiB per partition make a good segment file."""
 
 LINGER_S = 0.05
-"""Wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
+"""The time to wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
 
 _READ_BYTES = 1 << 20
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from spark_log.clients.produce.producer import Producer
 
 RECORDS_PER_BATCH_MAX = 100_000
-"""A batch of short lines is many Python objects; this limits its memory to a few hundred MB."""
+"""The maximum number of records of a batch. A batch of short lines is many Python objects, and this limits its memory
+to a few hundred MB.
+"""
 
 BUFFER_BYTES = 8 * BATCH_BYTES
-"""Memory of the producer: enough that it does not cut a batch into smaller files."""
+"""The memory of the producer, which is large enough that it does not cut a batch into smaller files."""
 
 
 class Format(StrEnum):

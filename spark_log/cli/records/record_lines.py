@@ -1,4 +1,4 @@
-"""Lines of text <-> records. `produce --format json` accepts what `consume --json` prints.
+"""Conversion between lines of text and records. `produce --format json` accepts what `consume --json` prints.
 
 A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
 "partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
@@ -25,7 +25,7 @@ _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 @dataclass(frozen=True)
 class Record:
-    """A record to append. `partition` or `timestamp_ms` None: the default of a producer."""
+    """A record to append. If `partition` or `timestamp_ms` is None, the producer chooses it."""
 
     key: bytes | None
     value: bytes | None

@@ -1,4 +1,4 @@
-"""Options `--metrics-port` and `--metrics-host`, and the server that they ask for."""
+"""Options `--metrics-port` and `--metrics-host`, and the metrics server that they start."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

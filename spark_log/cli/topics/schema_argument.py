@@ -1,4 +1,4 @@
-"""A schema as an argument: its text, `@FILE` that has it, or `@FILE#MESSAGE` of a Protobuf descriptor set."""
+"""A schema as an argument, which is its text, `@FILE` for a file, or `@FILE#MESSAGE` for a Protobuf descriptor set."""
 
 from collections.abc import Iterable
 from pathlib import Path

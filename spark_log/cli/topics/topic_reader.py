@@ -1,4 +1,4 @@
-"""Reads a topic for the command line: from a position to the current end, or on and on."""
+"""Reads a topic for the command line, from a position to the current end, or continuously."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ POLL_S = 1.0
 
 @dataclass
 class TopicReader:
-    """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
+    """Reads partitions of a topic from `next_offsets`, always below the high watermark."""
 
     log: LogReader
     topic: Topic
     partitions: Sequence[int] | None
-    """None: all, also partitions that are added while following."""
+    """The partitions to read. None is all partitions, including those that are added while it runs."""
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     lost: dict[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that were deleted before they were read, by partition."""
+    """The number of offsets that were deleted before they were read, by partition."""
 
     def seek(self, position: Position) -> None:
-        """Start there. UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
+        """Start at the position. Raises UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
         limits = self._limits()
         times: dict[str, int | None] = {}
         if isinstance(position, AtTimestamp):

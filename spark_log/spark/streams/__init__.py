@@ -2,7 +2,7 @@
 
 >>> from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream          # doctest: +SKIP
 
-Names are imported on first use, because executors import this package for tasks and need few of these names.
+Names are imported on first use. Executors import this package, a parent of others, for tasks, and need no names.
 """
 
 from importlib import import_module

@@ -66,9 +66,9 @@ class Table:
     truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
     warning is logged when records that the table showed before were lost.
 
-    With a codec (`value`), each value is decoded once, when it is read; a bad value counts as deleted.
+    With a codec (`value`), each value is decoded once, when it is read. A bad value counts as deleted.
 
-    Use one Table per query: two queries would alternate between their versions and read the base each time.
+    Use one Table per query, because two queries would alternate between their versions and read the base each time.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
     """
 
@@ -106,10 +106,9 @@ class Table:
         """Return `batch` with one more column, the table's row with the key `on` as a struct, or null if there is none.
 
         `on` is a column of bytes or text, or a Column of the key's bytes. The struct has the fields of the table's
-        codec. Without a codec it has value (binary), partition, offset and timestamp, and the key. The column is called
-        `name`, by default as the topic. With how="inner", rows without a match are left out. A null `on` matches
-        nothing. Inside foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises
-        InvalidOptionError.
+        codec. Without a codec it has value (binary), partition, offset and timestamp. The column is called `name`, by
+        default as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
+        foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises InvalidOptionError.
         """
         if batch.isStreaming:
             raise InvalidOptionError(
