@@ -46,7 +46,7 @@ def _read(address: Address, query: str, incomplete: str) -> list[str]:
 
 @contextmanager
 def _connection(address: Address) -> Iterator[tuple[Any, str]]:
-    """A connection that only reads, and the mark of a parameter."""
+    """Open a read-only connection. Yields it with the placeholder of a parameter."""
     if address.folder is not None:
         path = address.url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:

@@ -104,7 +104,10 @@ def delete(
 
 
 def _password(user: str, file: Path | None) -> str:
-    """From the file, the input, or a prompt; never from an argument, which other users of the machine could see."""
+    """Return the password from the file, the input, or a prompt.
+
+    It is never an argument, which other users of the machine could see.
+    """
     if file is not None:
         return (file.read_text().splitlines() or [""])[0]
     if not sys.stdin.isatty():

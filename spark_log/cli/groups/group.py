@@ -243,7 +243,7 @@ def _committed(opened: Any, group: str) -> dict[Any, int]:
 
 
 def _chosen(opened: Any, topics: Sequence[str] | None, committed: Mapping[Any, int]) -> list[Any]:
-    """The partitions that --topic names, or all with a committed offset of the group."""
+    """Return the partitions that --topic names, or without it all partitions with a committed offset of the group."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 

@@ -54,7 +54,7 @@ def top(
                 now = read_cluster(opened)
                 view = _view(address, before, now, rows)
                 before = now
-            except SparkLogError as error:  # it may come back
+            except SparkLogError as error:  # the store may become available again
                 view = cell(str(error))
             shown += 1
             if console.is_terminal:

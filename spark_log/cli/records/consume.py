@@ -163,7 +163,7 @@ def _consume_as_member(
 
 
 def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
-    """Rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
+    """Yield rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
     import pyarrow as pa
 
     left = limit

@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 20
 
 
 def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: float = LINGER_S) -> Iterator[list[bytes]]:
-    """Lists of whole lines without their ends (\\n or \\r\\n), in order; none is empty.
+    """Yield non-empty lists of whole lines without their ends (\\n or \\r\\n), in order.
 
     A last line without an end counts. A line longer than `batch_bytes` makes a longer batch.
     """

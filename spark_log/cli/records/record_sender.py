@@ -17,7 +17,7 @@ from spark_log.log.records.schema import HEADERS, TIMESTAMP
 class RecordSender:
     """Sends batches to a topic with `producer`, which it closes, and counts the stored records.
 
-    `partition` and `headers` apply to every record; a record's own partition is used if `partition` is None, and its
+    `partition` and `headers` apply to every record. A record's own partition is used if `partition` is None, and its
     own headers come first. A producer with a transactional id sends all batches in one transaction, which `commit`
     ends.
     """

@@ -77,7 +77,7 @@ def metrics_of_console(
 def _metrics(
     host: str, port: int, cluster: "Cluster", collectors: "tuple[Collector, ...]", health: "Probe"
 ) -> Iterator[None]:
-    """Serve these metrics. Ready is a process whose metadata store answers."""
+    """Serve these metrics. The process is ready if its metadata store answers."""
     with _installed():
         from spark_log.facts.metrics.exporter import registry_of
         from spark_log.facts.metrics.http_server import serving_metrics

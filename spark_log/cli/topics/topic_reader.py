@@ -44,9 +44,9 @@ class TopicReader:
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:
-        """The records below the high watermark now, by partition and offset.
+        """Yield the records below the current high watermark, by partition and offset.
 
-        UnknownTopicOrPartitionError, or DataLossError, if the topic has been deleted or made again.
+        Raises UnknownTopicOrPartitionError or DataLossError if the topic has been deleted or created again.
         """
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, limit in self._limits().items():
@@ -70,7 +70,7 @@ class TopicReader:
             self.next_offsets[tp] = end  # compaction may have removed the last records of the range
 
     def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-        """Call `read_available` repeatedly; end after `idle_s` seconds without a record (None: never)."""
+        """Call `read_available` repeatedly. End after `idle_s` seconds without a record, or never if it is None."""
         quiet_since = clock.monotonic_s()
         while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
             seen = self.log.cluster.store.changes.current()
@@ -93,7 +93,7 @@ class TopicReader:
 
 
 def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-    """The batches that a member of a group reads; a batch is committed when the next one is requested.
+    """Yield the batches that a member of a group reads. A batch is committed when the next one is requested.
 
     Without `follow` it ends at the end offsets of its partitions.
     """

@@ -76,9 +76,9 @@ class SparkLogListener(StreamingQueryListener):
         ...
         listener.close()                       # or: with observing_queries(spark, "/data/log"): ...
 
-    The lag is that of the query's sources of format spark_log on this cluster; rates, duration and state are of the
-    whole query. It works in Spark Connect too: there it sees the queries of its own session. `metrics_port` needs
-    the extra `metrics` of spark-log; 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
+    The lag is that of the query's sources of format spark_log on this cluster. Rates, duration and state are of the
+    whole query. It works in Spark Connect too, where it sees the queries of its own session. `metrics_port` needs
+    the extra `metrics` of spark-log. 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
     nothing is written to `__metrics`.
     """
 

@@ -1,4 +1,4 @@
-"""Consume, transform, produce: the results of a function and the offsets of its records, in one transaction.
+"""Consume, transform, produce. The results of a function and the offsets of its records are in one transaction.
 
     poll -> begin -> transform(records, producer) -> send_offsets_to_transaction -> commit
      ^                    any error before the commit: abort, back to the first record of the poll        |
@@ -7,8 +7,8 @@
 A record's results and the offset after it are committed together or not at all. So readers see each record transformed
 exactly once, however often the program is killed and however many members its group has.
 
-After an abort the consumer has to go back: what was sent is gone, but the consumer's position is after the records,
-which would be skipped.
+After an abort the consumer has to seek back. The sent records are gone, but the consumer's position is after the
+consumed records, which would be skipped.
 """
 
 import logging
@@ -94,13 +94,13 @@ class TransactionalLoop:
     max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record,
     counted from when the group has assigned its partitions.
 
-    **One transactional_id per process.** It need not be tied to partitions: a member that has lost a partition cannot
+    **One transactional_id per process.** It need not be tied to partitions. A member that has lost a partition cannot
     commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
     need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
-    open. A new id at each start is correct too: no reader sees the open transaction, and it times out.
+    open. A new id at each start is correct too, since no reader sees the open transaction, and it times out.
 
-    Not thread-safe, except `stop`. The caller closes the consumer and the producer: leaving the group lets the other
-    members take over at once.
+    Not thread-safe, except `stop`. The caller closes the consumer and the producer. When the consumer leaves
+    the group, the other members take over at once.
     """
 
     def __init__(self, consumer: Consumer, producer: Producer, *, retries: int = 5) -> None:
