@@ -1,4 +1,4 @@
-"""`spark-log user …`: the users of gateways, who authenticate by SASL."""
+"""The commands `spark-log user …`, which manage the users of gateways, who authenticate by SASL."""
 
 import sys
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""`spark-log group …`: show consumer groups and their lag, reset and delete them."""
+"""The commands `spark-log group …`, which show consumer groups and their lag, and reset and delete groups."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`spark-log maintenance`: run the maintenance of the coordinator now."""
+"""The command `spark-log maintenance`, which runs the maintenance of the coordinator now."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`spark-log partition …`: elect leaders, move replicas, show balance and truncations."""
+"""The commands `spark-log partition …`, which elect leaders, move replicas, and show balance and truncations."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

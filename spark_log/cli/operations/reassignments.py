@@ -1,4 +1,6 @@
-"""`spark-log partition reassign`: plans, their execution with a progress bar, status, cancel."""
+"""The functions of `spark-log partition reassign`, which make plans, execute them with a progress bar, and show or
+cancel them.
+"""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -143,7 +145,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
 
         def show_progress(left: UnderWay) -> None:
             bytes_left = sum(status.bytes_left for status in left.values())
-            # records that arrive meanwhile may have to be copied too
+            # records that arrive meanwhile may need to be copied too
             total = max(bar.tasks[0].total or 0, bytes_left + bar.tasks[0].completed)
             description = f"{len(partitions) - len(left):,} of {count_of(len(partitions), 'partition')} moved"
             bar.update(task, total=total, completed=total - bytes_left, description=description)

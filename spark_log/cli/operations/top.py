@@ -1,4 +1,4 @@
-"""`spark-log top`: a live view of the cluster."""
+"""The command `spark-log top`, which shows a live view of the cluster."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`spark-log consume`: records of a topic to stdout."""
+"""The command `spark-log consume`, which prints records of a topic on stdout."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -34,7 +34,7 @@ def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: flo
         if ended and not lines[-1]:
             lines.pop()
         if len(rest) >= batch_bytes:
-            batch_bytes = 2 * len(rest)  # a long line: read more of it before the next join
+            batch_bytes = 2 * len(rest)  # read more of a long line before the next join
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
         if ended:
@@ -44,5 +44,5 @@ def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: flo
 def _more_within(source: BinaryIO, seconds: float) -> bool:
     try:
         return bool(select.select([source], [], [], seconds)[0])
-    except (OSError, ValueError, TypeError):  # no file descriptor: all of it is in memory
+    except (OSError, ValueError, TypeError):  # without a file descriptor, all of it is in memory
         return True

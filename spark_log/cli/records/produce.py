@@ -1,4 +1,4 @@
-"""`spark-log produce`: lines of stdin or of a file into a topic."""
+"""The command `spark-log produce`, which sends lines of stdin or of a file to a topic."""
 
 import sys
 from collections.abc import Callable, Iterator

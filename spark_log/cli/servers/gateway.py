@@ -1,4 +1,4 @@
-"""`spark-log gateway`: serve Kafka clients."""
+"""The command `spark-log gateway`, which serves Kafka clients."""
 
 from typing import TYPE_CHECKING, Annotated
 

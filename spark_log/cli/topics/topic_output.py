@@ -8,7 +8,7 @@ from spark_log.cli.output import bytes_of, count_of, print_json, print_table, sa
 from spark_log.text import is_unlimited
 
 _SHOWN_CHARACTERS = 100
-"""Of the value of a config in a line."""
+"""The maximum number of characters of a config value in a line."""
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -65,7 +65,7 @@ class TopicReader:
                 tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
                 self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
         except OffsetOutOfRangeError:
-            return  # retention moved the start after the limits were read: the next call counts the lost offsets
+            return  # retention advanced the start since the limits were read, and the next call counts the lost offsets
         for tp, (_, end) in ranges.items():
             self.next_offsets[tp] = end  # compaction may have removed the last records of the range
 

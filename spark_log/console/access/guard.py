@@ -19,7 +19,7 @@ STATIC = "/static/"
 HEALTH = "/health"
 
 OF_ONE_USER_MAX = 10
-"""The maximum number of requests of a user that are processed at the same time. A browser sends 6; the console has
+"""The maximum number of requests of a user that are processed at the same time. A browser sends 6. The console has
 threads for 40.
 """
 

@@ -30,7 +30,7 @@ from spark_log.log.records.schema import read_schema
 BYTES_MAX, SECONDS_MAX = 256 << 20, 10.0
 """The budget of a search."""
 LIVE_BYTES_MAX, LIVE_SECONDS_MAX = 32 << 20, 1.0
-"""The budget of each look of a live tail."""
+"""The budget of each request of a live tail."""
 DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, DOWNLOAD_COUNT_MAX = 4 << 30, 600.0, 1_000_000
 PART_BYTES = 64 << 10
 """The size of a part of a download, which is larger only if one message is. A part waits in
@@ -39,7 +39,7 @@ memory for a slow browser.
 SEARCHES_MAX = 16
 """The maximum number of searches and pages of messages of all users at a time."""
 SHORT, WHOLE = 300, 2 << 20
-"""Characters of a key, value or header in a table, and on the page of one message."""
+"""The maximum number of characters of a key, value or header in a table, and on the page of one message."""
 TABLE_COLUMNS_BYTES = 32 << 20
 """The maximum size of the typed columns of all messages in a table."""
 

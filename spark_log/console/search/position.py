@@ -13,7 +13,7 @@ from spark_log.ids import OffsetRange
 from spark_log.log.segments.slices import Positions
 
 _TOKEN_BYTES_MAX, _TOKEN_LENGTH_MAX = 1 << 20, 20_000
-"""Bytes of a token's JSON; characters of a token, which is a part of an address."""
+"""The maximum bytes of a token's JSON, and characters of a token, which is a part of an address."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ from spark_log.log.segments.file_pruning import without_excluded
 from spark_log.log.segments.slices import Slice
 
 _FORWARDS, _BACKWARDS = (1 << 16, 1 << 22), (1 << 12, 1 << 18)
-"""With conditions: offsets of the first and of the largest round of a partition."""
+"""The number of offsets of the first and of the largest round of a partition, in a search with conditions."""
 
 STEP_RECORDS = 4_096
 _STEP_BYTES = 4 << 20

@@ -110,7 +110,7 @@ class SparkLogListener(StreamingQueryListener):
         self._thread.start()
         stop_at_exit(self)
 
-    # Called by Spark: must neither wait nor raise ----------------------------------------------------------------
+    # Called by Spark, must neither wait nor raise -----------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._put(QueryFacts(str(event.id), str(event.runId), event.name))
