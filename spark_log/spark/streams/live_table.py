@@ -96,7 +96,7 @@ class Table:
     def close(self) -> None:
         """Close the cluster and free the cached rows."""
         with self._lock:
-            if self._state is not None and self._spark.sparkContext._jsc is not None:  # None after Spark has stopped
+            if self._state is not None and self._spark.sparkContext._jsc is not None:  # None: Spark has stopped
                 self._forget(self._state.base, self._state.changed)
             self._state = None
             self._log.close()
