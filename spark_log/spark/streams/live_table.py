@@ -68,7 +68,7 @@ class Table:
 
     With a codec (`value`), each value is decoded once, when it is read. A bad value counts as deleted.
 
-    Use one Table per query, because two queries would alternate between their versions and read the base each time.
+    Use one Table per query: two queries would alternate between their versions and read the base each time.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
     """
 
