@@ -1,7 +1,8 @@
-"""Tab completion of names: topics, groups, brokers, configs and settings.
+"""Tab completion of the names of topics, groups, brokers, configs and settings.
 
-The shell runs `spark-log` at each Tab. So the names are read with the database's own driver: importing SQLAlchemy would
-take longer than all the rest. Nothing is printed and nothing is raised: without a cluster there are no completions.
+The shell runs `spark-log` at each Tab. So the names are read with the database's own driver, because an import of
+SQLAlchemy would take longer than all the rest. Nothing is printed and nothing is raised. Without a cluster there are no
+completions.
 """
 
 import re
@@ -45,7 +46,7 @@ def _read(address: Address, query: str, incomplete: str) -> list[str]:
 
 @contextmanager
 def _connection(address: Address) -> Iterator[tuple[Any, str]]:
-    """A connection that only reads, and the mark of a parameter."""
+    """Open a read-only connection. Yields it with the placeholder of a parameter."""
     if address.folder is not None:
         path = address.url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:

@@ -1,4 +1,4 @@
-"""`spark-log`: the command line. Each command group is one module; heavy modules are imported when a command runs.
+"""The command line `spark-log`. Each command group is one module. Heavy modules are imported when a command runs.
 
 Exit codes: 0 done, 1 an error of spark-log or of the machine (one line on stderr), 2 wrong usage.
 """
@@ -22,7 +22,7 @@ from spark_log.text import PrintableFormatter
 
 
 class OneLineErrors(TyperGroup):
-    """Turns the errors that a user can act on into one line and exit code 1; a bug keeps its traceback."""
+    """Prints errors that a user can act on as one line, with exit code 1. A bug keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -31,7 +31,7 @@ class OneLineErrors(TyperGroup):
             explain_missing_cluster(error)
             raise
         except BrokenPipeError:
-            raise  # typer ends quietly when the reader of a pipe has ended
+            raise  # typer exits without a message when the reader of a pipe has exited
         except (SparkLogError, OSError) as error:
             text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
             note(f"spark-log: {' '.join(redact(text).split())}")

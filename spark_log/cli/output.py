@@ -1,7 +1,7 @@
 """Prints tables for people, JSON for scripts, and lines of text.
 
-Names, ids and records are texts of clients. Here they lose what a terminal would obey: control characters and the
-markup of rich.
+Names, ids and records are texts of clients. Control characters, which a terminal would execute, and the markup of rich
+are escaped here.
 """
 
 import json
@@ -25,17 +25,17 @@ WIDTH_OF_PIPES = 200
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     typer.echo(json_of(value, indent=2))
 
 
 def json_of(value: Any, indent: int | None = None) -> str:
-    """The JSON text of a value, which is printable."""
+    """Return the JSON text of a value, in a printable form."""
     return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on stdout. Columns that hold only integers are right-aligned."""
+    """Print a table on stdout. Columns that hold only integers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -51,14 +51,14 @@ def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequen
 
 
 def cell(value: object) -> "Text":
-    """A cell of a table of rich; a list or tuple has a line for each of its items."""
+    """Return a cell of a table of rich. A list or tuple has a line for each of its items."""
     from rich.text import Text
 
     return Text("\n".join(map(_show, value)) if isinstance(value, list | tuple) else _show(value))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """`name  value` lines on stdout, aligned."""
+    """Print aligned lines of `name  value` on stdout."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         typer.echo(f"{printable(name):<{width}}  {_show(value)}")

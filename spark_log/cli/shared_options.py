@@ -26,7 +26,7 @@ TopicNames = Annotated[
 
 
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
-    """`name=text` texts as headers, in order; names may repeat, as in Kafka."""
+    """Return `name=text` texts as headers, in order. Names may repeat, as in Kafka."""
     headers = []
     for text in texts:
         name, separator, value = text.partition("=")
@@ -37,7 +37,7 @@ def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """`1000`, `50MB` (millions) or `50MiB` (2^20 each) in bytes, at least 1."""
+    """Return the bytes of `1000`, `50MB` (millions) or `50MiB` (2^20 each), at least 1."""
     try:
         return text_module.parse_bytes(text)
     except ValueError as error:
@@ -45,7 +45,9 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_before(texts: Iterable[str], partitions: int, option: str) -> dict[int, int]:
-    """Offsets by partition from `OFFSET` (every partition) or `PARTITION=OFFSET` texts; -1 is the high watermark."""
+    """Return offsets by partition from `OFFSET` (every partition) or `PARTITION=OFFSET` texts. -1 is the high
+    watermark.
+    """
     before: dict[int, int] = {}
     for text in texts:
         left, separator, right = text.partition("=")

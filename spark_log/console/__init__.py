@@ -1,1 +1,1 @@
-"""The web console: pages and a JSON API that show a cluster, and change it where that is allowed."""
+"""The web console. Its pages and its JSON API show a cluster, and change it where that is allowed."""

@@ -1,4 +1,4 @@
-"""The console as an ASGI application: the table of routes, and how each kind of route answers."""
+"""The console as an ASGI application, with the table of routes and the handlers of each kind of route."""
 
 import asyncio
 import importlib
@@ -66,7 +66,7 @@ class Table:
 
 
 def table() -> Table:
-    """The routes of every module in `console/pages`."""
+    """Return the routes of every module in `console/pages`."""
     names = sorted(module.name for module in pkgutil.iter_modules(pages.__path__))
     modules = [importlib.import_module(f"{pages.__name__}.{name}") for name in names]
 
@@ -81,7 +81,7 @@ def table() -> Table:
 def application(
     cluster: Cluster, settings: ConsoleSettings, authentication: Authentication, registry: CollectorRegistry
 ) -> Guard:
-    """The console of `cluster`, behind its checks. `registry`: of the metrics that it serves."""
+    """Return the console of `cluster` behind the checks of its guard. `registry` has the metrics that it serves."""
     console = _Console(cluster, settings, authentication, table(), registry)
     hosts = {*LOOPBACK, settings.host} - {"0.0.0.0", "::"}
     return Guard(console.starlette(), authentication, hosts, settings.public_url, console.error)
@@ -131,7 +131,7 @@ class _Console:
                 return Response()
             except Exception as error:
                 status = status_of(error)
-                if status is None:  # a bug: its text may hold anything
+                if status is None:  # a bug, whose text may contain secrets
                     _LOGGER.exception("%s %s failed", method, path)
                     return await self.error(request, user, 500, f"An error of the console: {type(error).__name__}")
                 return await self.error(request, user, status, error_text(error))
@@ -139,7 +139,7 @@ class _Console:
             return response
 
         route = Route(path, endpoint, methods=[method])
-        route.methods = {method}  # without HEAD, which Starlette adds: it would do all the work of a GET
+        route.methods = {method}  # without HEAD, which Starlette adds and which would do all the work of a GET
         return route
 
     def _call(self, request: Request, user: User, form: Mapping[str, str]) -> Call:
@@ -174,7 +174,9 @@ class _Console:
         return answer
 
     async def _metrics(self, request: Request, call: Call) -> Response:
-        """For Prometheus. The labels of metrics name all topics."""
+        """Return the metrics for Prometheus. Only users who see all topics get them, because their labels name all
+        topics.
+        """
         if not call.role.sees_all:
             raise Forbidden("Only users who see all topics see the metrics.")
         return Response(await run_in_threadpool(exposition, self.registry), headers={"Content-Type": CONTENT_TYPE})
@@ -218,9 +220,10 @@ class _Console:
     async def error(
         self, request: Request, user: User | None, status: int, text: str, link: str | None = None
     ) -> Response:
-        """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to.
+        """Return an error as a page, or as JSON for paths of the API. The page has a link to `link`, which is a path.
 
-        A page for a client without a user is rendered once: any number of their requests take no thread of the users.
+        A page for a client without a user is rendered once for each status and text, and then cached. Therefore the
+        requests of such clients take no threads from users.
         """
         if _of_api(request):
             return _json({"error": text}, status)
@@ -244,7 +247,9 @@ class _Console:
 
 
 async def _health(_: Request) -> Response:
-    """For load balancers, which have no user: the server answers. --metrics-port has /ready, and reasons."""
+    """Return that the server answers, for load balancers, which have no user. --metrics-port serves /ready, with
+    reasons.
+    """
     return _json({"status": "ok"})
 
 
@@ -269,7 +274,7 @@ def _json(facts: object, status: int = 200) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form, or of a JSON object."""
+    """Return the fields of a form, or of a JSON object."""
     if request.headers.get("content-type", "").split(";")[0].strip() == "application/json":
         try:
             found = json.loads(await request.body())
@@ -283,7 +288,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 async def _watched(request: Request, call: Call, function: Callable[[Call], _Result]) -> _Result:
-    """Run `function` in a thread, and set `call.left` when the browser closes the connection meanwhile."""
+    """Run `function` in a thread, and set `call.left` if the browser closes the connection meanwhile."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":

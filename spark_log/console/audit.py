@@ -1,4 +1,4 @@
-"""The one place where changes are applied, so that each is recorded in `__audit` with its outcome."""
+"""The only place where changes are applied, so that each change is recorded in `__audit` with its outcome."""
 
 from spark_log.clients.admin.audit import record_change
 from spark_log.console.routes import Call, Change, Done, Forbidden
@@ -9,7 +9,7 @@ _FIELDS_MAX = 50
 
 
 def audited(change: Change, call: Call) -> Done:
-    """Apply the change, and record who did it, to what, and how it ended; a refused one too."""
+    """Apply the change, and record its user, its target and its outcome. A refused change is recorded too."""
     parameters = {name: _HIDDEN if name in change.hidden else value for name, value in call.form.items()}
     target = ", ".join(f"{name} {value}" for name, value in call.path.items())
 
@@ -19,7 +19,7 @@ def audited(change: Change, call: Call) -> Done:
 
     try:
         call.require(change.allow)
-        if len(call.form) > _FIELDS_MAX:  # more would hide the others in the record
+        if len(call.form) > _FIELDS_MAX:  # more fields would hide the others in the audit
             raise InvalidConfigurationError(f"{len(call.form)} fields, more than {_FIELDS_MAX}")
         done = change.apply(call)
     except Forbidden as error:

@@ -1,4 +1,4 @@
-"""Charts of the history: the JSON that static/charts.js draws, and the same numbers as a table."""
+"""Charts of the history. static/charts.js draws the JSON, and a table shows the same numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from spark_log.console.routes import Call
 from spark_log.facts.metrics.history import HOUR_MS, Kind, read_series
 
 STEPS = 144
-"""Steps of a chart: 10 minutes of a day."""
+"""The number of steps of a chart. In a chart of a day, a step is 10 minutes."""
 
 _HOURS_MAX = 30 * 24
 
 
 @dataclass(frozen=True)
 class Line:
-    """`values`: one for each time; None: nothing was measured."""
+    """One line of a chart. `values` has one number for each time, or None where nothing was measured."""
 
     name: str
     values: Sequence[float | None]
@@ -22,7 +22,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """`times`: the start of each step, milliseconds since 1970. Empty lists: nothing was measured yet."""
+    """A chart. `times` has the start of each step in milliseconds since 1970. `times` and `series` are empty if nothing
+    was measured yet.
+    """
 
     title: str
     unit: str
@@ -32,7 +34,10 @@ class Chart:
 
 
 def chart(call: Call, title: str, unit: str, kind: Kind, name: str, lines: Mapping[str, str]) -> Chart:
-    """The last 24 hours, or those of query parameter `hours`. `lines`: title of each field of the series."""
+    """Return the chart of the last 24 hours, or of as many as query parameter `hours` says.
+
+    `lines` has the title of each field of the series.
+    """
     text = call.query.get("hours", "24")
     hours = min(_HOURS_MAX, max(1, int(text))) if text.isascii() and text.isdecimal() and len(text) < 9 else 24
     now_ms = call.cluster.store.now().wall_ms

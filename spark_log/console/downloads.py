@@ -1,4 +1,4 @@
-"""Downloads: how many there are at a time, and how long a browser may take for a part."""
+"""The limits of downloads: how many run at a time, and how long a browser may take for a part."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -15,15 +15,17 @@ from starlette.types import Message, Receive, Scope, Send
 from spark_log.console.routes import Download
 
 DOWNLOADS_MAX = 8
-"""Downloads at a time, of all users: each holds a row group of records in memory."""
+"""The maximum number of downloads of all users at a time. Each holds a row group of records in memory."""
 
 PART_S_MAX = 30.0
-"""How long a browser may take to receive a part."""
+"""The maximum time that a browser may take to receive a part."""
 
 
 class RunningDownloads:
-    """One download of each name at a time: the next one ends the one before, whatever its browser does. At most `most`
-    of all names. For one event loop.
+    """The downloads that run. At most one download of each name runs at a time, since the next one cancels it, whatever
+    its browser does.
+
+    At most `most` downloads of all names run at a time. An instance is used in one event loop only.
     """
 
     def __init__(self, most: int = DOWNLOADS_MAX) -> None:
@@ -32,12 +34,12 @@ class RunningDownloads:
 
     @property
     def count(self) -> int:
-        """Downloads that run now, or are about to end."""
+        """The number of downloads that run or are about to end."""
         return len(self._running)
 
     @contextmanager
     def of(self, name: str) -> Iterator[anyio.CancelScope]:
-        """Begin a download; the scope is cancelled to end it. HTTPException 503."""
+        """Begin a download. The yielded scope is cancelled to end it. Raises HTTPException 503 if too many run."""
         for scope, other in self._running.items():
             if other == name:
                 scope.cancel()
@@ -52,10 +54,10 @@ class RunningDownloads:
 
 
 class DownloadResponse(StreamingResponse):
-    """Sends a download, as one of those of `name`.
+    """Sends a download under the name `name`.
 
-    It ends, with the connection, when a later one of this name begins, or if the browser takes longer than PART_S_MAX
-    to receive a part. `left` is set then.
+    The download ends, and its connection is closed, when a later download of this name begins, or if the browser takes
+    longer than PART_S_MAX to receive a part. `left` is set when the transfer ends.
     """
 
     def __init__(self, download: Download, running: RunningDownloads, name: str, left: Event) -> None:
@@ -84,7 +86,7 @@ class DownloadResponse(StreamingResponse):
 
 
 async def _parts(download: Download, left: Event) -> AsyncGenerator[bytes]:
-    """The parts of a download; its iterator is closed at the end, also when the browser leaves."""
+    """Yield the parts of a download. Their iterator is closed at the end, also if the browser disconnects."""
     following: asyncio.Future[bytes | None] | None = None
     try:
         while True:

@@ -17,7 +17,11 @@ _NOT_FOUND = (NotFound, UnknownTopicOrPartitionError, GroupIdNotFoundError, Tran
 
 
 def status_of(error: Exception) -> int | None:
-    """404, 403, 503 for what may work later, 400 for other errors of spark-log; None for a bug."""
+    """Return the HTTP status of an error, or None for a bug.
+
+    The status is 404 for an unknown object, 403 for a change that is not allowed, 503 for an error after which a retry
+    may succeed, that of an HTTPException, and 400 for every other error of spark-log.
+    """
     if isinstance(error, _NOT_FOUND):
         return 404
     if isinstance(error, Forbidden):
@@ -30,5 +34,5 @@ def status_of(error: Exception) -> int | None:
 
 
 def error_text(error: Exception) -> str:
-    """The message of an error without secrets."""
+    """Return the message of an error without secrets."""
     return redact(str(error.detail if isinstance(error, HTTPException) else error))

@@ -1,7 +1,7 @@
-"""Lists of a page: search, sorting and paging by query parameters. Pure.
+"""Search, sorting and paging of the lists on pages, by query parameters. Pure.
 
-`q`: text that the name has. `sort`: a column, with `-` before it for descending order. `page`: from 1. `size`: rows of
-a page.
+`q` is a substring of the name. `sort` is a column, with `-` before it for descending order. `page` is the number of the
+page, beginning with 1. `size` is the number of rows of a page.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,9 @@ SIZE_MAX = 1_000
 
 @dataclass(frozen=True)
 class Listing(Generic[Row]):
-    """One page of a list. `total`: rows that match the search, on all pages. `query`: the parameters of this page."""
+    """One page of a list. `total` is the number of rows that match the search, on all pages. `query` has the parameters
+    of this page.
+    """
 
     rows: Sequence[Row]
     total: int
@@ -38,10 +40,11 @@ def listing(
     name: Callable[[Row], str],
     first: Callable[[Row], bool] | None = None,
 ) -> Listing[Row]:
-    """The rows that a request asks for. `columns`: fields that may be sorted by; `sort`: the one without a parameter.
+    """Return the rows that a request asks for.
 
-    Rows with equal values are in the order of their names, and rows without a value come last. `first`: rows before all
-    others. Raises InvalidConfigurationError.
+    `columns` are the fields that rows may be sorted by. `sort` is the order if the request has no parameter `sort`.
+    Rows with equal values are in the order of their names, and rows without a value come last. Rows for which `first`
+    is true precede all others. Raises InvalidConfigurationError.
     """
     substring = query.get("q", "").strip()
     by = query.get("sort") or sort
@@ -60,7 +63,11 @@ def listing(
 
 
 def _sortable(value: Any) -> Any:
-    """Text before the case of its letters; None like nothing, since those rows are moved to the end."""
+    """Return the sort key of a value.
+
+    Text is compared without regard to case first, and then with it. None has the key of an empty value, since rows with
+    None are moved to the end.
+    """
     return ("" if value is None else value.lower(), value or "") if isinstance(value, str) else (value or 0, "")
 
 

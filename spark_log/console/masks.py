@@ -1,9 +1,10 @@
 """The parts of messages that a role hides. Pure.
 
-A mask is `key`, `value`, `headers`, `headers.NAME`, or a field: `value.person.ssn`, `record.person.ssn`, and `key...`,
-`key_record...` for keys. Bytes and typed columns show the same data, so a mask on either holds for both. Names are
-compared without regard to case, and a column that a reset has made (`ssn__v2`) counts as its field. Masks pass through
-arrays. What cannot be parsed is hidden whole.
+A mask is `key`, `value`, `headers`, `headers.NAME`, or a field. A field of a value is `value.person.ssn` or
+`record.person.ssn`. A field of a key begins with `key` or `key_record`. Bytes and typed columns show the same data, so
+a mask on either applies to both. Names are compared without regard to case, and a column that a schema reset has
+created (`ssn__v2`) counts as its field. Masks apply to the items of arrays. Data that cannot be parsed is hidden
+completely.
 """
 
 import re
@@ -17,18 +18,18 @@ import msgspec
 from spark_log.errors import InvalidConfigurationError
 
 HIDDEN = "(hidden)"
-"""Shown in place of a masked field."""
+"""The text that is shown in place of a masked field."""
 
 _SOURCES = {"key": "key", "key_record": "key", "value": "value", "record": "value", "headers": "headers"}
 _ERRORS = ("record_error", "key_record_error")
-"""Reasons of bad records never contain data of the record."""
+"""The columns with the reasons of bad records. The reasons never contain data of the record."""
 
 Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Masks:
-    """The paths that are hidden in keys, values and headers, in normal form; the empty path hides the whole."""
+    """The paths that are hidden in keys, values and headers, in normal form. The empty path hides everything."""
 
     key: frozenset[Path] = frozenset()
     value: frozenset[Path] = frozenset()
@@ -38,16 +39,16 @@ class Masks:
         return {"key": self.key, "value": self.value, "headers": self.headers}[source]
 
     def hides(self, path: Path) -> bool:
-        """Whether this column, such as ("record", "email") or ("headers", "token"), shows something hidden."""
+        """Return whether this column, such as ("record", "email") or ("headers", "token"), shows something hidden."""
         if path[0] not in _SOURCES:
             return False
         here = _normal(path[1:])
         return any(
             mask[: len(here)] == here[: len(mask)] for mask in self.of(_SOURCES[path[0]])
-        )  # one begins with the other
+        )  # one path is a prefix of the other
 
     def json_text(self, source: str, data: bytes) -> bytes | None:
-        """Bytes of a key or value without the hidden fields; None if they are hidden whole."""
+        """Return the bytes of a key or value without the hidden fields, or None if all of it is hidden."""
         masks = self.of(source)
         if not masks:
             return data
@@ -60,14 +61,17 @@ class Masks:
             return None
 
     def record(self, source: str, fields: Any) -> Any:
-        """The struct of typed columns, as Python objects, without the hidden fields."""
+        """Return the struct of typed columns, as Python objects, without the hidden fields."""
         masks = self.of(source)
         return HIDDEN if () in masks and fields is not None else masked(fields, masks) if masks else fields
 
 
 @lru_cache(maxsize=256)
 def masks_of(texts: frozenset[str]) -> Masks:
-    """The masks of a role. InvalidConfigurationError for a text that is no mask: better no page than too much on it."""
+    """Return the masks of a role.
+
+    Raises InvalidConfigurationError for a text that is not a mask. An error is better than a page that shows too much.
+    """
     paths_of: dict[str, set[Path]] = {"key": set(), "value": set(), "headers": set()}
     for text in texts:
         first, *rest = text.split(".")
@@ -81,7 +85,10 @@ def masks_of(texts: frozenset[str]) -> Masks:
 
 
 def masked(value: Any, masks: Iterable[Path]) -> Any:
-    """A value of JSON in which each field on one of the paths is HIDDEN; so is a scalar where a path leads on."""
+    """Return a JSON value in which each field on one of the paths is HIDDEN.
+
+    A scalar is also HIDDEN if a path continues below it.
+    """
     masks = list(masks)
     if value is None or not masks:
         return value

@@ -1,4 +1,4 @@
-"""Facts as pages and as JSON."""
+"""The rendering of results as pages and as JSON."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from spark_log.text import bytes_of, count_of, duration_of, is_unlimited, time_o
 
 
 def environment() -> jinja2.Environment:
-    """Jinja's environment: every value is escaped, and an unknown name is an error."""
+    """Return Jinja's environment. It escapes every value, and an unknown name is an error."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("spark_log.console"),
         autoescape=True,
@@ -31,29 +31,29 @@ def environment() -> jinja2.Environment:
 
 
 def config(value: str, unit: str = "") -> str:
-    """The value of a topic config with its unit: `3600000 ms`, `unlimited`; `(empty)` for empty text."""
+    """Return the value of a topic config with its unit: `3600000 ms`, `unlimited`, or `(empty)` for empty text."""
     if is_unlimited(value):
         return "unlimited"
     return f"{value} {unit}".strip() if value else "(empty)"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """`1,234`, `0.25`; nothing for None."""
+    """Return a number such as `1,234` or `0.25`, or an empty text for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 def time(wall_ms: int) -> Markup:
-    """A time in ISO and UTC that stays on one line."""
+    """Return a time in ISO format and UTC that stays on one line."""
     return Markup("<time>{}</time>").format(time_of(wall_ms))
 
 
 def seconds(value: float | None) -> str:
-    """A number of seconds as a duration; nothing for None."""
+    """Return a number of seconds as a duration, or an empty text for None."""
     return "" if value is None else duration_of(int(value * 1000))
 
 
 def to_json(facts: object) -> bytes:
-    """Dataclasses as objects, bytes in base64, sets and tuples as arrays, times in ISO."""
+    """Return JSON with dataclasses as objects, bytes in base64, sets and tuples as arrays, and times in ISO format."""
     return msgspec.json.encode(facts, enc_hook=_encode_other)
 
 

@@ -1,7 +1,7 @@
-"""The contract between the frame of the console and its pages.
+"""The interface between the application of the console and its pages.
 
-A page module of `console/pages` has tuples `VIEWS`, `CHANGES`, `PREVIEWS`, `PREFERENCES` and `STREAMS`; any may be
-absent. Paths are templates such as `/topics/{topic}`; a value in a path is one segment (`paths.encode_segment`).
+A page module of `console/pages` has some of the tuples `VIEWS`, `CHANGES`, `PREVIEWS`, `PREFERENCES` and `STREAMS`.
+Paths are templates such as `/topics/{topic}`. A value in a path is one segment (`paths.encode_segment`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +33,11 @@ class Forbidden(FatalError):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: who asks, and for what. Handlers get it in a thread of their own.
+    """One request with its user. A handler runs in a thread of its own.
 
-    `path`: the values of the path template. `query`, `form`: the last value of each name; a JSON body that is an object
-    is a form too (texts as they are, other values as JSON).
-    `left`: set when the browser has closed the connection; long work looks at it.
+    `path` has the values of the path template. `query` and `form` have the last value of each name. A JSON body that is
+    an object is a form too, with texts as they are and other values as JSON. `left` is set when the browser has closed
+    the connection. Long operations check it.
     """
 
     cluster: Cluster
@@ -47,7 +47,7 @@ class Call:
     form: Mapping[str, str]
     snapshots: Snapshots
     allowed: frozenset[Allow] = frozenset()
-    """Option --allow."""
+    """The changes that option --allow permits."""
     left: Event = field(default_factory=Event)
     cookies: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,26 +56,29 @@ class Call:
         return self.user.role
 
     def snapshot(self) -> ClusterSnapshot:
-        """The facts of the cluster, at most 2 s old, without the topics that the user may not see."""
+        """Return the state of the cluster, without the topics that the user may not see.
+
+        It is at most 2 s old, or 20 times the duration of its read if that is longer.
+        """
         return visible(self.snapshots.now(), self.role)
 
     def topic(self, name: str) -> Topic:
-        """Raises NotFound if it is unknown, or the user's role does not show it."""
+        """Return the topic. Raises NotFound if it is unknown, or the user's role does not show it."""
         found = self.cluster.store.read(lambda connection: find_topics(connection, [name])) if self.sees(name) else {}
         if name not in found:
             raise NotFound(f"there is no topic {name!r}")
         return found[name]
 
     def sees(self, topic: str) -> bool:
-        """Whether the user's role shows the topic of this name."""
+        """Return whether the user's role shows the topic of this name."""
         return self.role.sees(topic)
 
     def may(self, allow: Allow) -> bool:
-        """Whether the user may make changes of this kind."""
+        """Return whether the user may make changes of this kind."""
         return allow in self.allowed and allow in self.role.allows
 
     def require(self, allow: Allow) -> None:
-        """Raises Forbidden unless the user may make changes of this kind."""
+        """Raise Forbidden unless the user may make changes of this kind."""
         if not self.may(allow):
             missing = "your role lacks it" if allow in self.allowed else f"the console runs without --allow {allow}"
             raise Forbidden(f"Changes of {allow} are not allowed: {missing}.")
@@ -83,19 +86,24 @@ class Call:
 
 @dataclass(frozen=True)
 class View:
-    """GET `path`: a page, `template` rendered with the facts. GET /api/v1 + `path`: the facts as JSON."""
+    """A page that only reads.
+
+    GET `path` renders `template` with the result of `facts`. GET /api/v1 + `path` returns this result as JSON.
+    """
 
     path: str
     template: str
     facts: Callable[[Call], object]
     title: str = ""
-    """Text of the link in the navigation; empty: no link."""
+    """The text of the link in the navigation, or empty if there is no link."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a change. `location`: page that shows it, with `message`. `facts`: JSON of the API. `cookies`: of
-    the user's browser, for a year.
+    """The outcome of a change.
+
+    `location` is the page that shows the outcome together with `message`. `facts` is the JSON of the API. `cookies` are
+    set in the user's browser for a year.
     """
 
     location: str
@@ -106,9 +114,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Change:
-    """POST `path` with a form or JSON: 303 to `Done.location`. POST /api/v1 + `path`: `Done.facts` as JSON.
+    """A change of the cluster.
 
-    `hidden`: names of fields whose values are not written to the audit, such as the value of a record.
+    POST `path` with a form or JSON redirects to `Done.location` with status 303. POST /api/v1 + `path` returns
+    `Done.facts` as JSON. `hidden` has the names of fields whose values are not written to the audit, such as the value
+    of a record.
     """
 
     path: str
@@ -119,9 +129,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Preview:
-    """POST `path`, as of a Change: a page, `template` rendered with the facts of what a change would do; or JSON.
+    """A page that shows the effect of a change before it is made.
 
-    Nothing is changed or recorded, and no other host is asked. A form that may hold a secret is in no address.
+    POST `path`, with the fields of a Change, renders `template` with the result of `facts`. POST /api/v1 + `path`
+    returns this result as JSON. Nothing is changed or recorded, and no other host is asked. It is a POST because a form
+    may contain a secret, which must not be in an address.
     """
 
     path: str
@@ -132,7 +144,10 @@ class Preview:
 
 @dataclass(frozen=True)
 class Preference:
-    """POST `path`, as of a Change, which changes nothing but cookies of the user's own browser. It is not recorded."""
+    """A change of nothing but cookies of the user's own browser.
+
+    POST `path` works as for a Change. It is not recorded.
+    """
 
     path: str
     apply: Callable[[Call], Done]
@@ -140,7 +155,9 @@ class Preference:
 
 @dataclass(frozen=True)
 class Download:
-    """An answer in parts. `parts` is closed when the browser leaves. `filename`: None for an answer that is shown."""
+    """A response in parts. `parts` is closed when the browser disconnects. `filename` is None if the browser shows the
+    response.
+    """
 
     content_type: str
     parts: Iterator[bytes]
@@ -149,7 +166,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Stream:
-    """GET `path`, and GET /api/v1 + `path`: an answer that is produced while it is sent."""
+    """A response that is produced while it is sent, to GET `path` and to GET /api/v1 + `path`."""
 
     path: str
     serve: Callable[[Call], Download]

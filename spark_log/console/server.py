@@ -26,9 +26,10 @@ def serving(
     announce: Callable[[str], None],
     tasks: Coordinator | None = None,
 ) -> Iterator[AsgiServer]:
-    """Serve the console in a thread. `announce` gets the address to open, anew after each use of a one-time token.
+    """Serve the console in a thread.
 
-    `tasks`: the coordinator of this process, whose runs are metrics.
+    `announce` is called with the address to open, and again after each use of a one-time token. `tasks` is the
+    coordinator of this process, whose task runs the console exposes as metrics.
     """
     server = AsgiServer(settings.host, settings.port)
     try:
@@ -43,7 +44,7 @@ def serving(
 
 
 def collectors(cluster: Cluster, tasks: Coordinator | None) -> list[Collector]:
-    """The metrics of a console: of the cluster, and of the periodic tasks that its process runs."""
+    """Return the metrics of a console, which are of the cluster and of the periodic tasks that its process runs."""
     found: list[Collector] = [ClusterCollector(cluster, lambda: True)]
     return found if tasks is None else [*found, TaskCollector([tasks.coordinator, tasks.controller])]
 
@@ -58,7 +59,7 @@ def _authentication(
     if settings.auth is AuthMethod.HEADER and access is not None and access.header is not None:
         return HeaderAuthentication(access.header, roles)
     if settings.auth is AuthMethod.OIDC and access is not None and access.oidc is not None:
-        from spark_log.console.access.oidc import OidcAuthentication  # its cryptography takes 10 MB
+        from spark_log.console.access.oidc import OidcAuthentication  # its cryptography takes 10 MB of memory
 
         return OidcAuthentication(access.oidc, roles, sessions, address)
     assert settings.auth is AuthMethod.TOKEN, settings

@@ -11,7 +11,7 @@ from spark_log.gateway.http.requests import LOOPBACK
 
 
 class AuthMethod(StrEnum):
-    """How users prove who they are; docs/guides/console.md."""
+    """A method of authentication (docs/guides/console.md)."""
 
     TOKEN = "token"
     BASIC = "basic"
@@ -21,7 +21,9 @@ class AuthMethod(StrEnum):
 
 @dataclass(frozen=True)
 class ConsoleSettings:
-    """`host`, `port`: where to listen. `public_url`: the address in browsers, if a proxy is between."""
+    """The settings of a console. `host` and `port` are the listen address. `public_url` is the address that browsers
+    use if there is a proxy in front of the console.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -29,14 +31,14 @@ class ConsoleSettings:
     allow: frozenset[Allow] = frozenset()
     public_url: str | None = None
     access: AccessFile | None = None
-    """Without it (auth token only), the user may do all that `allow` has."""
+    """The access file. Without it (only with the token method), the user may make every change that `allow` has."""
 
 
 def checked(settings: ConsoleSettings, auth: AuthMethod | None) -> ConsoleSettings:
-    """The settings with their method of authentication, if it has all that it needs. `auth`: None if none was named.
+    """Return the settings with their authentication method, after a check that it has all that it needs.
 
-    Raises InvalidConfigurationError that says what to do. Without an explicit method, only addresses of this machine
-    may be listened on.
+    `auth` is None if the user named no method. Then the console may listen only on addresses of this machine. Raises
+    InvalidConfigurationError that says what to do.
     """
     if auth is None and settings.host not in LOOPBACK:
         raise InvalidConfigurationError(
@@ -65,7 +67,7 @@ def checked(settings: ConsoleSettings, auth: AuthMethod | None) -> ConsoleSettin
 
 
 def parse_allow(text: str) -> frozenset[Allow]:
-    """`produce,offsets` as kinds of change; empty text: none."""
+    """Return the kinds of change in a text such as `produce,offsets`, or none for empty text."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = sorted(set(names) - set(Allow))
     if unknown:

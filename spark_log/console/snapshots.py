@@ -1,4 +1,6 @@
-"""Facts of the cluster that all requests share, each read at most once in its time, and the part that a role shows."""
+"""Values of the cluster that all requests share, and the part of them that a role shows. Each value is cached for some
+time.
+"""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,24 +18,28 @@ from spark_log.replication.controller.balance import Balance, load_balance
 
 AGE_S_MAX = 2.0
 READS_PER_AGE = 20
-"""What takes a second to read is kept for 20 seconds at least, so that the console leaves the cores to others."""
+"""A value is kept for at least this multiple of the duration of its read. A value that takes a second to read is kept
+for at least 20 seconds, so that the console leaves the CPU to other processes.
+"""
 
 _SLOW_AGE_S_MAX = 15.0
-"""Of what reads every row of table segment, or the history."""
+"""The maximum age of values whose read scans all rows of table segment, or the history."""
 
 T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A value that is read when the last one is older than `age_s_max`, and than READS_PER_AGE times the duration of
-    its read. Requests at the same time share one read.
+    """A cached value. It is read again when it is older than both `age_s_max` and READS_PER_AGE times the duration of
+    its read.
+
+    Concurrent requests share one read.
     """
 
     def __init__(self, age_s_max: float, read: Callable[[], T]) -> None:
         self._age_s_max, self._read = age_s_max, read
         self._lock = threading.Lock()
         self._last: tuple[float, T] | None = None
-        """The value, and until when it serves."""
+        """The value, and the time until which it is used."""
 
     def get(self) -> T:
         with self._lock:
@@ -50,8 +56,10 @@ class Shared(Generic[T]):
 
 
 class Snapshots:
-    """The state of the cluster, shared by all requests. `sizes`: by topic id. `rates`: records appended per second, by
-    topic; None without a history.
+    """The state of the cluster, shared by all requests.
+
+    `sizes` has the usage by topic id. `rates` has the records appended per second by topic, or is None without a
+    history.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -68,7 +76,7 @@ class Snapshots:
         return self._state.get()
 
     def forget(self) -> None:
-        """Read anew for the next request: something was changed."""
+        """Read the state again for the next request, because something was changed."""
         self._state.forget()
         self.sizes.forget()
 
@@ -81,7 +89,7 @@ def _sizes(cluster: Cluster) -> dict[int, Usage]:
 
 
 def visible(snapshot: ClusterSnapshot, role: Role) -> ClusterSnapshot:
-    """The snapshot without the topics that `role` does not show. Pure."""
+    """Return the snapshot without the topics that `role` does not show. Pure."""
     if role.sees_all:
         return snapshot
     topics = {topic_id: topic for topic_id, topic in snapshot.topics.items() if role.sees(topic.name)}

@@ -1,4 +1,4 @@
-"""`spark-log acl …`: who may do what on a gateway."""
+"""The commands `spark-log acl …`, which manage the permissions of principals on a gateway."""
 
 from typing import TYPE_CHECKING, Annotated
 

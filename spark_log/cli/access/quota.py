@@ -1,4 +1,4 @@
-"""`spark-log quota …`: limits of Kafka clients at gateways."""
+"""The commands `spark-log quota …`, which manage the limits of Kafka clients at gateways."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`spark-log user …`: the users of gateways, who authenticate by SASL."""
+"""The commands `spark-log user …`, which manage the users of gateways, who authenticate by SASL."""
 
 import sys
 from enum import StrEnum
@@ -104,7 +104,10 @@ def delete(
 
 
 def _password(user: str, file: Path | None) -> str:
-    """From the file, the input, or a prompt; never from an argument, which other users of the machine could see."""
+    """Return the password from the file, the input, or a prompt.
+
+    It is never an argument, which other users of the machine could see.
+    """
     if file is not None:
         return (file.read_text().splitlines() or [""])[0]
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""`spark-log group …`: show consumer groups and their lag, reset and delete them."""
+"""The commands `spark-log group …`, which show consumer groups and their lag, and reset and delete groups."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -243,7 +243,7 @@ def _committed(opened: Any, group: str) -> dict[Any, int]:
 
 
 def _chosen(opened: Any, topics: Sequence[str] | None, committed: Mapping[Any, int]) -> list[Any]:
-    """The partitions that --topic names, or all with a committed offset of the group."""
+    """Return the partitions that --topic names, or without it all partitions with a committed offset of the group."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 

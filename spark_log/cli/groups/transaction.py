@@ -1,4 +1,4 @@
-"""`spark-log transaction …`: show transactions, and abort those that hang."""
+"""The commands `spark-log transaction …`, which show transactions, and abort hanging ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

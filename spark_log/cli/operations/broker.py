@@ -1,4 +1,4 @@
-"""`spark-log broker …`: add, show, serve and remove brokers."""
+"""The commands `spark-log broker …`, which add, show, serve and remove brokers."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

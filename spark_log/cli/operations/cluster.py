@@ -1,4 +1,4 @@
-"""`spark-log init`, `spark-log status` and `spark-log cluster config`."""
+"""The commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
 from typing import Annotated, Any
 

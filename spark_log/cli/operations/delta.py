@@ -1,4 +1,4 @@
-"""`spark-log delta install`: Delta for Spark, once after `pip install`."""
+"""The command `spark-log delta install`, which installs Delta for Spark. It is run once after `pip install`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`spark-log maintenance`: run the maintenance of the coordinator now."""
+"""The command `spark-log maintenance`, which runs the maintenance of the coordinator now."""
 
 import json
 import sys
@@ -121,7 +121,10 @@ def _run(
 
 
 def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> int:
-    """Records of these topics that their Delta tables do not list, in the log dir that lacks most."""
+    """Return the number of records of these topics that their Delta tables lack.
+
+    The number of a topic is that of the log dir whose table lacks most.
+    """
     from spark_log.cluster.topics import find_topics
     from spark_log.tables.delta_lag import delta_lags
 

@@ -1,4 +1,4 @@
-"""`spark-log partition …`: elect leaders, move replicas, show balance and truncations."""
+"""The commands `spark-log partition …`, which elect leaders, move replicas, and show balance and truncations."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -229,7 +229,9 @@ def reassign(
 
 
 def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:
-    """All of these topics, or of every topic that has replicas. UnknownTopicOrPartitionError."""
+    """Return all partitions of these topics, or of every topic that has replicas. Raises
+    UnknownTopicOrPartitionError.
+    """
     from spark_log.cluster.names import is_kept_by_store
     from spark_log.cluster.topics import find_topic, list_topics
 
@@ -243,7 +245,7 @@ def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition
 
 
 def _flat(facts: Any) -> dict[str, Any]:
-    """With topic and partition instead of `tp`."""
+    """Return the fields with topic and partition instead of `tp`."""
     values = dict(facts if isinstance(facts, dict) else facts._asdict())
     return {**values.pop("tp")._asdict(), **values}
 

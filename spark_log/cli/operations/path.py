@@ -1,4 +1,4 @@
-"""`spark-log path`: the installed folders `jobs` and `conf`."""
+"""The command `spark-log path`, which prints the installed folders `jobs` and `conf`."""
 
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, files

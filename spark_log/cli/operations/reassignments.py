@@ -1,4 +1,6 @@
-"""`spark-log partition reassign`: plans, their execution with a progress bar, status, cancel."""
+"""The functions of `spark-log partition reassign`, which make plans, execute them with a progress bar, and show or
+cancel them.
+"""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +17,7 @@ Plan = Mapping[TopicPartition, Sequence[int]]
 
 
 def parse_broker_ids(text: str, option: str) -> list[int]:
-    """`1,2,3`, in order."""
+    """Return the broker ids in a text such as `1,2,3`, in this order."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -31,7 +33,7 @@ def read_plan(path: Path) -> Plan:
 def make_plan(
     cluster: Cluster, partitions: Sequence[TopicPartition], broker_ids: Sequence[int], factor: int | None
 ) -> Plan:
-    """A plan that distributes the partitions over these brokers, without partitions that stay as they are."""
+    """Return a plan that distributes the partitions over these brokers. It omits partitions that stay unchanged."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.errors import InvalidReplicationAssignmentError
     from spark_log.replication.controller.placement import BrokerLoad
@@ -54,7 +56,7 @@ def make_plan(
 
 
 def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_run: bool, as_json: bool) -> None:
-    """Begin and execute the plan; with `dry_run` print it as JSON, and its cost on stderr."""
+    """Begin and execute the plan. With `dry_run`, print the plan as JSON, and its cost on stderr."""
     from spark_log.replication.controller.assignment_json import dump_assignments
     from spark_log.replication.controller.balance import load_replicas
     from spark_log.replication.controller.reassignment_proposal import moved_bytes
@@ -143,7 +145,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
 
         def show_progress(left: UnderWay) -> None:
             bytes_left = sum(status.bytes_left for status in left.values())
-            # records that arrive meanwhile may have to be copied too
+            # records that arrive meanwhile may need to be copied too
             total = max(bar.tasks[0].total or 0, bytes_left + bar.tasks[0].completed)
             description = f"{len(partitions) - len(left):,} of {count_of(len(partitions), 'partition')} moved"
             bar.update(task, total=total, completed=total - bytes_left, description=description)
@@ -161,7 +163,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
 
 
 def _assignments(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, ...]]:
-    """AR of each of the partitions now. UnknownTopicOrPartitionError."""
+    """Return the current assigned replicas (AR) of each partition. Raises UnknownTopicOrPartitionError."""
     from spark_log.errors import UnknownTopicOrPartitionError
     from spark_log.facts.topics import describe_topics
 

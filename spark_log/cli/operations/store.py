@@ -1,4 +1,4 @@
-"""`spark-log store …`: the metadata store, and whether it belongs to the log dirs."""
+"""The commands `spark-log store …`, which show the metadata store, and whether it belongs to the log dirs."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""`spark-log top`: a live view of the cluster."""
+"""The command `spark-log top`, which shows a live view of the cluster."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +54,7 @@ def top(
                 now = read_cluster(opened)
                 view = _view(address, before, now, rows)
                 before = now
-            except SparkLogError as error:  # it may come back
+            except SparkLogError as error:  # the store may become available again
                 view = cell(str(error))
             shown += 1
             if console.is_terminal:

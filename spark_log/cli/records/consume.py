@@ -1,4 +1,4 @@
-"""`spark-log consume`: records of a topic to stdout."""
+"""The command `spark-log consume`, which prints records of a topic on stdout."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,7 +163,7 @@ def _consume_as_member(
 
 
 def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
-    """Rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
+    """Yield rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
     import pyarrow as pa
 
     left = limit

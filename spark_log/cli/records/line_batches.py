@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into batches of lines: large batches of fast input, small batches of slow input."""
+"""Cuts a stream of bytes into batches of lines, which are large for fast input and small for slow input."""
 
 import io
 import select
@@ -9,13 +9,13 @@ BATCH_BYTES = 16 * 1024 * 1024
 """About the largest batch: a few MiB per partition make a good segment file."""
 
 LINGER_S = 0.05
-"""Wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
+"""The time to wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
 
 _READ_BYTES = 1 << 20
 
 
 def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: float = LINGER_S) -> Iterator[list[bytes]]:
-    """Lists of whole lines without their ends (\\n or \\r\\n), in order; none is empty.
+    """Yield non-empty lists of whole lines without their ends (\\n or \\r\\n), in order.
 
     A last line without an end counts. A line longer than `batch_bytes` makes a longer batch.
     """
@@ -34,7 +34,7 @@ def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: flo
         if ended and not lines[-1]:
             lines.pop()
         if len(rest) >= batch_bytes:
-            batch_bytes = 2 * len(rest)  # a long line: read more of it before the next join
+            batch_bytes = 2 * len(rest)  # read more of a long line before the next join
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
         if ended:
@@ -44,5 +44,5 @@ def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: flo
 def _more_within(source: BinaryIO, seconds: float) -> bool:
     try:
         return bool(select.select([source], [], [], seconds)[0])
-    except (OSError, ValueError, TypeError):  # no file descriptor: all of it is in memory
+    except (OSError, ValueError, TypeError):  # without a file descriptor, all of it is in memory
         return True

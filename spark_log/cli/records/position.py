@@ -45,7 +45,7 @@ Position = Earliest | Latest | AtOffset | Last | AtTimestamp
 
 
 def parse_position(text: str) -> Position:
-    """ValueError, with what is expected, for any other text. A time without a zone is UTC."""
+    """Return the position of a text. A time without a zone is UTC. Raises ValueError that says what is expected."""
     word = text.strip()
     if word.lower() == "earliest":
         return Earliest()
@@ -68,9 +68,9 @@ def parse_position(text: str) -> Position:
 def start_offset(
     position: Position, partition: str, limits: tuple[int, int], at_timestamps: Mapping[str, int | None]
 ) -> int:
-    """The first offset to read of `partition` with these (log start offset, high watermark).
+    """Return the first offset to read of `partition` with these limits (log start offset, high watermark).
 
-    `at_timestamps` has the first offset with the requested timestamp, None if every record is older. Raises
+    `at_timestamps` has the first offset with the requested timestamp, or None if every record is older. Raises
     OffsetOutOfRangeError for an offset outside the limits.
     """
     low, high = limits

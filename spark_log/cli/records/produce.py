@@ -1,4 +1,4 @@
-"""`spark-log produce`: lines of stdin or of a file into a topic."""
+"""The command `spark-log produce`, which sends lines of stdin or of a file to a topic."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from spark_log.clients.produce.producer import Producer
 
 RECORDS_PER_BATCH_MAX = 100_000
-"""A batch of short lines is many Python objects; this limits its memory to a few hundred MB."""
+"""The maximum number of records of a batch. A batch of short lines is many Python objects, and this limits its memory
+to a few hundred MB.
+"""
 
 BUFFER_BYTES = 8 * BATCH_BYTES
-"""Memory of the producer: enough that it does not cut a batch into smaller files."""
+"""The memory of the producer, which is large enough that it does not cut a batch into smaller files."""
 
 
 class Format(StrEnum):
@@ -120,7 +122,7 @@ def produce(
 
 
 def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | None) -> "Producer":
-    """UnknownTopicOrPartitionError; usage error for a transactional id that no producer can have."""
+    """Open a producer. Raises UnknownTopicOrPartitionError, and a usage error for an invalid transactional id."""
     from kafka.errors import KafkaConfigurationError
 
     from spark_log.clients.produce.producer import Producer
@@ -148,7 +150,7 @@ def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | 
 
 
 def _records(source: BinaryIO, parse: Callable[[bytes, int], Record]) -> Iterator[tuple[list[Record], int]]:
-    """Batches of records, each with its size in bytes of input."""
+    """Yield batches of records, each with its size in bytes of input."""
     number = 0
     for lines in line_batches(source):
         for first in range(0, len(lines), RECORDS_PER_BATCH_MAX):
@@ -174,7 +176,9 @@ def _summarise(topic: str, sender: "RecordSender", seconds: float, as_json: bool
 
 
 class _Progress:
-    """A progress bar on stderr if it is a terminal: of the bytes of the file, or a count if the size is not known."""
+    """A progress bar on stderr if it is a terminal. It shows the bytes of the file, or a count if the size is not
+    known.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""Lines of text <-> records. `produce --format json` accepts what `consume --json` prints.
+"""Conversion between lines of text and records. `produce --format json` accepts what `consume --json` prints.
 
 A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
 "partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
@@ -25,7 +25,7 @@ _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 @dataclass(frozen=True)
 class Record:
-    """A record to append. `partition` or `timestamp_ms` None: the default of a producer."""
+    """A record to append. If `partition` or `timestamp_ms` is None, the default of the producer applies."""
 
     key: bytes | None
     value: bytes | None
@@ -36,13 +36,17 @@ class Record:
 
 @dataclass(frozen=True)
 class LineFormat:
-    """Format of plain lines: `key_separator` separates key and value; `null_marker` stands for a null key or value."""
+    """The format of plain lines. `key_separator` separates key and value. `null_marker` stands
+    for a null key or value.
+    """
 
     key_separator: bytes | None = None
     null_marker: bytes | None = None
 
     def parse(self, line: bytes, number: int) -> Record:
-        """InvalidRecordError, with the line's number, for a line without the separator."""
+        """Return the record of a line. Raises InvalidRecordError, with the line's number, for a line without the
+        separator.
+        """
         if self.key_separator is None:
             return Record(None, self._or_null(line))
         key, separator, value = line.partition(self.key_separator)
@@ -55,7 +59,7 @@ class LineFormat:
 
 
 def parse_json(line: bytes, number: int) -> Record:
-    """A record from one line of JSON. InvalidRecordError that names the line and the field."""
+    """Return the record of one line of JSON. Raises InvalidRecordError that names the line and the field."""
     try:
         fields = json.loads(line)
     except ValueError as error:
@@ -77,7 +81,7 @@ def parse_json(line: bytes, number: int) -> Record:
 
 
 def show_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the read schema (`timestamp` as milliseconds) as `parse_json` reads it, with its position."""
+    """Return a row of the read schema (`timestamp` in ms) as JSON that `parse_json` reads, with its position."""
     shown: dict[str, Any] = {name: row[name] for name in ("topic", "partition", "offset", "timestamp")}
     shown["timestampType"] = _TIMESTAMP_TYPES[row["timestampType"]]
     _put_bytes(shown, "key", row["key"])
@@ -92,7 +96,7 @@ def show_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_text(data: bytes | None) -> str:
-    """Bytes for a terminal: null, UTF-8 text with control characters escaped, else base64."""
+    """Return bytes for a terminal, as null, UTF-8 text with escaped control characters, or base64."""
     if data is None:
         return "null"
     try:

@@ -1,4 +1,4 @@
-"""Sends the records that the command line has read: batches to Arrow tables, tables to a producer."""
+"""Sends the records that the command line has read. Batches become Arrow tables, which a producer appends."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from spark_log.log.records.schema import HEADERS, TIMESTAMP
 class RecordSender:
     """Sends batches to a topic with `producer`, which it closes, and counts the stored records.
 
-    `partition` and `headers` apply to every record; a record's own partition is used if `partition` is None, and its
+    `partition` and `headers` apply to every record. A record's own partition is used if `partition` is None, and its
     own headers come first. A producer with a transactional id sends all batches in one transaction, which `commit`
     ends.
     """
@@ -51,13 +51,13 @@ class RecordSender:
             self._count(future.written())
 
     def commit(self) -> None:
-        """End the transaction, if there is one: its records become visible."""
+        """End the transaction, if there is one, so that its records become visible."""
         if self._transactional:
             for tp, _, end in self._producer.commit_transaction():  # in order of offsets
                 self.ends[tp.partition] = end
 
     def close(self) -> None:
-        """Close the producer. An uncommitted transaction is aborted: none of its records is stored or counted."""
+        """Close the producer. An uncommitted transaction is aborted, and none of its records is stored or counted."""
         if self._transactional and not self.ends:
             self.records = self.bytes = 0
         self._producer.close()

@@ -1,4 +1,4 @@
-"""`spark-log console`: serve the web console until stopped."""
+"""The command `spark-log console`, which serves the web console until it is stopped."""
 
 from typing import Annotated
 

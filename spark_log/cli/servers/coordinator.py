@@ -1,4 +1,4 @@
-"""`spark-log coordinator`: run the periodic tasks of the cluster until stopped."""
+"""The command `spark-log coordinator`, which runs the periodic tasks of the cluster until it is stopped."""
 
 from typing import Annotated
 

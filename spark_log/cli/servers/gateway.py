@@ -1,4 +1,4 @@
-"""`spark-log gateway`: serve Kafka clients."""
+"""The command `spark-log gateway`, which serves Kafka clients."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,5 +158,5 @@ def _tls_files(certificate: str | None, key: str | None, client_ca: str | None) 
 
 
 def _worker_options(metrics_port: int | None, number: int) -> list[str]:
-    """Each further process serves its metrics at the next port."""
+    """Return the options of a further process, which serves its metrics at the next port."""
     return [] if not metrics_port else ["--metrics-port", str(metrics_port + number)]

@@ -1,4 +1,4 @@
-"""Options `--metrics-port` and `--metrics-host`, and the server that they ask for."""
+"""Options `--metrics-port` and `--metrics-host`, and the metrics server that they start."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +77,7 @@ def metrics_of_console(
 def _metrics(
     host: str, port: int, cluster: "Cluster", collectors: "tuple[Collector, ...]", health: "Probe"
 ) -> Iterator[None]:
-    """Serve these metrics. Ready is a process whose metadata store answers."""
+    """Serve these metrics. The process is ready if its metadata store answers."""
     with _installed():
         from spark_log.facts.metrics.exporter import registry_of
         from spark_log.facts.metrics.http_server import serving_metrics

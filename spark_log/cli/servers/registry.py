@@ -1,4 +1,4 @@
-"""`spark-log registry`: serve the schema registry over HTTP until stopped."""
+"""The command `spark-log registry`, which serves the schema registry over HTTP until it is stopped."""
 
 from typing import Annotated
 

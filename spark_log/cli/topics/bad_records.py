@@ -1,4 +1,4 @@
-"""`spark-log topic bad-records`: the records whose keys or values cannot be decoded."""
+"""The command `spark-log topic bad-records`, which shows the records whose keys or values cannot be decoded."""
 
 import base64
 import json

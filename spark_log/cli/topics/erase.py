@@ -1,4 +1,4 @@
-"""`spark-log topic erase`: erase every record of given keys."""
+"""The command `spark-log topic erase`, which erases every record of given keys."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`spark-log schema …`: the schemas of typed topics."""
+"""The commands `spark-log schema …`, which manage the schemas of typed topics."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""A schema as an argument: its text, `@FILE` that has it, or `@FILE#MESSAGE` of a Protobuf descriptor set."""
+"""A schema as an argument, which is its text, `@FILE` for a file, or `@FILE#MESSAGE` for a Protobuf descriptor set."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,14 +8,18 @@ from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 
 
 class SchemaArgument(NamedTuple):
-    """`format`: the format that the argument implies, if it does."""
+    """A schema. `format` is the format that the argument implies, or None if it implies none."""
 
     text: str
     format: str | None = None
 
 
 def parse_schema(argument: str, option: str) -> SchemaArgument:
-    """Usage error for a file that cannot be read, InvalidConfigurationError if the Protobuf package is missing."""
+    """Return the schema of an argument.
+
+    Raises a usage error for a file that cannot be read, and InvalidConfigurationError if the Protobuf package is
+    missing.
+    """
     if not argument.startswith("@"):
         return SchemaArgument(argument)
     file, separator, message = argument[1:].rpartition("#")
@@ -33,7 +37,7 @@ def parse_schema(argument: str, option: str) -> SchemaArgument:
 
 
 def parse_configs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """`name=value` texts as topic configs; key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
+    """Return `name=value` texts as topic configs. key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
     configs = parse_pairs(texts, option)
     for name in {"key.schema", "value.schema"} & configs.keys():
         configs[name] = parse_schema(configs[name], option).text

@@ -1,4 +1,4 @@
-"""`spark-log topic …`: create, show, change and delete topics."""
+"""The commands `spark-log topic …`, which create, show, change and delete topics."""
 
 from typing import Annotated
 

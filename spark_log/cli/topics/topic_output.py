@@ -8,14 +8,14 @@ from spark_log.cli.output import bytes_of, count_of, print_json, print_table, sa
 from spark_log.text import is_unlimited
 
 _SHOWN_CHARACTERS = 100
-"""Of the value of a config in a line."""
+"""The maximum number of characters of a config value in a line."""
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
 def load_topics(address: str) -> list[dict[str, Any]]:
-    """The facts of every topic, by name."""
+    """Return the facts of every topic, by name."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
@@ -61,7 +61,7 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The facts of these topics and of each of their partitions, in the order asked for."""
+    """Return the facts of these topics and of each of their partitions, in the order of the names."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.usage import Usage, usage
     from spark_log.facts.topics import TopicDescription, describe_named
@@ -137,7 +137,7 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def config_definitions(names: Sequence[str], as_json: bool) -> None:
-    """The documented configs. InvalidConfigurationError for an unknown name."""
+    """Print the documented configs. Raises InvalidConfigurationError for an unknown name."""
     from spark_log.config import definitions
     from spark_log.errors import InvalidConfigurationError
 
@@ -159,7 +159,7 @@ def config_definitions(names: Sequence[str], as_json: bool) -> None:
 
 
 def configs_of(overrides: Mapping[str, str]) -> str:
-    """The configs in one line; of a long schema, the beginning."""
+    """Return the configs in one line. A long value, such as a schema, is shortened."""
     return ", ".join(f"{name}={_short(value)}" for name, value in sorted(overrides.items()))
 
 
@@ -176,7 +176,7 @@ def _delta_state(table: Mapping[str, Any]) -> str:
 
 
 def _leader(part: Mapping[str, Any]) -> Any:
-    """The leader, and the preferred leader if that is another broker."""
+    """Return the leader, and the preferred leader if that is another broker."""
     if part["offline"]:
         return "OFFLINE"
     if part["leader"] == part["preferred_leader"]:

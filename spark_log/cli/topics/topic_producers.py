@@ -1,4 +1,4 @@
-"""`spark-log topic producers`: the producers of a topic, with their open transactions."""
+"""The command `spark-log topic producers`, which shows the producers of a topic, with their open transactions."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Reads a topic for the command line: from a position to the current end, or on and on."""
+"""Reads a topic for the command line, from a position to the current end, or continuously."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ POLL_S = 1.0
 
 @dataclass
 class TopicReader:
-    """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
+    """Reads partitions of a topic from `next_offsets`, always below the high watermark."""
 
     log: LogReader
     topic: Topic
     partitions: Sequence[int] | None
-    """None: all, also partitions that are added while following."""
+    """The partitions to read. None is all partitions, including those that are added while it runs."""
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     lost: dict[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that were deleted before they were read, by partition."""
+    """The number of offsets that were deleted before they were read, by partition."""
 
     def seek(self, position: Position) -> None:
-        """Start there. UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
+        """Start at the position. Raises UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
         limits = self._limits()
         times: dict[str, int | None] = {}
         if isinstance(position, AtTimestamp):
@@ -44,9 +44,9 @@ class TopicReader:
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:
-        """The records below the high watermark now, by partition and offset.
+        """Yield the records below the current high watermark, by partition and offset.
 
-        UnknownTopicOrPartitionError, or DataLossError, if the topic has been deleted or made again.
+        Raises UnknownTopicOrPartitionError or DataLossError if the topic has been deleted or created again.
         """
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, limit in self._limits().items():
@@ -65,12 +65,12 @@ class TopicReader:
                 tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
                 self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
         except OffsetOutOfRangeError:
-            return  # retention moved the start after the limits were read: the next call counts the lost offsets
+            return  # retention advanced the start since the limits were read, and the next call counts the lost offsets
         for tp, (_, end) in ranges.items():
             self.next_offsets[tp] = end  # compaction may have removed the last records of the range
 
     def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-        """Call `read_available` repeatedly; end after `idle_s` seconds without a record (None: never)."""
+        """Call `read_available` repeatedly. End after `idle_s` seconds without a record, or never if it is None."""
         quiet_since = clock.monotonic_s()
         while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
             seen = self.log.cluster.store.changes.current()
@@ -93,7 +93,7 @@ class TopicReader:
 
 
 def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-    """The batches that a member of a group reads; a batch is committed when the next one is requested.
+    """Yield the batches that a member of a group reads. A batch is committed when the next one is requested.
 
     Without `follow` it ends at the end offsets of its partitions.
     """

@@ -1,1 +1,1 @@
-"""Who may do what in the console: authentication, roles, and checks of each request."""
+"""The access control of the console: authentication, roles, and checks of each request."""

@@ -1,4 +1,4 @@
-"""The TOML file of option --access: groups with their roles, and what a method of authentication needs."""
+"""The TOML file of option --access. It has the groups with their roles, and the settings of authentication methods."""
 
 import ipaddress
 import re
@@ -17,7 +17,11 @@ _MASK = re.compile(r"(?:key|value|headers|key_record|record)(?:\..+)?")
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`role`: viewer (no changes), operator (all), or a list of changes. `masked`: hidden fields of messages."""
+    """A group of the access file with its role.
+
+    `role` is viewer (no changes), operator (every change), or a list of the allowed changes. `masked` has the fields of
+    messages that are hidden.
+    """
 
     role: Literal["viewer", "operator"] | list[Allow] = "viewer"
     topics: tuple[str, ...] = ("*",)
@@ -31,14 +35,17 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class FileUser(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`password`: a hash (`python -m spark_log.console.access.passwords`)."""
+    """A user for HTTP Basic. `password` is a hash that `python -m spark_log.console.access.passwords` prints."""
 
     password: str
     groups: tuple[str, ...] = ()
 
 
 class ProxyHeaders(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Headers with the user and, separated by commas, the groups; trusted from the addresses `proxies` only."""
+    """The names of the headers that carry the user and the groups, which are separated by commas.
+
+    The headers are trusted only in requests from the addresses `proxies`.
+    """
 
     proxies: list[str]
     user: str = "X-Forwarded-User"
@@ -49,7 +56,9 @@ class ProxyHeaders(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Provider(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """An OpenID Connect provider. `client_secret_file`: a file with the secret; without it, the client is public."""
+    """An OpenID Connect provider. `client_secret_file` is a file with the client secret. Without it, the client is
+    public.
+    """
 
     issuer: str
     client_id: str
@@ -66,12 +75,14 @@ class AccessFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     oidc: Provider | None = None
 
     def roles(self) -> dict[str, Role]:
-        """Roles by group, in the order of the file: the first group that a user belongs to counts."""
+        """Return the roles by group, in the order of the file. The role of a user is that of the first of these groups
+        to which the user belongs.
+        """
         return {name: group.to_role() for name, group in self.groups.items()}
 
 
 def read_access_file(path: str) -> AccessFile:
-    """Raises InvalidConfigurationError that names the field."""
+    """Read the file. Raises InvalidConfigurationError that names the invalid field."""
     try:
         found = msgspec.toml.decode(Path(path).read_bytes(), type=AccessFile)
         _check(found)

@@ -1,4 +1,4 @@
-"""How users prove who they are: the interface, and the one-time token that a console prints at its start."""
+"""The interface of authentication methods, and the one-time token that a console prints at its start."""
 
 import hmac
 import secrets
@@ -14,7 +14,11 @@ from spark_log.console.access.sessions import Sessions
 
 
 class Refused(Exception):
-    """The request has no user. `headers`: of the answer; `status`: 401, 403 for a user without a role, or 429."""
+    """The request has no user who may use the console.
+
+    `headers` are added to the response. `status` is 401, 403 if the user has no role or the request does not come from
+    a trusted proxy, 429 for too many passwords, or 503 if the provider does not answer.
+    """
 
     def __init__(self, text: str, headers: dict[str, str] | None = None, status: int = 401) -> None:
         super().__init__(text)
@@ -22,7 +26,7 @@ class Refused(Exception):
 
 
 def user_with_role(name: str, groups: Sequence[str], roles: Mapping[str, Role]) -> User:
-    """Raises Refused for a user who belongs to no group that has a role."""
+    """Return the user with the role of its groups. Raises Refused if the user belongs to no group that has a role."""
     role = role_of(groups, roles)
     if role is None:
         raise Refused(f"User {name} belongs to no group that may use this console.", status=403)
@@ -30,21 +34,22 @@ def user_with_role(name: str, groups: Sequence[str], roles: Mapping[str, Role]) 
 
 
 class Authentication(Protocol):
-    """One method of authentication. `sessions`: None if the browser proves it in each request."""
+    """One method of authentication. `sessions` is None if the browser sends credentials in each request."""
 
     sessions: Sessions | None
 
     async def answer(self, request: Request) -> Response | None:
-        """The answer to a request that belongs to the method itself, such as the return from a login page."""
+        """Return the response to a request that belongs to the method, such as the redirect from a login page."""
 
     async def user(self, request: Request) -> User:
-        """The user who sent the request. Raises Refused."""
+        """Return the user who sent the request. Raises Refused."""
 
 
 class TokenAuthentication:
-    """A token in the address that the console prints. It works once, and starts a session in that browser.
+    """Authentication by a token in the address that the console prints. The token works once, and starts a session in
+    that browser.
 
-    `announce` prints the address with the next token: at the start, and whenever a token was used.
+    `announce` is called with the next token at the start and whenever a token was used.
     """
 
     def __init__(self, sessions: Sessions, role: Role, announce: Callable[[str], None]) -> None:

@@ -23,13 +23,15 @@ from spark_log.gateway.limits.networks import network_of
 _REMEMBERED_S = 300
 _REMEMBERED_MAX = 10_000
 _AT_ONCE_MAX = 2
-"""Passwords that are checked at the same time: each takes a core and 16 MiB."""
+"""The maximum number of passwords that are checked at the same time. Each check takes a core and 16 MiB."""
 _OF_ONE_ADDRESS_MAX = 16
-"""Passwords from one address that are checked or wait, one at a time: further ones are refused."""
+"""The maximum number of passwords from one network that wait or are checked, which happens one at a time. Further ones
+are refused.
+"""
 
 
 class BasicAuthentication:
-    """Checks the password of each request; one that was right is remembered for some minutes, as a keyed digest."""
+    """Checks the password of each request. A correct password is remembered for some minutes, as a keyed digest."""
 
     def __init__(self, users: Mapping[str, FileUser], roles: Mapping[str, Role]) -> None:
         self.sessions: Sessions | None = None
@@ -59,9 +61,9 @@ class BasicAuthentication:
         if self._is_remembered(digest):
             return True
         async with self._turn(network), self._at_once:
-            if self._is_remembered(digest):  # a browser sends several requests at the same time
+            if self._is_remembered(digest):  # another request of the same browser may have checked it
                 return True
-            # an unknown name takes as long as a known one
+            # the check takes as long for an unknown name as for a known one
             right = await run_in_threadpool(matches, password, self._nobody if user is None else user.password)
         if right and user is not None:
             if len(self._right) >= _REMEMBERED_MAX:
@@ -70,7 +72,10 @@ class BasicAuthentication:
         return right
 
     def _is_remembered(self, digest: bytes) -> bool:
-        """Whether it was right. Each use renews it, so that wrong passwords keep no user out who is working."""
+        """Return whether the digest is of a correct password that is still remembered.
+
+        Each use renews it, so that wrong passwords of other clients do not delay a user who is working.
+        """
         if self._right.get(digest, 0.0) <= time.monotonic():
             return False
         self._right[digest] = time.monotonic() + _REMEMBERED_S
@@ -78,7 +83,7 @@ class BasicAuthentication:
 
     @asynccontextmanager
     async def _turn(self, network: str) -> AsyncGenerator[None]:
-        """Wait for the other passwords from this address. Refused if there are too many."""
+        """Wait for the other passwords from this network. Raises Refused if too many are waiting."""
         turns = self._turns.setdefault(network, _Turns())
         if turns.count >= _OF_ONE_ADDRESS_MAX:
             raise Refused("Too many passwords are being checked: try again.", {"Retry-After": "1"}, 429)
@@ -94,14 +99,14 @@ class BasicAuthentication:
 
 @dataclass
 class _Turns:
-    """The passwords from one address that are checked or wait."""
+    """The passwords from one network that wait or are checked."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     count: int = 0
 
 
 def _credentials(header: str) -> tuple[str, str]:
-    """Name and password of header Authorization; empty texts if it has none."""
+    """Return the name and the password of header Authorization, or two empty texts if it has none."""
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
         return "", ""

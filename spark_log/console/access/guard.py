@@ -1,4 +1,4 @@
-"""The ASGI middleware in front of all routes: no request reaches a page without these checks."""
+"""The ASGI middleware in front of all routes. Every request passes its checks before it reaches a page."""
 
 from collections import Counter
 from collections.abc import Awaitable, Collection
@@ -19,11 +19,13 @@ STATIC = "/static/"
 HEALTH = "/health"
 
 OF_ONE_USER_MAX = 10
-"""Requests of a user that are answered at the same time. A browser sends 6; the console has threads for 40."""
+"""The maximum number of requests of a user that are processed at the same time. A browser sends 6. The console has
+threads for 40.
+"""
 
 
 class ErrorPage(Protocol):
-    """An error as a page, or as JSON for paths of the API. `link`: the path that the page leads to."""
+    """Returns an error as a page, or as JSON for paths of the API. The page has a link to `link`, which is a path."""
 
     def __call__(
         self, request: Request, user: User | None, status: int, text: str, link: str | None = None
@@ -31,9 +33,10 @@ class ErrorPage(Protocol):
 
 
 class Guard:
-    """Checks Host, size, method, user and origin, in this order, and adds the security headers to every answer.
+    """Checks Host, size, method, user and origin, in this order, and adds the security headers to every response.
 
-    `hosts`: names of the console in addresses. `public_url`: its address in browsers, if a proxy is between.
+    `hosts` are the host names under which browsers may address the console. `public_url` is the address that browsers
+    use if there is a proxy in front of the console.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Guard:
         self._public_origins = {public.netloc} if public else set()
         self._error_page = error_page
         self._answered: Counter[str] = Counter()
-        """Requests that are being answered, by user. For one event loop."""
+        """The number of requests that are being processed, by user. It is used in one event loop only."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +74,9 @@ class Guard:
         await response(scope, receive, guarded_send)
 
     async def _answer(self, request: Request, receive: Receive, send: Send) -> Response | None:
-        """Let the application answer; or return the answer, if the user has too many requests."""
+        """Pass the request to the application. Return None, or an error response if too many requests of the user are
+        being processed.
+        """
         user: User | None = request.scope.get("user")
         name = "" if user is None else user.name
         if user is not None and self._answered[name] >= OF_ONE_USER_MAX:
@@ -87,7 +92,7 @@ class Guard:
         return None
 
     async def _refusal(self, request: Request, is_static: bool) -> Response | None:
-        """The answer to a request that does not reach the routes; None: it may."""
+        """Return the response to a request that must not reach the routes, or None if the request may reach them."""
         if not host_allowed(request.headers.get("host"), self._hosts):
             return Response(
                 "Header Host does not name this console. Give the name that browsers use as --public-url.\n",
@@ -119,7 +124,7 @@ class Guard:
 
 
 def _address(request: Request) -> str:
-    """The path and the query of the request, for a link on a page of the console."""
+    """Return the path and the query of the request, for a link on a page of the console."""
     path = "/" + quote(request.scope["path"]).lstrip("/")
     return f"{path}?{request.url.query}" if request.url.query else path
 

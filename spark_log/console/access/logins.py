@@ -1,7 +1,7 @@
-"""Logins in progress at an OpenID Connect provider: each is in a sealed cookie of its browser.
+"""Logins in progress at an OpenID Connect provider. Each login is in an encrypted cookie of its browser.
 
-The console keeps nothing for a browser that only begins a login, so that no number of them can end the login of
-another.
+The console stores nothing for a browser that only begins a login. Therefore no number of new logins can end the login
+of another browser.
 """
 
 import secrets
@@ -16,15 +16,17 @@ from joserfc.jwk import OctKey
 LOGIN_S_MAX = 600
 
 _PATH_CHARACTERS_MAX = 1_500
-"""A cookie has at most 4,096 characters."""
+"""The maximum length of a path that a login keeps. A cookie has at most 4,096 characters."""
 
 _FINISHED_MAX = 10_000
 _HEADER = {"alg": "dir", "enc": "A256GCM"}
 
 
 class Login(msgspec.Struct, frozen=True):
-    """`state`, `nonce`, `verifier`: secrets of this login (RFC 6749, OpenID Connect, RFC 7636). `path`: the page that
-    the browser asked for. `until`: of the monotonic clock, seconds.
+    """A login in progress.
+
+    `state` (RFC 6749), `nonce` (OpenID Connect) and `verifier` (RFC 7636) are the secrets of this login. `path` is the
+    page that the browser requested. `until` is the end of the login in seconds of the monotonic clock.
     """
 
     state: str
@@ -35,7 +37,7 @@ class Login(msgspec.Struct, frozen=True):
 
 
 class Logins:
-    """Seals logins with a key of this process: a restart of the console ends those in progress."""
+    """Encrypts logins with a key of this process. A restart of the console therefore ends the logins in progress."""
 
     def __init__(self) -> None:
         self._key = OctKey.generate_key(256)
@@ -43,17 +45,21 @@ class Logins:
         self._finished: dict[str, None] = {}
 
     def begin(self, path: str) -> Login:
-        """`path`: with its query; a long one is forgotten."""
+        """Return a new login. `path` includes the query. The page `/` replaces a path that is too long or begins with
+        `//`.
+        """
         known = path if not path.startswith("//") and len(path) <= _PATH_CHARACTERS_MAX else "/"
         token = secrets.token_urlsafe
         return Login(token(32), token(32), token(48), known, time.monotonic() + LOGIN_S_MAX)
 
     def seal(self, login: Login) -> str:
-        """The value of the browser's cookie."""
+        """Return the encrypted login, which is the value of the browser's cookie."""
         return jwe.encrypt_compact(_HEADER, msgspec.json.encode(login), self._key)
 
     def finish(self, sealed: str, state: str) -> Login | None:
-        """The login of this state, once; None if the cookie is not of this login, or too old."""
+        """Return the login of this state, only once, or None if the cookie belongs to another login or the login is too
+        old.
+        """
         try:
             login = msgspec.json.decode(jwe.decrypt_compact(sealed, self._key).plaintext or b"", type=Login)
         except (JoseError, ValueError):
@@ -63,7 +69,7 @@ class Logins:
         with self._lock:
             if state in self._finished:
                 return None
-            while len(self._finished) >= _FINISHED_MAX:  # the provider refuses a code that was used, too
+            while len(self._finished) >= _FINISHED_MAX:  # the provider also refuses a code that was used
                 self._finished.pop(next(iter(self._finished)))
             self._finished[state] = None
         return login

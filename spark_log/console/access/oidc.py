@@ -1,7 +1,7 @@
-"""Authentication by an OpenID Connect provider: the authorization code flow with PKCE.
+"""Authentication by an OpenID Connect provider, with the authorization code flow and PKCE.
 
-A browser without a session is sent to the provider, and returns with a code. The console exchanges the code for an ID
-token, checks its signature, issuer, audience, time and nonce, and starts a session.
+A browser without a session is redirected to the provider, and returns with a code. The console exchanges the code for
+an ID token, checks its signature, issuer, audience, expiration and nonce, and starts a session.
 """
 
 import asyncio
@@ -31,13 +31,19 @@ from spark_log.errors import InvalidConfigurationError
 CALLBACK = "/oidc/callback"
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
 _EXCHANGES_MAX = 8
-"""Codes that are exchanged at the same time; others wait. Each takes a thread until the provider answers."""
+"""The maximum number of codes that are exchanged at the same time. Further exchanges wait. Each exchange takes a thread
+until the provider answers.
+"""
 _CLOCK_S_MAX = 60
-"""How much the clocks of the provider and of this host may differ."""
+"""The maximum difference between the clocks of the provider and of this host."""
 
 
 class OidcAuthentication:
-    """`address`: of the console in browsers; the provider must know `<address>/oidc/callback` as redirect URI."""
+    """Authentication by the provider.
+
+    `address` is the address of the console in browsers. The provider must have `<address>/oidc/callback` as a
+    registered redirect URI.
+    """
 
     def __init__(self, provider: Provider, roles: Mapping[str, Role], sessions: Sessions, address: str) -> None:
         self.sessions: Sessions | None = sessions
@@ -73,7 +79,7 @@ class OidcAuthentication:
         return user
 
     def _begin(self, request: Request) -> Response:
-        """Send the browser to the provider. The cookie ties the login to this browser."""
+        """Redirect the browser to the provider. The cookie binds the login to this browser."""
         path = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
         login = self._logins.begin(path)
         digest = hashlib.sha256(login.verifier.encode()).digest()
@@ -90,7 +96,7 @@ class OidcAuthentication:
         endpoint = self._metadata.endpoint("authorization_endpoint")
         address = f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
         response = RedirectResponse(address, 303)
-        # Lax: the browser returns from another site
+        # SameSite=Lax, because the browser returns from another site
         response.set_cookie(
             self._cookie, self._logins.seal(login), LOGIN_S_MAX, path=CALLBACK, httponly=True, samesite="lax",
             secure=self._secure,
@@ -98,14 +104,14 @@ class OidcAuthentication:
         return response
 
     def _finished(self, request: Request) -> Login:
-        """The login from which the browser returns."""
+        """Return the login from which the browser returns. Raises Refused if it has ended."""
         login = self._logins.finish(request.cookies.get(self._cookie, ""), request.query_params.get("state", ""))
         if login is None:
             raise Refused("This login has ended, or began in another browser. Open the console's address again.")
         return login
 
     def _finish(self, request: Request, login: Login) -> Response:
-        """Start the session of a browser that returned from the provider."""
+        """Start the session of a browser that returned from the provider. Raises Refused."""
         given = request.query_params
         if "code" not in given:
             raise Refused(f"The provider refused: {given.get('error', 'no code')} {given.get('error_description', '')}")
@@ -113,7 +119,7 @@ class OidcAuthentication:
         name = claims.get(self._provider.user_claim) or claims.get("email") or claims["sub"]
         groups = claims.get(self._provider.groups_claim, [])
         user = user_with_role(str(name), [groups] if isinstance(groups, str) else list(groups), self._roles)
-        # Not a redirect: the browser would not send the strict cookie in a chain that began at another site.
+        # A page, since the browser would not send the strict cookie in redirects that began at another site.
         path = escape(login.path)
         text = f'<!doctype html><html lang="en"><head><meta http-equiv="refresh" content="0;url={path}"><title>Login'
         response = Response(
@@ -124,7 +130,7 @@ class OidcAuthentication:
         return response
 
     def _claims(self, code: str, login: Login) -> dict[str, Any]:
-        """The checked claims of the ID token that the provider gives for `code`."""
+        """Return the verified claims of the ID token that the provider issues for `code`. Raises Refused."""
         form = {
             "grant_type": "authorization_code",
             "code": code,

@@ -1,4 +1,7 @@
-"""Hashes of passwords for the file of users: scrypt. `python -m spark_log.console.access.passwords` makes one."""
+"""Password hashes (scrypt) for the users of the access file.
+
+`python -m spark_log.console.access.passwords` prints the hash of a password.
+"""
 
 import base64
 import getpass
@@ -12,13 +15,13 @@ _MEMORY_BYTES_MAX = 64 * 1024 * 1024
 
 
 def hash_password(password: str) -> str:
-    """`scrypt:<salt>:<hash>`, both in base64."""
+    """Return `scrypt:<salt>:<hash>`, with salt and hash in base64."""
     salt = secrets.token_bytes(16)
     return ":".join(("scrypt", *(base64.b64encode(part).decode() for part in (salt, _scrypt(password, salt)))))
 
 
 def matches(password: str, hashed: str) -> bool:
-    """Whether `hashed` is a hash of this password. Takes about 50 ms and 16 MiB."""
+    """Return whether `hashed` is a hash of this password. The check takes about 50 ms and 16 MiB."""
     try:
         _, salt, expected = hashed.split(":")
         return hmac.compare_digest(_scrypt(password, base64.b64decode(salt)), base64.b64decode(expected))

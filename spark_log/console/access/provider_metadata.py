@@ -1,4 +1,4 @@
-"""The metadata of an OpenID Connect provider: its endpoints and its keys."""
+"""The metadata of an OpenID Connect provider, which are its endpoints and its keys."""
 
 import asyncio
 import threading
@@ -12,11 +12,14 @@ from spark_log.console.access.authentication import Refused
 from spark_log.console.access.provider_requests import ProviderError, fetch_json
 
 _PAUSE_S = 5.0
-"""After a failure, the provider is asked again after this time."""
+"""The time after a failure before the provider is asked again."""
 
 
 class ProviderMetadata:
-    """Fetched at the first request that needs them, by one request for all that wait; these hold no thread."""
+    """The metadata of a provider, fetched at the first request that needs them.
+
+    One request to the provider serves all requests that wait for the endpoints. These hold no thread while they wait.
+    """
 
     def __init__(self, issuer: str) -> None:
         self._issuer = issuer.rstrip("/")
@@ -28,7 +31,7 @@ class ProviderMetadata:
         self._keys: KeySet | None = None
 
     async def load(self) -> None:
-        """Raises Refused with status 503 if the provider does not answer."""
+        """Fetch the metadata if they are missing. Raises Refused with status 503 if the provider does not answer."""
         if self._endpoints is not None:
             return
         async with self._loading:
@@ -41,12 +44,14 @@ class ProviderMetadata:
             raise Refused(f"The provider does not answer: {self._failure}", status=503)
 
     def endpoint(self, name: str) -> str:
-        """A field of the loaded metadata, such as token_endpoint."""
+        """Return a field of the loaded metadata, such as token_endpoint."""
         assert self._endpoints is not None, "load() comes first"
         return str(self._endpoints[name])
 
     def keys(self, unlike: KeySet | None = None) -> KeySet:
-        """The keys of the provider; fetched anew if they are `unlike`, which did not fit. ProviderError."""
+        """Return the keys of the provider. They are fetched again if they are `unlike`, which did not fit a token.
+        Raises ProviderError.
+        """
         with self._keys_lock:
             if self._keys is None or self._keys is unlike:
                 self._keys = KeySet.import_key_set(fetch_json(self.endpoint("jwks_uri")))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ _BYTES_MAX = 1024 * 1024
 
 
 class ProviderError(Exception):
-    """The provider does not answer, or not with a JSON object."""
+    """The provider does not answer, or its answer is not valid."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -25,7 +25,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def fetch_json(
     url: str, form: Mapping[str, str] | None = None, credentials: tuple[str, str] | None = None
 ) -> dict[str, Any]:
-    """GET, or with `form` POST; the answer must be a JSON object. `credentials`: client id and secret."""
+    """Send GET, or POST if there is a `form`, and return the JSON object of the response.
+
+    `credentials` are the client id and the client secret. Raises ProviderError.
+    """
     request = urllib.request.Request(url, None if form is None else urlencode(form).encode())
     request.add_header("Accept", "application/json")
     if credentials is not None:

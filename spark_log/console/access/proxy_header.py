@@ -13,7 +13,10 @@ from spark_log.console.access.sessions import Sessions
 
 
 class HeaderAuthentication:
-    """Requests from other addresses than the proxies' are refused, whatever their headers say."""
+    """Authentication by headers of a trusted proxy.
+
+    A request from an address that is not a proxy's is refused, whatever its headers say.
+    """
 
     def __init__(self, settings: ProxyHeaders, roles: Mapping[str, Role]) -> None:
         self.sessions: Sessions | None = None

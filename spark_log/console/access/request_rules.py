@@ -1,12 +1,12 @@
-"""Which requests the console answers, and the headers of its answers. Pure."""
+"""The rules that decide which requests the console answers, and the security headers of its responses. Pure."""
 
 from spark_log.gateway.http.requests import Sender
 
 HEADER_BYTES_MAX = 32 * 1024
-"""Of the names and values of all headers."""
+"""The maximum size of the names and values of all headers."""
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
-"""Of a form: a record of 1 MiB whose bytes are all percent-encoded, with room."""
+"""The maximum size of a form. A record of 1 MiB fits in, even if all its bytes are percent-encoded."""
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -19,20 +19,24 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""`img-src data:` is for the icons in Pico's style sheet. Referrer: so that old browsers show where a form was sent."""
+"""The headers of every response.
+
+`img-src data:` is for the icons in Pico's style sheet. Referrer-Policy lets browsers without Sec-Fetch-Site and Origin
+send the page of a form.
+"""
 
 METRICS = "/metrics"
 
 _FOR_UNKNOWN_SENDERS = ("/", METRICS)
-"""Cheap pages. Prometheus sends none of the headers that name a sender."""
+"""Pages that cost little. Prometheus sends none of the headers that tell the origin of a request."""
 
 
 def may_send(method: str, path: str, sender: Sender, has_session: bool) -> bool:
-    """Whether a request is answered. Every one costs something, and a search or a download costs much.
+    """Return whether a request is answered. Every answer has a cost, and that of a search or a download is high.
 
-    `has_session`: a strict cookie proves the user, which browsers do not send for other sites. Without it the browser
-    itself proves the user (passwords, proxies), whoever makes it send the request; then one without the headers reads
-    the first page and the metrics only.
+    `has_session` is true if a SameSite=Strict cookie authenticates the user. Browsers do not send it in requests that
+    other sites cause. Without a session, the browser or the proxy adds the credentials to every request, whichever site
+    causes it. Then a request without the headers that tell its origin may read only the first page and the metrics.
     """
     if method == "POST":
         return sender is Sender.OWN_SITE

@@ -9,7 +9,7 @@ from functools import cached_property
 
 
 class Allow(StrEnum):
-    """A kind of change. Each is refused unless both option --allow and the user's role have it."""
+    """A kind of change. A change is refused unless both option --allow and the user's role have its kind."""
 
     PRODUCE = "produce"
     OFFSETS = "offsets"
@@ -22,10 +22,10 @@ EVERY_CHANGE = frozenset(Allow)
 
 @dataclass(frozen=True)
 class Role:
-    """A role: which data a user may see, and which changes it may make.
+    """The data that a user may see, and the changes that the user may make.
 
-    `topics`: patterns such as `orders-*`; a topic that matches none does not exist for the user.
-    `messages`: whether keys, values and headers are shown. `masked`: fields of messages that are hidden, such as
+    `topics` has patterns such as `orders-*`. A topic that matches none of them does not exist for the user. `messages`
+    is whether keys, values and headers are shown. `masked` has the fields of messages that are hidden, such as
     `record.email` or `value.ssn`.
     """
 
@@ -58,8 +58,8 @@ EVERYONE = "*"
 
 
 def role_of(groups: Sequence[str], roles: Mapping[str, Role]) -> Role | None:
-    """The role of a user: that of the first group in `roles` to which the user belongs; None: the user has no access.
+    """Return the role of the first group in `roles` to which the user belongs, or None if the user has no access.
 
-    Roles are not added up: the topics of one must not get the changes that another allows.
+    Roles are not combined, because the topics of one role must not get the changes that another role allows.
     """
     return next((role for group, role in roles.items() if group == EVERYONE or group in groups), None)

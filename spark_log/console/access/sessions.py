@@ -1,4 +1,4 @@
-"""Sessions of users who have proved who they are, in memory: a restart of the console ends them."""
+"""Sessions of authenticated users. They are in memory, so that a restart of the console ends them."""
 
 import secrets
 import threading
@@ -22,7 +22,10 @@ class _Session:
 
 
 class Sessions:
-    """Users by the secret in their cookie. `cookie`: its name, another one for each port, as ports share cookies."""
+    """Users by the secret in their cookie.
+
+    `cookie` is the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
+    """
 
     def __init__(self, port: int, secure: bool) -> None:
         self.cookie = f"spark-log-console-{port}"
@@ -36,13 +39,13 @@ class Sessions:
             return session.user if session is not None and time.monotonic() < session.until else None
 
     def begin(self, user: User, response: Response) -> None:
-        """Start a session, and give its secret to the browser."""
+        """Start a session, and set its secret as a cookie of the browser."""
         secret = secrets.token_urlsafe(32)
         now = time.monotonic()
         with self._lock:
             self._sessions = {key: each for key, each in self._sessions.items() if now < each.until}
             own = [key for key, each in self._sessions.items() if each.user.name == user.name]
-            if len(own) >= _OF_ONE_USER_MAX:  # a user who logs in again and again ends no other's session
+            if len(own) >= _OF_ONE_USER_MAX:  # many logins of a user must not end the sessions of others
                 self._sessions.pop(own[0])
             while len(self._sessions) >= _SESSIONS_MAX:
                 self._sessions.pop(next(iter(self._sessions)))

@@ -1,8 +1,8 @@
 """Messages as lines of CSV and NDJSON. Pure.
 
-Keys and values are text where they are UTF-8, otherwise base64; `key_encoding` and `value_encoding` say which. In CSV a
-text that begins with = + - @, a tab or a line break gets an apostrophe in front, so that a spreadsheet does not run it
-as a formula. NDJSON has every text as it is.
+Keys and values are text where they are UTF-8, otherwise base64. `key_encoding` and `value_encoding` name the encoding.
+In CSV, a text that begins with = + - @, a tab or a line break gets an apostrophe in front, so that a spreadsheet does
+not run it as a formula. NDJSON has every text unchanged.
 """
 
 import base64
@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def exported(row: dict[str, Any], masks: Masks) -> dict[str, Any]:
-    """A row of `rows_of` as an object of NDJSON."""
+    """Return a row of `rows_of` as an object of NDJSON."""
 
     def part(source: str) -> tuple[str | None, str]:
         data = row[source]
@@ -47,7 +47,7 @@ def exported(row: dict[str, Any], masks: Masks) -> dict[str, Any]:
 
 
 def encoded(data: bytes | None) -> tuple[str | None, str]:
-    """Bytes as text, and how: utf-8, base64 or null."""
+    """Return the bytes as text, and the encoding, which is utf-8, base64 or null."""
     if data is None:
         return None, "null"
     try:
@@ -61,7 +61,7 @@ def ndjson(row: dict[str, Any]) -> bytes:
 
 
 def csv_line(values: Iterable[object]) -> bytes:
-    """A line of CSV (RFC 4180)."""
+    """Return a line of CSV (RFC 4180)."""
     text = io.StringIO()
     csv.writer(text).writerow([_cell(value) for value in values])
     return text.getvalue().encode()

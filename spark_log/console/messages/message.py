@@ -1,4 +1,4 @@
-"""Messages as a page and the API show them: masked for the role, and shortened."""
+"""Messages as pages and the API show them. Fields that the role masks are hidden, and long texts are shortened."""
 
 import json
 from collections.abc import Iterator
@@ -17,17 +17,21 @@ _VISIBLE = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\t\n\r"},
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
 }
-"""Control characters as escapes: a page cannot hold NUL, and those of direction would show the text as another."""
+"""Control characters as escapes. A page cannot contain NUL, and bidirectional control characters could make a text look
+different from what it is.
+"""
 
 _COPIED_BYTES = 4 << 20
 _VALUE_BYTES = 8
-"""Added for each value: a null or a boolean takes a bit in Arrow, and a place in a dict or list of Python."""
+"""Added for each value, because a null or a boolean takes a bit in Arrow, but an entry of a dict or list in Python."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Bytes as text. `form`: text (UTF-8), json (indented), hex, null, or hidden. `bytes`: how many there are; 0 if
-    they are hidden. `shortened`: whether only the first part is in `text`.
+    """Bytes as text.
+
+    `form` is text (UTF-8), json (indented), hex, null, or hidden. `bytes` is the number of bytes, or 0 if they are
+    hidden. `shortened` is whether `text` has only the first part.
     """
 
     form: str
@@ -48,8 +52,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Message:
-    """`record`, `key_record`: the typed columns as objects; None if the topic has none. The errors: why a value or key
-    of a typed topic could not be decoded.
+    """A message.
+
+    `record` and `key_record` are the typed columns as objects, or None if the topic has none. `record_error` and
+    `key_record_error` are the reasons why a value or key of a typed topic could not be decoded.
     """
 
     topic: str
@@ -66,15 +72,16 @@ class Message:
 
 
 def visible(text: object) -> str:
-    """A text or a value of JSON, in which control characters are visible."""
+    """Return a text or a JSON value as text in which control characters are visible."""
     found = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
     return found.translate(_VISIBLE)
 
 
 def rows_of(batch: pa.RecordBatch, columns_bytes_max: int = _COPIED_BYTES) -> Iterator[dict[str, Any]]:
-    """The records of a batch, of which only a few are Python objects at a time. `timestamp`: ms.
+    """Yield the records of a batch, with `timestamp` in ms. Only a few records are Python objects at a time.
 
-    Typed columns of a key or value that have more than `columns_bytes_max` (see `_size`) are null; its error says so.
+    The typed columns of a key or value are null if they have more than `columns_bytes_max` (see `_size`). The error
+    column of the key or value then has the reason.
     """
     place = batch.schema.get_field_index("timestamp")
     plain = batch.set_column(place, "timestamp", batch.column(place).cast(pa.int64()))
@@ -90,7 +97,7 @@ def rows_of(batch: pa.RecordBatch, columns_bytes_max: int = _COPIED_BYTES) -> It
 
 
 def _without_large(row: pa.RecordBatch, bytes_max: int) -> pa.RecordBatch:
-    """A single row; null in place of typed columns that are larger."""
+    """Return a single row, with null in place of typed columns that are too large."""
     for part in PARTS:
         place = row.schema.get_field_index(part.record)
         if place >= 0 and _size(row.column(place)) > bytes_max:
@@ -101,7 +108,9 @@ def _without_large(row: pa.RecordBatch, bytes_max: int) -> pa.RecordBatch:
 
 
 def _size(array: pa.Array) -> int:
-    """About how large an array is as Python objects: its bytes, and some for each value."""
+    """Return the approximate size of an array as Python objects, which is its bytes and a fixed
+    number for each value.
+    """
     return int(array.nbytes) + _VALUE_BYTES * _value_count(array)
 
 
@@ -116,7 +125,7 @@ def _value_count(array: pa.Array) -> int:
 
 
 def message_of(row: dict[str, Any], form: str, masks: Masks, characters_max: int) -> Message:
-    """A row of `rows_of`. `form`: auto, text, json or hex."""
+    """Return the message of a row of `rows_of`. `form` is auto, text, json or hex."""
 
     def part(source: str) -> Shown:
         data = row[source]
@@ -137,7 +146,10 @@ def message_of(row: dict[str, Any], form: str, masks: Masks, characters_max: int
 
 
 def shown(data: bytes | None, form: str, characters_max: int) -> Shown:
-    """Bytes in a form: `auto` is text where they are UTF-8, hex elsewhere; text and json fall back to it."""
+    """Return the bytes in a form.
+
+    The form `auto` is text where the bytes are UTF-8, and hex elsewhere. The forms text and json fall back to hex too.
+    """
     if data is None:
         return Shown("null")
     if form == "hex":
@@ -165,7 +177,10 @@ def _indented(text: str) -> tuple[str, str]:
 
 
 def jsonable(value: Any) -> Any:
-    """A struct of Arrow as values of JSON. Bytes are text or hexadecimal digits, decimals and times their texts."""
+    """Return a value of Arrow as a JSON value.
+
+    Bytes become text or hexadecimal digits. Decimals and times become text.
+    """
     match value:
         case dict():
             return {name: jsonable(item) for name, item in value.items()}

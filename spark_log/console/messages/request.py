@@ -1,4 +1,4 @@
-"""Requests of pages, the API and downloads for messages: the parameters of the address as a search."""
+"""Requests of pages, the API and downloads for messages. Turns the parameters of the address into a search."""
 
 import base64
 import binascii
@@ -25,7 +25,10 @@ COUNT_MAX = 500
 
 @dataclass(frozen=True)
 class Asked:
-    """The form as it was filled in; empty texts are absent. `token`: continues a search, instead of `start`."""
+    """The form with the values of the request. A missing parameter is an empty text.
+
+    `token` continues a search and replaces `start`.
+    """
 
     partition: str = ""
     start: str = "latest"
@@ -48,12 +51,12 @@ class Asked:
 
     @property
     def live(self) -> bool:
-        """Whether the newest messages are asked for, which a live tail shows."""
+        """Whether the request is for the newest messages, which a live tail shows."""
         return self.start == "latest" and not self.token
 
 
 def asked(query: Mapping[str, str], count_max: int = COUNT_MAX) -> Asked:
-    """InvalidOptionError names a parameter that is not valid."""
+    """Return the form of a request. Raises InvalidOptionError that names an invalid parameter."""
     texts = {name: query[name].strip() for name in ("partition", "offset", "time", "header", "filter") if name in query}
     usual = Asked(key=query.get("key", ""), token=query.get("token", ""))
     values: dict[str, object] = {
@@ -69,7 +72,11 @@ def asked(query: Mapping[str, str], count_max: int = COUNT_MAX) -> Asked:
 
 
 def conditions(wanted: Asked, topic: Topic, masks: Masks) -> Conditions:
-    """FilterError and InvalidOptionError; also for what the role's masks hide, since a filter would tell its value."""
+    """Return the conditions of a search.
+
+    Raises FilterError and InvalidOptionError. A condition on a field that the role masks is an error too, since it
+    would reveal the value.
+    """
     if wanted.key and masks.hides(("key",)):
         raise FilterError("key: keys are hidden from you; a search cannot use them")
     name, separator, value = wanted.header.partition("=")
@@ -84,7 +91,7 @@ def conditions(wanted: Asked, topic: Topic, masks: Masks) -> Conditions:
 
 
 def position(wanted: Asked, topic: Topic, log: LogReader) -> Position:
-    """Where the search begins, or continues."""
+    """Return the position where the search begins or continues."""
     limits = {tp.partition: at for tp, at in log.positions(topic).items()}
     if wanted.token:
         return Position.of_token(wanted.token, topic.topic_id, limits)
@@ -127,7 +134,7 @@ def _number(name: str, text: str, low: int, high: int) -> int:
 
 
 def decoded(name: str, text: str, encoding: str) -> bytes:
-    """The bytes that a text stands for. InvalidOptionError."""
+    """Return the bytes that a text encodes. Raises InvalidOptionError."""
     try:
         match encoding:
             case "base64":
@@ -140,7 +147,7 @@ def decoded(name: str, text: str, encoding: str) -> bytes:
 
 
 def partition_of(wanted: Mapping[str, str], topic: Topic) -> TopicPartition:
-    """The partition in a path. InvalidOptionError."""
+    """Return the partition in a path. Raises InvalidOptionError."""
     return TopicPartition(topic.name, _number("partition", wanted["partition"], 0, topic.partition_count - 1))
 
 

@@ -1,4 +1,4 @@
-"""Page `/audit`: who changed what, newest first."""
+"""Page `/audit`, which shows the recorded changes with their users, newest first."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,16 @@ from spark_log.console.routes import Call, View
 
 LIMIT = 200
 SEARCHED_MAX = 10_000
-"""Changes among which those are found that concern what a user sees."""
+"""The number of newest changes among which those that a user may see are searched."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """`who`, `target`, `outcome`: the filter; empty: all. `older_ms`: for the next page, if there may be one."""
+    """The recorded changes.
+
+    `who`, `target` and `outcome` are the filter. An empty one matches all changes. `older_ms` is the end of the next
+    page, if there may be one.
+    """
 
     who: str
     target: str
@@ -42,12 +46,13 @@ def _facts(call: Call) -> Audit:
 
 
 def visible_change(change: RecordedChange, role: Role, groups: Collection[str]) -> RecordedChange | None:
-    """The change as a role shows it that hides topics; None if it does not concern a topic or a group that it shows.
-    Pure.
+    """Return the change as it is shown to a role that hides topics, or None if the role shows neither its topic nor its
+    group. Pure.
 
-    `groups`: those that the role shows. Their changes are shown without parameters and errors, which may name topics.
+    `groups` are the groups that the role shows. Changes of groups are shown without parameters and errors, which may
+    name topics.
     """
-    if change.action.startswith("/topics/{topic}"):  # then the target begins with it; names of topics have no comma
+    if change.action.startswith("/topics/{topic}"):  # then the target begins with the topic, whose name has no comma
         return change if role.sees(change.target.partition(", ")[0].removeprefix("topic ")) else None
     if change.action == "/topics":
         created = change.parameters.get("topic")

@@ -1,4 +1,4 @@
-"""Page `/brokers`: brokers, their log dirs, balance, reassignments in progress, gateways."""
+"""Page `/brokers`, with the brokers, their log dirs, the balance, the reassignments in progress, and the gateways."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ _SHOWN_MAX = 50
 
 @dataclass(frozen=True)
 class LogDirRow:
-    """`bytes`: of the readable segments of its replicas. `free_bytes`, `size_bytes`: of its file system; None if it
-    is not a folder of this host.
+    """A log dir.
+
+    `bytes` is the size of the readable segments of its replicas. `free_bytes` and `size_bytes` are those of its file
+    system, or None if it is not a folder of this host.
     """
 
     log_dir_id: int
@@ -34,8 +36,11 @@ class LogDirRow:
 
 @dataclass(frozen=True)
 class BrokerRow:
-    """`preferred`: partitions whose preferred leader it is. `imbalance_percent`: of these, led by another broker.
-    `records_deviation_percent`, `bytes_deviation_percent`: from the mean of all brokers.
+    """A broker.
+
+    `preferred` is the number of partitions of which it is the preferred leader. `imbalance_percent` is the share of
+    these that another broker leads. `records_deviation_percent` and `bytes_deviation_percent` are the deviations from
+    the mean of all brokers.
     """
 
     broker_id: int
@@ -57,7 +62,7 @@ class BrokerRow:
 
 @dataclass(frozen=True)
 class SkewRow:
-    """A partition far above the mean of its topic; `ratio` to it."""
+    """A partition that is far above the mean of its topic. `ratio` is its size divided by the mean."""
 
     topic: str
     partition: int
@@ -80,7 +85,10 @@ class ReassignmentRow:
 
 @dataclass(frozen=True)
 class Brokers:
-    """`controller`, `coordinator`: holders of the leases; None: no process has it."""
+    """The content of the page.
+
+    `controller` and `coordinator` are the holders of the leases, or None if no process holds the lease.
+    """
 
     controller: str | None
     coordinator: str | None

@@ -1,7 +1,7 @@
-"""Page `/groups/{group}/reset`: the preview of a reset of offsets, and the reset.
+"""Page `/groups/{group}/reset`, with the preview of a reset of offsets, and the reset.
 
-The preview shows the old and the new offset of every partition. Applying it commits exactly these, and is refused if
-the group has members or its offsets have changed since.
+The preview shows the old and the new offset of every partition. The reset commits exactly these offsets. It is refused
+if the group has members or its offsets have changed since the preview.
 """
 
 import json
@@ -25,7 +25,9 @@ _PARTITIONS = re.compile(r"[0-9]{1,6}( *, *[0-9]{1,6})*")
 
 @dataclass(frozen=True)
 class ResetRow:
-    """`again`: records (offsets) that the group reads again; `skipped`: those that it does not read."""
+    """The reset of a partition. `again` is the number of offsets that the group reads again, and `skipped` of those
+    that it does not read.
+    """
 
     topic: str
     partition: int
@@ -37,7 +39,11 @@ class ResetRow:
 
 @dataclass(frozen=True)
 class ResetPreview:
-    """`rows`: None until the query names a reset. `offsets`: what is applied, JSON: topic, partition, current, new."""
+    """The preview of a reset.
+
+    `rows` is None until the query names a reset. `offsets` is the JSON that is applied. It lists topic, partition,
+    current offset and new offset.
+    """
 
     group: str
     state: str
@@ -83,7 +89,7 @@ def _facts(call: Call) -> ResetPreview:
 
 
 def parse_kind(kind: str, value: str) -> ResetTo:
-    """A reset as the form names it: one of KINDS with a value. InvalidConfigurationError."""
+    """Return the reset that the form names by one of KINDS and a value. Raises InvalidConfigurationError."""
     if kind not in KINDS:
         raise InvalidConfigurationError(f"to: expected {', '.join(KINDS)}, got {kind!r}")
     text = {"earliest": kind, "latest": kind, "shift": value if value[:1] in ("+", "-") else f"+{value}"}
@@ -98,7 +104,7 @@ def parse_kind(kind: str, value: str) -> ResetTo:
 
 
 def _chosen(call: Call, topic: str, partitions: str, committed: dict[TopicPartition, int]) -> list[TopicPartition]:
-    """Those of the topic, or all that have a committed offset."""
+    """Return the chosen partitions of the topic, or without a topic all partitions that have a committed offset."""
     if not topic:
         if partitions:
             raise InvalidConfigurationError("partitions: choose a topic with them")
@@ -119,7 +125,7 @@ def _row(partition: TopicPartition, current: int | None, new: int) -> ResetRow:
 
 
 def _apply(call: Call) -> Done:
-    """Field `offsets`: as in the preview."""
+    """Commit the offsets of field `offsets`, which has the format of the preview."""
     group_id = call.path["group"]
     resets = _parse_offsets(call.form.get("offsets", ""))
     names = {partition.topic for partition in resets}

@@ -1,4 +1,4 @@
-"""Pages `/groups` and `/groups/{group}`: state, members and lag; deletion of a group or of its offsets."""
+"""Pages `/groups` and `/groups/{group}`, with state, members and lag, and the deletion of a group or of its offsets."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,11 @@ from spark_log.ids import TopicPartition
 
 @dataclass(frozen=True)
 class GroupRow:
-    """`partitions`: with a committed offset. `lag`: records in all of them; `lag_s`: the largest, None if unknown."""
+    """A group.
+
+    `partitions` is the number of partitions with a committed offset. `lag` is their total lag in records. `lag_s` is
+    the largest lag of a partition in seconds, or None if it is unknown.
+    """
 
     group: str
     state: str
@@ -36,7 +40,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """`assignment`: partitions of topics that the user sees."""
+    """A member of a group. `assignment` has the partitions of topics that the user sees."""
 
     member_id: str
     instance_id: str | None
@@ -51,7 +55,9 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class LagRow:
-    """The committed offset of a partition, None without one, and its lag. `lag_s`: age of the next record to read."""
+    """The committed offset of a partition, or None if there is none, and its lag. `lag_s` is the age of the next record
+    to read.
+    """
 
     topic: str
     partition: int
@@ -65,9 +71,10 @@ class LagRow:
 
 @dataclass(frozen=True)
 class Group:
-    """`type`: Kafka's, consumer or classic. `protocol_type`: consumer, or connect and others of classic groups.
+    """A group.
 
-    `lag`: records of all partitions that the user sees; `topics`: those with a committed offset or a member.
+    `type` is that of Kafka, consumer or classic. `protocol_type` is consumer, or connect and others for classic groups.
+    `lag` is the total lag in records of all partitions that the user sees. `topics` are the topics of these partitions.
     """
 
     group: str
@@ -106,7 +113,7 @@ def _groups(call: Call) -> Groups:
 
 
 def visible_groups(call: Call) -> list[GroupListing]:
-    """The groups with an offset or a member of a topic that the user sees."""
+    """Return the groups with an offset or a member of a topic that the user sees."""
     groups = list_groups(call.cluster.store, with_topics=not call.role.sees_all)
     if call.role.sees_all:
         return groups
@@ -115,7 +122,7 @@ def visible_groups(call: Call) -> list[GroupListing]:
 
 
 def described(call: Call) -> GroupDescription:
-    """The group of the path. NotFound if it is unknown, or has only topics that the user does not see."""
+    """Return the group of the path. Raises NotFound if it is unknown, or has only topics that the user does not see."""
     group_id = call.path["group"]
     if not can_be_stored(group_id):
         raise NotFound(f"there is no group {group_id!r}")
@@ -203,7 +210,7 @@ def _lag_over_time(call: Call) -> Chart:
 
 
 def refuse_hidden(call: Call, topics: set[str]) -> None:
-    """Forbidden if the user's role hides one of the topics."""
+    """Raise Forbidden if the user's role hides one of the topics."""
     if not all(map(call.sees, topics)):
         raise Forbidden("The group has offsets of topics that your role does not show.")
 
@@ -218,7 +225,7 @@ def _delete_group(call: Call) -> Done:
 
 
 def _delete_offsets(call: Call) -> Done:
-    """Of all partitions of field `topic`."""
+    """Delete the offsets of all partitions of the topic in field `topic`."""
     description, topic = described(call), call.topic(call.form.get("topic", ""))
     committed = committed_offsets(call.cluster.store, description.group_id)
     chosen = [TopicPartition(*partition) for partition in committed if partition.topic == topic.name]

@@ -1,4 +1,4 @@
-"""Page `/maintenance`: the periodic tasks, their runs, and the work that waits."""
+"""Page `/maintenance`, with the periodic tasks, their runs, and the pending work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ _TRUNCATIONS_MAX = 50
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task of the coordinator. `last_success_ms`, `error`: of the recorded runs, `error` if the last one failed."""
+    """A task of the coordinator.
+
+    `last_success_ms` and `error` are of the recorded runs. `error` is None unless the last run failed.
+    """
 
     task: str
     about: str
@@ -34,8 +37,10 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Work that waits. `unsealed_bytes`: in inline tails. `unpublished_records`: that a Delta table of their topic
-    lacks. `small_files`: that a merge may rewrite. `retired_*`: to be deleted when readers no longer use them.
+    """The pending work.
+
+    `unsealed_bytes` are in inline tails. `unpublished_records` are missing in a Delta table of their topic.
+    `small_files` may be rewritten by a merge. `retired_*` are deleted when readers no longer use them.
     """
 
     unsealed_bytes: int
@@ -48,7 +53,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. `notes`: its changes; hidden from users who do not see all topics."""
+    """A recorded run. `notes` has its changes. It is hidden from users who do not see all topics."""
 
     task: str
     lease: str
@@ -61,8 +66,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """`needs_coordinator`: whether a process has to run the tasks. `recorded`: whether a coordinator records its runs.
-    Runs that changed nothing and were quick are not recorded.
+    """The content of the page.
+
+    `needs_coordinator` is whether a process has to run the tasks. `recorded` is whether a coordinator records its runs.
+    Quick runs that changed nothing are not recorded.
     """
 
     coordinator: str | None
@@ -99,7 +106,7 @@ def _facts(call: Call) -> Maintenance:
 
 
 def _tasks(call: Call, runs: Sequence[TaskRun]) -> list[TaskRow]:
-    """The tasks of maintenance, and the others that have recorded runs. `runs`: the newest first."""
+    """Return the tasks of maintenance, and the other tasks that have recorded runs. `runs` has the newest run first."""
     settings = call.cluster.store.settings
     by_name = {f"maintenance: {each.name}": each for each in TASKS if each.every_ms is not None}
     rows = []
@@ -139,7 +146,7 @@ def _run(call: Call, run: TaskRun) -> Run:
 
 
 def _error(call: Call, text: str | None) -> str | None:
-    """Errors may name topics."""
+    """Return the error, or a general text for users who do not see all topics, since errors may name topics."""
     return text if text is None or call.role.sees_all else "failed; your role does not show all topics"
 
 

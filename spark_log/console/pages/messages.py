@@ -1,4 +1,4 @@
-"""Pages `/topics/{topic}/messages`: searches, the live tail, single messages, and downloads."""
+"""Pages `/topics/{topic}/messages`, with searches, the live tail, single messages, and downloads."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -30,23 +30,28 @@ from spark_log.log.records.schema import read_schema
 BYTES_MAX, SECONDS_MAX = 256 << 20, 10.0
 """The budget of a search."""
 LIVE_BYTES_MAX, LIVE_SECONDS_MAX = 32 << 20, 1.0
-"""The budget of each look of a live tail."""
+"""The budget of each request of a live tail."""
 DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, DOWNLOAD_COUNT_MAX = 4 << 30, 600.0, 1_000_000
 PART_BYTES = 64 << 10
-"""A part of a download has more, if it is one message: so much waits in memory for a browser that is slow."""
+"""The size of a part of a download, which is larger only if one message is. A part waits in
+memory for a slow browser.
+"""
 SEARCHES_MAX = 16
-"""Searches and pages of messages at a time, of all users."""
+"""The maximum number of searches and pages of messages of all users at a time."""
 SHORT, WHOLE = 300, 2 << 20
-"""Characters of a key, value or header in a table, and on the page of one message."""
+"""The maximum number of characters of a key, value or header in a table, and on the page of one message."""
 TABLE_COLUMNS_BYTES = 32 << 20
-"""Of the typed columns of all messages in a table."""
+"""The maximum size of the typed columns of all messages in a table."""
 
 running = RunningSearches()
 
 
 @dataclass(frozen=True)
 class PartitionProgress:
-    """`next`: the offset where the search continues. `done`: the part of the offsets that it has gone through."""
+    """The progress in a partition.
+
+    `next` is the offset where the search continues. `done` is the part of the offsets that it has passed.
+    """
 
     partition: int
     next: int
@@ -55,8 +60,10 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search came. `stopped_by`: count, bytes, seconds, another search, or empty if it is complete. `bytes`:
-    None for a role with masked fields, since it would tell their length.
+    """The progress of a search.
+
+    `stopped_by` is count, bytes, seconds, another search, or empty if it is complete. `bytes` is None for a role with
+    masked fields, since it would reveal their length.
     """
 
     records: int
@@ -66,12 +73,17 @@ class Progress:
     stopped_by: str
     partitions: tuple[PartitionProgress, ...]
     token: str | None
-    """Continues the search; None if all offsets have been searched, or there are too many partitions."""
+    """The token that continues the search. It is None if all offsets have been searched, or there are too many
+    partitions.
+    """
 
 
 @dataclass(frozen=True)
 class Messages:
-    """`columns`: the fields of the typed values, for format=columns. `part`: only the rows are rendered."""
+    """The messages of the page.
+
+    `columns` are the fields of the typed values, for format=columns. If `part` is true, only the rows are rendered.
+    """
 
     topic: str
     partitions: int
@@ -88,7 +100,7 @@ class Messages:
         return self.asked.query
 
     def cell(self, message: Message, column: str) -> str:
-        """A field of the typed value as text."""
+        """Return a field of the typed value as text."""
         value = message.record.get(column) if isinstance(message.record, dict) else None
         text = "" if value is None else visible(value)
         return text if len(text) <= SHORT else f"{text[:SHORT]}\N{HORIZONTAL ELLIPSIS}"
@@ -96,7 +108,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class WholeMessage:
-    """A message, with its key and value in every form. `cut`: whether a form shows only the beginning."""
+    """A message, with its key and value in every form. `cut` is whether a form shows only the beginning."""
 
     message: Message
     key: tuple[Shown, ...]
@@ -169,7 +181,7 @@ def _progress(search: Search, superseded: bool, unmasked: bool) -> Progress:
 
 
 def message_row(cluster: Cluster, topic: Topic, names: Mapping[str, str]) -> dict[str, Any]:
-    """The row (`rows_of`) of the message at `partition` and `offset` of `names`. NotFound."""
+    """Return the row (`rows_of`) of the message at `partition` and `offset` of `names`. Raises NotFound."""
     partition, offset = partition_of(names, topic), offset_of(names)
     schema = read_schema(include_headers=True, typed=topic.columns.fields if topic.columns else None)
     with closing(LogReader(cluster)) as log:
@@ -202,7 +214,7 @@ def _message(call: Call) -> WholeMessage:
 
 
 def _forms(data: bytes | None, source: str, masks: Masks) -> tuple[Shown, ...]:
-    """The bytes as text, JSON and hex, as far as they are such."""
+    """Return the bytes as text, JSON and hex, in each form that fits them."""
     if data is None:
         return (Shown("null"),)
     allowed = masks.json_text(source, data)
@@ -213,7 +225,7 @@ def _forms(data: bytes | None, source: str, masks: Masks) -> tuple[Shown, ...]:
 
 
 def _bytes(call: Call) -> Download:
-    """The key or value of one message, as it is."""
+    """Return the unchanged key or value of one message as a download."""
     topic, masks = _may_read(call)
     source = call.path["part"]
     if source not in ("key", "value"):
@@ -245,7 +257,9 @@ def _download(call: Call, kind: str) -> Download:
 def _lines(
     cluster: Cluster, begin: Callable[[LogReader], Search], masks: Masks, kind: str, name: str
 ) -> Iterator[bytes]:
-    """The file in parts. If the budget is spent, its last line says so and how to continue."""
+    """Yield the file in parts. If the budget is spent, its last line says so and has the token that continues the
+    search.
+    """
     with closing(LogReader(cluster)) as log, running.of(name) as superseded:
         search = begin(log)
         left = search.budget.stopped

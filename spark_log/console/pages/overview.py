@@ -1,4 +1,4 @@
-"""Page `/`: the state of the cluster in one view."""
+"""Page `/`, with the state of the cluster in one view."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,11 @@ _SHOWN_MAX = 10
 
 @dataclass(frozen=True)
 class GroupLag:
-    """`lag` in records, of all partitions that the user sees; `lag_s`: the largest, None if it is not known."""
+    """The lag of a group.
+
+    `lag` is the total in records of all partitions that the user sees. `lag_s` is the largest lag of a partition in
+    seconds, or None if it is unknown.
+    """
 
     group: str
     members: int
@@ -26,7 +30,7 @@ class GroupLag:
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A run of a task that failed. `error`: None for users who do not see all topics, because it may name one."""
+    """A failed run of a task. `error` is None for users who do not see all topics, because it may name a topic."""
 
     task: str
     start_ms: int
@@ -35,9 +39,10 @@ class FailedTask:
 
 @dataclass(frozen=True)
 class Overview:
-    """`problems`: sentences for people; empty: the cluster is healthy. Lists are cut to the first entries.
+    """The content of the page. Lists have only the first entries.
 
-    `open_transactions`: None for users who do not see all topics.
+    `problems` are sentences for the user. If there are none, the cluster is healthy. `open_transactions` is None for
+    users who do not see all topics.
     """
 
     now_ms: int
@@ -55,15 +60,15 @@ class Overview:
     under_replicated_partitions: tuple[PartitionFacts, ...]
     lag_leaders: tuple[GroupLag, ...]
     failed_tasks: tuple[FailedTask, ...] = ()
-    """Of the last 24 hours, newest first."""
+    """The failed runs of the last 24 hours, newest first."""
     history_error: str | None = None
-    """Why the history cannot be read."""
+    """The reason why the history cannot be read, or None."""
     shows_throughput: bool = False
     """Whether the user may see the sum over all topics."""
 
 
 def overview(snapshot: ClusterSnapshot) -> Overview:
-    """The facts of the page. Pure."""
+    """Return the content of the page from the state of the cluster. Pure."""
     alive = sum(broker.alive for broker in snapshot.brokers)
     replicated = [partition for partition in snapshot.partitions if partition.replicas]
     offline = [partition for partition in replicated if partition.leader is None]
@@ -128,7 +133,7 @@ def _facts(call: Call) -> Overview:
         facts = replace(facts, open_transactions=None)
     try:
         failed = _failed(call.snapshots.failed_tasks.get(), facts.now_ms, with_errors=sees_all)
-    except SparkLogError as error:  # a log dir with the history is offline: the page says so, and shows the rest
+    except SparkLogError as error:  # a log dir with the history is offline
         return replace(facts, history_error=redact(str(error)) if sees_all else "the history cannot be read")
     return replace(facts, failed_tasks=failed, shows_throughput=sees_all)
 

@@ -1,4 +1,4 @@
-"""Page `/topics/{topic}/produce`: append one record, checked as a Producer checks it."""
+"""Page `/topics/{topic}/produce`, which appends one record. The record is validated as a Producer validates it."""
 
 import base64
 from contextlib import closing
@@ -26,7 +26,7 @@ ENCODINGS = ("text", "json", "base64", "null")
 
 @dataclass(frozen=True)
 class Part:
-    """A key, a value or the headers in the form. `encoding`: text, json, base64 or null."""
+    """A key, a value or the headers in the form. `encoding` is text, json, base64 or null."""
 
     text: str = ""
     encoding: str = "text"
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ProducePage:
-    """The form. `copied`: the message whose parts are filled in, as `partition/offset`."""
+    """The form. `copied` is the message from which the form is filled in, as `partition/offset`."""
 
     topic: str
     partitions: int
@@ -78,7 +78,9 @@ def _copied(call: Call, topic: Topic) -> tuple[Part, Part, str, str, str | None]
 
 
 def _part(data: bytes | None) -> Part:
-    """As text where a form of a browser keeps it: not with NUL, CR and the like."""
+    """Return the bytes as text where the form of a browser keeps them unchanged, and otherwise, as with NUL or CR, in
+    base64.
+    """
     text, encoding = encoded(data)
     if data is not None and any(byte < 32 and byte not in b"\t\n" for byte in data):
         return Part(base64.b64encode(data).decode(), "base64")
@@ -125,7 +127,7 @@ def _bytes(call: Call, name: str, usual: str) -> bytes | None:
 
 
 def _headers(text: str) -> list[dict[str, object]] | None:
-    """Lines of `name: value`."""
+    """Return the headers from lines of `name: value`."""
     headers: list[dict[str, object]] = []
     for line in text.splitlines():
         if not line.strip():
@@ -138,7 +140,7 @@ def _headers(text: str) -> list[dict[str, object]] | None:
 
 
 def _partition(text: str, topic: Topic, key: bytes | None) -> int:
-    """The partition that is named, else that of the key, else the first."""
+    """Return the named partition, or that of the key, or the first partition if there is no key."""
     if not text:
         return 0 if key is None else partition_of_key(key, topic.partition_count)
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < topic.partition_count):

@@ -1,4 +1,4 @@
-"""Pages `/queries` and `/queries/{query_id}`: the Spark queries that report to the cluster (SparkLogListener)."""
+"""Pages `/queries` and `/queries/{query_id}`, with the Spark queries that report to the cluster (SparkLogListener)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ CHARTS = {
     "batches": ("s", {"batch_s": "duration of a batch"}),
     "state": ("rows", {"state_rows": "state"}),
 }
-"""The charts of a query: unit, and the lines."""
+"""The charts of a query, each with its unit and its lines."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ _COLUMNS = tuple(field.name for field in fields(QueryReport))
 
 
 def _reports(call: Call) -> list[QueryReport]:
-    """Reports do not name the topics that a query reads: only users who see all topics get them."""
+    """Return the last reports.
+
+    Only users who see all topics get them, because a report does not name the topics that its query reads.
+    """
     if not call.role.sees_all:
         return []
     return read_queries(call.cluster, from_ms=call.cluster.store.now().wall_ms - DAYS * DAY_MS)

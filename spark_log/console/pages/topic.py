@@ -1,4 +1,4 @@
-"""Page `/topics/{topic}`: partitions, skew, configs, groups, Delta tables, schema and throughput of a topic."""
+"""Page `/topics/{topic}`, with partitions, skew, configs, groups, Delta tables, schemas and throughput of a topic."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from spark_log.tables.publication_state import recorded
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """`state`: offline, under-replicated or empty. `tail_bytes`: in the metadata store only."""
+    """A partition. `state` is offline, under-replicated or empty. `tail_bytes` are in the metadata store only."""
 
     partition: int
     leader: int | None
@@ -49,7 +49,10 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class Skew:
-    """The largest partition compared with the mean of the topic. `ratio`: 1 if all are equal; None without records."""
+    """The largest partition compared with the mean of the topic.
+
+    `ratio` is 1 if all partitions are equal, or None without records.
+    """
 
     partition: int
     records: int
@@ -59,7 +62,7 @@ class Skew:
 
 @dataclass(frozen=True)
 class ConfigRow:
-    """`is_set`: whether the topic has a value of its own."""
+    """A config of a topic. `is_set` is whether the topic overrides the default."""
 
     name: str
     value: str
@@ -71,7 +74,9 @@ class ConfigRow:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """The lag of a group on this topic: in records of all partitions, and the largest in seconds."""
+    """The lag of a group on this topic. `lag` is the total in records, and `lag_s` the largest lag of a partition in
+    seconds.
+    """
 
     group: str
     members: int
@@ -82,7 +87,11 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """`version`: Delta version of the last publication; None before the first. `lag_s`: 0 if it has all records."""
+    """A Delta table of the topic.
+
+    `version` is the Delta version of the last publication, or None before the first. `lag_s` is 0 if the table has all
+    records.
+    """
 
     log_dir_id: int
     location: str
@@ -100,8 +109,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The typed columns of keys or values. `subject`, `versions`: of a schema registry, if the topic follows a subject;
-    the versions only of the cluster's own registry.
+    """The typed columns of keys or values.
+
+    `subject` is the subject of a schema registry if the topic follows one. `versions` has its versions if the subject
+    is in the cluster's own registry.
     """
 
     part: str
@@ -114,7 +125,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """One topic. `totals`: of all partitions; `partitions`: one page of them."""
+    """A topic. `totals` are the sums over all partitions. `partitions` is one page of them."""
 
     topic: str
     topic_id: str
@@ -204,7 +215,10 @@ def _partition_row(part: PartitionInfo, used: Usage, tail_bytes: int) -> Partiti
 
 
 def skew(rows: Sequence[PartitionRow]) -> Skew | None:
-    """None for a topic of one partition. Measured in bytes, or in records if no partition has bytes. Pure."""
+    """Return the skew of a topic, or None for a topic of one partition. Pure.
+
+    It is measured in bytes, or in records if no partition has bytes.
+    """
     if len(rows) < 2:
         return None
     largest = max(rows, key=lambda row: (row.bytes, row.records))
@@ -214,7 +228,7 @@ def skew(rows: Sequence[PartitionRow]) -> Skew | None:
 
 
 def config_rows(topic: Topic) -> list[ConfigRow]:
-    """All configs of a topic, without passwords in addresses."""
+    """Return all configs of a topic, without passwords in addresses."""
     values = topic.config.as_text()
     return [
         ConfigRow(each.name, redact(values[each.name]), each.default, each.name in topic.overrides, each.unit, each.doc)

@@ -1,7 +1,7 @@
-"""Page `/topics/{topic}/configs/{config}`: one config of a topic, the preview of a change, and the change.
+"""Page `/topics/{topic}/configs/{config}`, with one config of a topic, the preview of a change, and the change.
 
-The preview does not ask an external schema registry, whose address the user chooses: only a change does, which is
-recorded.
+The preview does not ask an external schema registry, because the user chooses its address. Only the change asks it,
+which is recorded.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,11 @@ from spark_log.replication.controller.topic_operations import alter_configs
 
 @dataclass(frozen=True)
 class ConfigPreview:
-    """A config of a topic. `new`: its value after the change that the form names; None without one. `given`: as the
-    form has it, to be sent again. `refused`: why the change would be refused. `asks_registry`: whether a schema
-    registry has a say too, which only the change asks.
+    """A config of a topic.
+
+    `new` is its value after the change that the form describes, or None without a change. `given` is the value of the
+    form, which is sent again with the change. `refused` is the reason why the change would be refused. `asks_registry`
+    is whether a schema registry must accept the change too. Only the change asks the registry.
     """
 
     topic: str
@@ -79,7 +81,9 @@ def _facts(call: Call) -> ConfigPreview:
 
 
 def _alter(call: Call) -> Done:
-    """Field `config` with `value`, or with `reset` = 1. `expected`: the value that the user saw."""
+    """Set field `config` to field `value`, or reset it if field `reset` is 1. Field `expected` is the value that the
+    user saw.
+    """
     topic = call.topic(call.path["topic"])
     _refuse_internal(topic.name)
     name, resets = call.form.get("config", ""), call.form.get("reset") in ("1", "true")
@@ -100,19 +104,19 @@ def _alter(call: Call) -> Done:
 
 
 def _refuse_internal(topic: str) -> None:
-    """The retention of __audit could remove the record of the change."""
+    """Raise Forbidden for an internal topic, since the retention of __audit could remove the record of the change."""
     if is_internal(topic):
         raise Forbidden(f"Topic {topic} is internal: its configs are changed on the command line only.")
 
 
 def _refuse_hidden(name: str, now: str, value: str | None) -> None:
-    """Pages show a value without its secrets, which a form must not store so."""
+    """Refuse a value that has *** in place of a secret. Pages show it so, and a form must not store it."""
     if value is not None and redact(now) != now and "***" in value:
         raise InvalidConfigurationError(f"{name}: the value has *** in place of a secret: write the secret")
 
 
 def _lines(text: str) -> list[str]:
-    """Browsers send lines that end with CR and LF."""
+    """Return the lines of a text. Browsers end them with CR and LF."""
     return text.strip().splitlines()
 
 

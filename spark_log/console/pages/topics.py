@@ -1,4 +1,4 @@
-"""Page `/topics`: all topics; creation, deletion and more partitions."""
+"""Page `/topics`, with all topics. Topics can be created and deleted, and partitions added."""
 
 import json
 from collections import defaultdict
@@ -20,8 +20,10 @@ _FAVOURITES_CHARACTERS_MAX = 3_000
 
 @dataclass(frozen=True)
 class TopicRow:
-    """`rate`: records appended per second; None: it is not measured. `lag_s`: age of the oldest record that a Delta
-    table of the topic lacks, 0 if there is none; `lag`: number of such records.
+    """A topic.
+
+    `rate` is the number of records appended per second, or None if it is not measured. `lag` is the number of records
+    that a Delta table of the topic lacks. `lag_s` is the age of the oldest of them, or 0 if there are none.
     """
 
     topic: str
@@ -42,7 +44,7 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class Topics:
-    """`internal`: whether internal topics are listed too."""
+    """The topics of the page. `internal` is whether internal topics are listed too."""
 
     listing: Listing[TopicRow]
     internal: bool
@@ -58,7 +60,7 @@ def topic_rows(
     favourites: Collection[str],
     internal: bool,
 ) -> list[TopicRow]:
-    """A row for each topic of the snapshot, for internal ones only with `internal`. Pure."""
+    """Return a row for each topic of the snapshot. Internal topics are included only with `internal`. Pure."""
     of_topic: dict[int, list[PartitionFacts]] = defaultdict(list)
     for partition in snapshot.partitions:
         of_topic[partition.topic_id].append(partition)
@@ -108,7 +110,7 @@ def _facts(call: Call) -> Topics:
 
 
 def favourites(call: Call) -> frozenset[str]:
-    """The topics that the user's browser lists first."""
+    """Return the topics that the user's browser lists first."""
     return frozenset(filter(None, call.cookies.get(FAVOURITES_COOKIE, "").split(",")))
 
 
@@ -129,7 +131,7 @@ def _toggle_favourite(call: Call) -> Done:
 
 
 def parse_configs(text: str) -> dict[str, str]:
-    """Configs as lines NAME=VALUE, or as a JSON object. InvalidConfigurationError."""
+    """Return the configs from lines NAME=VALUE, or from a JSON object. Raises InvalidConfigurationError."""
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)
@@ -146,7 +148,7 @@ def parse_configs(text: str) -> dict[str, str]:
 
 
 def whole_number(call: Call, name: str, default: int | None = None) -> int:
-    """A number from a field of the form. InvalidConfigurationError."""
+    """Return the number in a field of the form. Raises InvalidConfigurationError."""
     text = call.form.get(name, "").strip() or ("" if default is None else str(default))
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise InvalidConfigurationError(f"{name}: expected a whole number, got {text!r}")
@@ -163,7 +165,7 @@ def _create(call: Call) -> Done:
     except TopicAlreadyExistsError as error:
         if call.role.sees_all:
             raise
-        raise InvalidConfigurationError(f"topic: the name {name} is taken") from error  # the other may be hidden
+        raise InvalidConfigurationError(f"topic: the name {name} is taken") from error  # it may be hidden
     assert topic is not None
     facts = {"topic": name, "topic_id": topic.uuid, "partitions": topic.partition_count}
     return Done(url("/topics/{topic}", topic=name), f"Created topic {name}.", facts)

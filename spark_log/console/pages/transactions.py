@@ -1,4 +1,6 @@
-"""Pages `/transactions` and `/transactions/{transactional_id}`: open and hanging transactions, and what they wrote."""
+"""Pages `/transactions` and `/transactions/{transactional_id}`, with open and hanging
+transactions and their records.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,8 +21,11 @@ from spark_log.transactions.rules import TransactionState
 
 @dataclass(frozen=True)
 class TransactionRow:
-    """`open_ms`: time since it began; None: it is not open. `pending`: what an open one wrote, of the topics that the
-    user sees; `batches`, `records`, `bytes`: of these.
+    """A transactional producer and its transaction.
+
+    `open_ms` is the time since the transaction began, or None if it is not open. `pending` has the uncommitted records
+    of topics that the user sees. `records` and `bytes` are their sums. So is `batches`, except for users who see all
+    topics, for whom it is the total of the transaction.
     """
 
     transactional_id: str
@@ -39,8 +44,10 @@ class TransactionRow:
 
 @dataclass(frozen=True)
 class Transactions:
-    """`state`: that was asked for; empty: all. A user who does not see all topics sees the open transactions that wrote
-    to visible ones: nothing tells which topics an ended one wrote to.
+    """The transactions of the page.
+
+    `state` is the requested state, or empty for all. A user who does not see all topics sees only open transactions
+    that wrote to visible topics, since the topics of an ended transaction are not stored.
     """
 
     open: int

@@ -1,4 +1,4 @@
-"""The columns that a filter names, of one batch of records. Arrow throughout; no loop over records."""
+"""The columns of one batch of records that a filter names. Uses Arrow and NumPy without a loop over records."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,7 +13,7 @@ from spark_log.log.columns.json.decoder import JsonDecoder
 
 @dataclass(frozen=True)
 class BatchColumns:
-    """A batch of a `read_schema`, and the columns derived from it, each made once."""
+    """A batch of a `read_schema` with its derived columns. Each derived column is computed once."""
 
     batch: pa.RecordBatch
     _made: dict[Any, pa.Array] = field(default_factory=dict)
@@ -22,20 +22,20 @@ class BatchColumns:
         return self.batch.column(name)
 
     def text(self, name: str) -> pa.Array:
-        """Column key or value as text; null where it is not UTF-8."""
+        """Return column key or value as text, with null where it is not UTF-8."""
         return self._once(("text", name), lambda: text_of(self.batch.column(name)))
 
     def header(self, name: str) -> pa.Array:
-        """The value of the last header of this name as text; null where there is none."""
+        """Return the value of the last header of this name as text, or null where there is none."""
         return self._once(("header", name), lambda: text_of(last_header(self.batch.column("headers"), name)))
 
     def typed(self, path: tuple[str, ...]) -> pa.Array:
-        """A field of a typed column; null where a struct around it is null."""
+        """Return a field of a typed column, with null where a struct around it is null."""
         whole = self.batch.column(path[0])
         return self._once(("typed", path), lambda: pc.struct_field(whole, list(path[1:]))) if path[1:] else whole
 
     def json(self, source: str, path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
-        """A field of the JSON objects in key or value; null where it is missing or not of this type."""
+        """Return a field of the JSON objects in key or value, with null where it is missing or not of this type."""
         return self._once(("json", source, path, kind), lambda: self._json(source, path, kind))
 
     def _json(self, source: str, path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
@@ -60,7 +60,7 @@ def _json_decoder(path: tuple[str, ...], kind: pa.DataType) -> JsonDecoder:
 
 
 def text_of(values: pa.Array) -> pa.Array:
-    """Bytes as text; null where they are not UTF-8."""
+    """Return bytes as text, with null where they are not UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -68,13 +68,15 @@ def text_of(values: pa.Array) -> pa.Array:
 
 
 def utf8_rows(values: pa.BinaryArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are UTF-8 (RFC 3629: no overlong forms, no surrogates). Nulls may be or not."""
+    """Return which rows are UTF-8 by RFC 3629, without overlong forms and surrogates. The result for a null is
+    undefined.
+    """
     _, offsets_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]] if data_buffer else np.zeros(0, np.uint8)
     lengths = np.diff(offsets)
     row = np.repeat(np.arange(len(values)), lengths)
-    # Each row is followed by NUL bytes, so that no sequence reaches from one row into the next.
+    # NUL bytes follow each row, so that no sequence continues in the next row.
     spaced = np.zeros(len(data) + 4 * len(values) + 4, np.uint8)
     place = np.arange(len(data)) + 4 * row
     spaced[place] = data
@@ -94,7 +96,7 @@ def utf8_rows(values: pa.BinaryArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def last_header(headers: pa.ListArray, name: str) -> pa.Array:
-    """The value of the last header of this name in each row, null where there is none."""
+    """Return the value of the last header of this name in each row, or null where there is none."""
     lengths = np.asarray(pc.fill_null(pc.list_value_length(headers), 0))
     items = headers.flatten()
     names, values = items.field("key"), items.field("value")
@@ -106,7 +108,7 @@ def last_header(headers: pa.ListArray, name: str) -> pa.Array:
 
 
 def any_header(headers: pa.ListArray, name: str, value: bytes | None) -> pa.BooleanArray:
-    """Whether each row has a header of this name; with a value, one of this name and value."""
+    """Return whether each row has a header of this name, and of this value if one is given."""
     lengths = np.asarray(pc.fill_null(pc.list_value_length(headers), 0))
     items = headers.flatten()
     matches = pc.equal(items.field("key"), name)

@@ -1,8 +1,8 @@
-"""Filters on records: a condition of SQL, compiled to functions of pyarrow.compute over batches.
+"""Filters on records. A filter is a condition of SQL, compiled to functions of pyarrow.compute over batches.
 
-Only the nodes in `_CONDITIONS` and `_VALUES` are compiled, with the arguments that are named here; each other node, and
-each other argument of these nodes, is an error. Nulls are those of SQL: a condition is true, false or null, and a
-record matches if it is true. Comparisons between numbers are exact unless one is a DOUBLE; arithmetic is that of
+Only the nodes in `_CONDITIONS` and `_VALUES` are compiled, with the arguments that their functions name. Every other
+node, and every other argument of these nodes, is an error. Nulls are those of SQL. A condition is true, false or null,
+and a record matches if it is true. Comparisons between numbers are exact unless one is a DOUBLE. Arithmetic is that of
 DOUBLE, and a division by zero is null.
 """
 
@@ -36,7 +36,7 @@ from spark_log.log.columns.column_limits import is_column_name
 from spark_log.log.segments.slices import FieldFilter
 
 LIKE_MAX = 200
-"""Characters of a pattern of LIKE."""
+"""The maximum number of characters of a pattern of LIKE."""
 
 _STORED = {"offset": pa.int64(), "partition": pa.int32(), "timestamp": TIME}
 _JSON_OF = ("key", "value")
@@ -47,8 +47,8 @@ _NOTHING = pa.RecordBatch.from_pylist([])
 class Filter:
     """A compiled filter.
 
-    `columns`: the stored columns that it needs, such as `value`. `typed`: the paths of the fields of typed columns.
-    `prunes`: filters that every matching record passes, for `log.segments.field_filters`.
+    `columns` has the stored columns that it needs, such as `value`. `typed` has the paths of the fields of typed
+    columns. `prunes` are filters that every matching record passes, for `log.segments.field_filters`.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Filter:
     _evaluate: Evaluate
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Whether each record of a batch with these columns matches; never null."""
+        """Return whether each record of a batch with these columns matches, without nulls."""
         found = self._evaluate(BatchColumns(batch))
         if isinstance(found, pa.Scalar):
             return pa.repeat(bool(found.as_py()), batch.num_rows)
@@ -68,10 +68,10 @@ class Filter:
 def compile_filter(
     text: str, typed: pa.StructType | None = None, hidden: Callable[[tuple[str, ...]], bool] = lambda _: False
 ) -> Filter:
-    """The filter of a text. FilterError names the place of what is not allowed.
+    """Compile the filter. Raises FilterError that names the place of the part that is not allowed.
 
-    `typed`: the typed columns of the topic (`TopicColumns.fields`). `hidden`: whether the path of a column, such as
-    ("record", "email"), shows something that the user must not see: then it cannot be in a filter either.
+    `typed` are the typed columns of the topic (`TopicColumns.fields`). `hidden` returns whether the path of a column,
+    such as ("record", "email"), shows something that the user must not see. A filter cannot use such a column.
     """
     compiler = _Compiler(typed, hidden)
     tree = parse(text)
@@ -92,7 +92,7 @@ class _Compiler:
         self._json_paths: set[tuple[str, ...]] = set()
 
     def condition(self, node: exp.Expr) -> Evaluate:
-        """The node as a condition."""
+        """Compile the node as a condition."""
         compile_node = _CONDITIONS.get(type(node))
         if compile_node is not None:
             return compile_node(self, node)
@@ -102,7 +102,7 @@ class _Compiler:
         return as_kind(operand, Kind.BOOLEAN)
 
     def operand(self, node: exp.Expr) -> Operand:
-        """The node as a value."""
+        """Compile the node as a value."""
         compile_node = _VALUES.get(type(node))
         if compile_node is not None:
             return compile_node(self, node)
@@ -282,7 +282,7 @@ def _column(compiler: _Compiler, node: exp.Expr) -> Operand:
 
 
 def _names(node: exp.Expr) -> Iterable[str]:
-    """The names of a dotted path."""
+    """Return the names of a dotted path."""
     match node:
         case exp.Identifier():
             return [node.name]
@@ -317,7 +317,7 @@ def _null(compiler: _Compiler, node: exp.Expr) -> Operand:
 
 
 def _instant(compiler: _Compiler, node: exp.Expr) -> Operand:
-    """TIMESTAMP '...' and DATE '...'."""
+    """Compile TIMESTAMP '...' and DATE '...'."""
     _only(node, "this", "to")
     text = node.this
     if not isinstance(text, exp.Literal) or not text.is_string:

@@ -1,6 +1,6 @@
-"""The text of a filter to the syntax tree of one condition, with sqlglot. Pure; nothing is evaluated.
+"""Parses the text of a filter to the syntax tree of one condition, with sqlglot. Pure. Nothing is evaluated.
 
-The text is cut into tokens before it is parsed, so that neither its length nor its nesting can exhaust the parser.
+The text is split into tokens before it is parsed, so that neither its length nor its nesting can exhaust the parser.
 Names and literals keep their place in the text, which errors name.
 """
 
@@ -13,11 +13,11 @@ from sqlglot.errors import SqlglotError
 from spark_log.errors import InvalidOptionError
 
 TEXT_MAX = 4_000
-"""Characters of a filter."""
+"""The maximum number of characters of a filter."""
 TOKENS_MAX = 400
 DEPTH_MAX = 20
 JSON_PATHS_MAX = 8
-"""Nested parentheses and brackets."""
+"""The maximum number of different fields of JSON in a filter."""
 
 ALLOWED = (
     "a filter has the columns key, value, offset, partition, timestamp, headers['name'], record.*, key_record.*,"
@@ -34,7 +34,9 @@ class FilterError(InvalidOptionError):
 
 
 def parse(text: str) -> exp.Expr:
-    """The tree of the condition. FilterError for any text that is not one condition of SQL within the limits."""
+    """Return the tree of the condition. Raises FilterError for a text that is not one condition of SQL within the
+    limits.
+    """
     if len(text) > TEXT_MAX:
         raise FilterError(f"filter: {len(text)} characters, at most {TEXT_MAX} are allowed")
     if "\x00" in text:
@@ -52,7 +54,7 @@ def parse(text: str) -> exp.Expr:
 
 
 def error(what: str, start: int | None, advice: str = ALLOWED) -> FilterError:
-    """`start`: place in the text, from 0."""
+    """Return the error for a place in the text. `start` is the index of a character, from 0."""
     place = "" if start is None else f"at character {start + 1}: "
     return FilterError(f"filter: {place}{what}; {advice}")
 
@@ -62,7 +64,7 @@ def too_deep() -> FilterError:
 
 
 def place(node: exp.Expr) -> int | None:
-    """Place of the first name or literal of the node."""
+    """Return the place of the first name or literal of the node."""
     starts = [found.meta["start"] for found in node.walk() if "start" in found.meta]
     return min(starts, default=None)
 

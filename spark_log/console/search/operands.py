@@ -1,4 +1,4 @@
-"""The values in a filter: their kinds, and how those of one kind become another. Pure."""
+"""The values in a filter, their kinds, and the conversions between kinds. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from spark_log.console.search.batch_columns import BatchColumns, text_of
 from spark_log.console.search.filter_syntax import FilterError, error
 
 Evaluate = Callable[[BatchColumns], Any]
-"""An Arrow array with a value for each record, or a scalar."""
+"""A function that returns an Arrow array with a value for each record, or a scalar."""
 
 
 class Kind(Enum):
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 NUMBERS = (Kind.WHOLE, Kind.DECIMAL, Kind.FLOAT)
 DECIMAL = pa.decimal256(76, 38)
-"""Holds every DECIMAL and every whole number of 64 bits exactly."""
+"""A type that holds every DECIMAL and every whole number of 64 bits exactly."""
 TIME = pa.timestamp("us", "UTC")
 ARROW = {
     Kind.WHOLE: pa.int64(),
@@ -50,8 +50,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Operand:
     """A part of a filter that has a value for each record.
 
-    `literal`: the value of a literal: Decimal, str, bool, datetime, date. `path`: of a column.
-    `json`: evaluates a field of JSON as this type.
+    `literal` is the value of a literal, as Decimal, str, bool, datetime or date. `path` is that of a column. `json`
+    evaluates a field of JSON as the given type.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class Operand:
 
 
 def column(path: tuple[str, ...], kind: pa.DataType, read: Evaluate, start: int | None) -> Operand:
-    """A column of this Arrow type."""
+    """Return the operand of a column of this Arrow type."""
     if pa.types.is_integer(kind):
         return Operand(Kind.WHOLE, start, lambda batch: read(batch).cast(pa.int64()), path=path)
     if pa.types.is_decimal(kind):
@@ -76,7 +76,10 @@ def column(path: tuple[str, ...], kind: pa.DataType, read: Evaluate, start: int 
 
 
 def number(text: str, start: int | None) -> Operand:
-    """A literal in decimal notation. FLOAT if it has an exponent or more digits than the other kinds hold."""
+    """Return the operand of a literal in decimal notation.
+
+    Its kind is FLOAT if it has an exponent or more digits than the other kinds hold.
+    """
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -107,7 +110,7 @@ def _scalar(value: Any, kind: Kind) -> pa.Scalar:
 
 
 def time_of(text: str, start: int | None) -> datetime:
-    """A time in ISO 8601; without a zone it is UTC."""
+    """Return a time in ISO 8601. A time without a zone is UTC. Raises FilterError."""
     try:
         found = datetime.fromisoformat(text.strip())
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -123,7 +126,7 @@ def date_of(text: str, start: int | None) -> date:
 
 
 def as_kind(operand: Operand, kind: Kind) -> Evaluate:
-    """The operand's values as another kind. FilterError if it has none."""
+    """Return the operand's values as another kind. Raises FilterError if there is no conversion."""
     if operand.kind is kind:
         if kind is Kind.DECIMAL and operand.literal is None:
             return lambda batch: operand.evaluate(batch).cast(DECIMAL)
@@ -169,7 +172,7 @@ def _mismatch(operand: Operand, kind: Kind) -> FilterError:
 
 
 def common_kind(left: Operand, right: Operand) -> Kind:
-    """The kind in which two operands are compared. FilterError if there is none."""
+    """Return the kind in which two operands are compared. Raises FilterError if there is none."""
     kinds = {left.kind, right.kind} - {Kind.NULL}
     if not kinds:
         return Kind.BOOLEAN

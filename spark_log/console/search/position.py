@@ -1,4 +1,4 @@
-"""Where a search is, in each partition, and the token with which the next one continues there. Pure."""
+"""The position of a search in each partition, and the token with which the next search continues there. Pure."""
 
 import base64
 import zlib
@@ -13,13 +13,16 @@ from spark_log.ids import OffsetRange
 from spark_log.log.segments.slices import Positions
 
 _TOKEN_BYTES_MAX, _TOKEN_LENGTH_MAX = 1 << 20, 20_000
-"""Bytes of a token's JSON; characters of a token, which is a part of an address."""
+"""The maximum bytes of a token's JSON, and characters of a token, which is a part of an address."""
 
 
 @dataclass
 class Position:
-    """`first`, `next`: by partition, where the search began and where it is. Forwards, the next record has offset >=
-    next; backwards, offset < next. `window`: offsets of its next round, None for the usual number.
+    """The position of a search.
+
+    `first` has the offset by partition where the search began, and `next` where it is now. In a forward search, the
+    next record has an offset >= next. In a backward search, it has an offset < next. `window` is the number of offsets
+    of the next round, or None for the default.
     """
 
     topic_id: int
@@ -33,12 +36,12 @@ class Position:
     def begin(
         cls, topic_id: int, backwards: bool, first: Mapping[int, int], limits: Mapping[int, Positions]
     ) -> "Position":
-        """The position at these offsets, or at the readable ones that are nearest."""
+        """Return the position at these offsets, or at the nearest readable offsets."""
         inside = {p: _within(at, limits[p]) for p, at in first.items()}
         return cls(topic_id, backwards, inside, dict(inside), limits)
 
     def stay_within(self, limits: Mapping[int, Positions]) -> None:
-        """Move to where there are records: retention may have removed the next ones."""
+        """Move into the range of readable offsets, since retention may have removed the next records."""
         self.next = {p: _within(at, limits[p]) for p, at in self.next.items()}
         self.limits = limits
 
@@ -47,22 +50,22 @@ class Position:
         self.window = None
 
     def unread(self) -> list[int]:
-        """Partitions with offsets that are left."""
+        """Return the partitions with remaining offsets."""
         return [p for p in sorted(self.next) if self._left(p).size > 0]
 
     def gone(self, partition: int) -> int:
-        """Number of offsets that the search has gone through."""
+        """Return the number of offsets that the search has passed."""
         return abs(self.next[partition] - self.first[partition])
 
     def window_of(self, partition: int, length: int) -> OffsetRange:
-        """The next offsets, at most this many."""
+        """Return the next offsets, at most `length`."""
         start, end = self._left(partition)
         if self.backwards:
             return OffsetRange(max(start, end - length), end)
         return OffsetRange(start, min(end, start + length))
 
     def done(self, partition: int) -> float:
-        """The part of the partition's offsets that the search has gone through, 0 to 1."""
+        """Return the part of the partition's offsets that the search has passed, from 0 to 1."""
         left = self._left(partition).size
         gone = self.gone(partition)
         return 1.0 if left <= 0 else gone / (gone + left)
@@ -74,9 +77,10 @@ class Position:
 
     @property
     def token(self) -> str | None:
-        """Text for the address of the next page; None if there are so many partitions that it would be too long.
+        """The text for the address of the next page, or None if there are so many partitions that it would be too long.
 
-        It has the topic's id, partitions as differences, offsets where they began, and how far they have come.
+        It has the topic's id, the direction, the window, the partitions as differences, and the start offset and
+        progress of each partition.
         """
         partitions = sorted(self.next)
         steps = [after - before for before, after in pairwise([0, *partitions])]
@@ -87,7 +91,7 @@ class Position:
 
     @classmethod
     def of_token(cls, token: str, topic_id: int, limits: Mapping[int, Positions]) -> "Position":
-        """InvalidOptionError if the token is damaged or of another topic."""
+        """Return the position of a token. Raises InvalidOptionError if the token is damaged or of another topic."""
         try:
             packed = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
             text = zlib.decompressobj().decompress(packed, _TOKEN_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""The filters on typed columns that each record passes which matches a condition. Pure."""
+"""The filters on typed columns that every record passes which matches a condition. Pure."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,8 @@ _COMPARISONS: dict[type, tuple[Condition, Condition]] = {
 
 
 def pruning(node: exp.Expr, operand: Callable[[exp.Expr], Operand]) -> Iterator[FieldFilter]:
-    """The filters of the comparisons between a typed column and a literal that AND joins; others are left out.
+    """Yield the filters of the comparisons between a typed column and a literal that are joined by AND. Other
+    comparisons are omitted.
 
     `node` has been compiled, so each of its arguments is allowed.
     """

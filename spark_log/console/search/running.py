@@ -1,4 +1,4 @@
-"""One running search of a name, such as that of a user: the next one stops the one before."""
+"""The searches that run. At most one search of each name, such as that of a user, is not superseded."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 
 
 class RunningSearches:
-    """Safe to share between threads."""
+    """The searches that run, by name. A new search of a name stops the previous one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -16,15 +16,15 @@ class RunningSearches:
 
     @property
     def count(self) -> int:
-        """Searches that run now."""
+        """The number of names with a running search."""
         with self._lock:
             return len(self._running)
 
     @contextmanager
     def of(self, name: str, most: int | None = None) -> Iterator[Callable[[], bool]]:
-        """Begin a search. Yields whether a later one has begun, which is to stop it.
+        """Begin a search. Yields a function that returns whether a later search has begun and this one must stop.
 
-        `most`: of all names; HTTPException 503 if they run.
+        `most` is the maximum number of names with a running search. Raises HTTPException 503 if it is reached.
         """
         superseded = threading.Event()
         with self._lock:

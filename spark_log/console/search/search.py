@@ -1,11 +1,11 @@
-"""Searches of a topic: the records that match, from a position forwards or backwards, within a budget.
+"""Searches of a topic for the records that match, from a position forwards or backwards, within a budget.
 
-A search goes in rounds. Each round reads a range of offsets of each partition that has some left, and takes an equal
-share of the wanted records of each. With conditions, first only their columns are read; where records match, these are
-read whole. Readers see records up to the high watermark, which is read_committed. Arrow throughout.
+A search has rounds. Each round reads a range of offsets of each partition with remaining offsets, and takes an equal
+share of the wanted records from each. With conditions, only their columns are read first. Matching records are then
+read with all columns. Readers see records up to the high watermark, which is read_committed. Uses Arrow throughout.
 
-The budget is looked at after each step of at most STEP_RECORDS records. It may be exceeded by what is decoded at once,
-a row group, and backwards by the CHUNK_BYTES of files that are read at once.
+The budget is checked after each step of at most STEP_RECORDS records. It may be exceeded by the data that is decoded at
+once, which is a row group, and in a backward search by the CHUNK_BYTES of files that are read at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from spark_log.log.segments.file_pruning import without_excluded
 from spark_log.log.segments.slices import Slice
 
 _FORWARDS, _BACKWARDS = (1 << 16, 1 << 22), (1 << 12, 1 << 18)
-"""With conditions: offsets of the first and of the largest round of a partition."""
+"""The number of offsets of the first and of the largest round of a partition, in a search with conditions."""
 
 STEP_RECORDS = 4_096
 _STEP_BYTES = 4 << 20
@@ -39,7 +39,10 @@ _CHUNK_RECORDS = 4_096
 
 @dataclass(frozen=True)
 class Conditions:
-    """A record matches if all are true. `key`: exact bytes. `header`: its name, and its value unless that is None."""
+    """The conditions of a search. A record matches if all are true.
+
+    `key` is the exact bytes of the key. `header` is a name, and a value or None for any value.
+    """
 
     key: bytes | None = None
     header: tuple[str, bytes | None] | None = None
@@ -54,7 +57,7 @@ class Conditions:
         return own | (self.filter.columns if self.filter else frozenset())
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Whether each record of a batch with these columns matches."""
+        """Return whether each record of a batch with these columns matches."""
         found = pa.repeat(True, batch.num_rows)
         if self.key is not None:
             found = pc.fill_null(pc.equal(batch.column("key"), pa.scalar(self.key, pa.binary())), False)
@@ -65,7 +68,9 @@ class Conditions:
 
 @dataclass
 class Budget:
-    """The limits of a search; it stops where it reaches one. `stopped`: whether it is to stop at once, called often."""
+    """The limits of a search, which stops where it reaches one. `stopped` returns whether it must stop at once, and is
+    called often.
+    """
 
     bytes_max: int
     seconds_max: float
@@ -83,9 +88,10 @@ class Budget:
 
 
 class Search:
-    """One search. Iterate `batches`, then read the other attributes; `position` is where the next search continues.
+    """One search. Iterate `batches`, then read the other attributes.
 
-    `records`: how many it has looked at. `matched`: how many it has given. `complete`: whether all ranges are done.
+    `position` is where the next search continues. `records` is the number of records that were examined. `matched` is
+    the number of records that were returned. `complete` is whether all ranges have been read.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class Search:
         self._narrow = _narrow_schema(conditions, typed)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The matching records with all columns, by partition and offset within each round."""
+        """Yield the matching records with all columns, ordered by partition and offset within each round."""
         first, largest = _BACKWARDS if self.position.backwards else _FORWARDS
         size = self.position.window or (first if self._conditions else 1)
         while self.matched < self._count and not self.budget.spent:
@@ -119,7 +125,7 @@ class Search:
             try:
                 yield from self._round({p: self.position.window_of(p, length) for p in left}, share)
             except OffsetOutOfRangeError:
-                continue  # retention has moved a log start offset meanwhile
+                continue  # retention has advanced a log start offset meanwhile
             size = min(length * 4, largest)
         self.complete = not self.position.unread()
 
@@ -172,14 +178,14 @@ class Search:
     def _backwards(
         self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], wanted: int
     ) -> Iterator[pa.RecordBatch]:
-        """The last `wanted` records of the window, the last chunk of them first."""
+        """Yield the last `wanted` records of the window, beginning with their last chunk."""
         last: pa.Array | None = None
         if self._conditions:
             last = pa.array([], pa.int64())
             for piece in pieces:
                 for offsets, _ in self._hits(fetcher, piece):
                     last = pa.concat_arrays([last, offsets])[-wanted:]
-                    if self.budget.spent and window.size > 1:  # continued with a smaller window, so that one fits
+                    if self.budget.spent and window.size > 1:  # the next search has a smaller window, which fits
                         self.position.window = max(1, window.size // 8)
                         return
             # with fewer hits than wanted, all below the last of them has been read
@@ -194,9 +200,9 @@ class Search:
         self.position.move(partition, start)
 
     def _hits(self, fetcher: Fetcher, piece: Slice) -> Iterator[tuple[pa.Array | None, int]]:
-        """Offsets of matching records of each batch of a slice, and the offset after what was looked at.
+        """Yield the offsets of matching records of each batch of a slice, and the offset after the examined records.
 
-        Without conditions, None for all of the slice, of which nothing is read here.
+        Without conditions, yield None for the whole slice, and read nothing.
         """
         if not self._conditions:
             yield None, piece.end
@@ -218,7 +224,9 @@ class Search:
     def _whole_records(
         self, fetcher: Fetcher, pieces: list[Slice], window: OffsetRange, offsets: pa.Array | None
     ) -> Iterator[pa.RecordBatch]:
-        """The records of the window with all columns, in steps; with `offsets`, only these."""
+        """Yield the records of the window with all columns, in steps. With `offsets`, yield only the records at these
+        offsets.
+        """
         start, end = window
         if offsets is not None:
             if not len(offsets):
@@ -240,7 +248,9 @@ class Search:
 
 
 def _steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch, cut so that little time passes and little memory is used until the budget is looked at again."""
+    """Yield the batch in slices, so that little time passes and little memory is used until the budget is checked
+    again.
+    """
     size = max(1, min(STEP_RECORDS, batch.num_rows * _STEP_BYTES // max(1, batch.nbytes)))
     for first in range(0, batch.num_rows, size):
         yield batch.slice(first, size)
@@ -249,8 +259,9 @@ def _steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _chunks(
     pieces: list[Slice], window: OffsetRange, offsets: pa.Array | None
 ) -> Iterator[tuple[OffsetRange, pa.Array | None]]:
-    """The window from its end to its start in ranges, each with its part of the offsets, so that a range has about
-    CHUNK_BYTES in files: a search backwards cannot stop within one.
+    """Yield the window in ranges, from its end to its start, each with its part of the offsets.
+
+    A range has about CHUNK_BYTES in files, because a backward search cannot stop within a range.
     """
     stored, records = sum(piece.size for piece in pieces), sum(piece.record_count for piece in pieces)
     size = max(1, min(_CHUNK_RECORDS, CHUNK_BYTES * records // max(1, stored)))
@@ -264,7 +275,7 @@ def _chunks(
 
 
 def _narrow_schema(conditions: Conditions, typed: pa.StructType | None) -> pa.Schema:
-    """The columns that the conditions need."""
+    """Return the schema with the columns that the conditions need."""
     paths = conditions.filter.typed if conditions.filter else frozenset()
     fields = typed and part_on_paths(typed, list(paths)) if paths else None
     names = [*({"offset"} | conditions.columns), *(path[0] for path in paths)]

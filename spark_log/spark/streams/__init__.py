@@ -1,8 +1,8 @@
-"""Stream processing: DataFrame -> DataFrame, and writing what comes out once.
+"""Stream processing: functions from DataFrame to DataFrame, and outputs that are written exactly once.
 
 >>> from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream          # doctest: +SKIP
 
-Names are imported on first use: executors import the parent package for every task and need none of them.
+Names are imported on first use. Executors import this package, a parent of others, for tasks, and need no names.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Aggregates as text, "mean(dep_delay) as mean_delay", and running totals by group.
+"""Aggregates as text, such as "mean(dep_delay) as mean_delay", and running totals by group.
 
 The text is one call of one of Spark's aggregate functions. Other SQL (a column, a scalar function, a subquery, a
-window) is refused when the query is defined; the error names the text.
+window) is refused when the query is defined. The error names the text.
 """
 
 import re
@@ -19,7 +19,8 @@ FUNCTIONS = frozenset(
     " stddev_pop stddev_samp sum try_avg try_sum var_pop var_samp variance".split()
 )
 """Functions whose state for a group does not grow with its records (unlike collect_list and median), and whose result
-does not depend on the order of records (unlike first: use max_by(x, _offset))."""
+does not depend on the order of records (unlike first, for which max_by(x, _offset) is a substitute).
+"""
 
 Aggregate = str | Column
 
@@ -30,10 +31,10 @@ _REFUSED = re.compile(r"(?i)\b(select|over|distinct)\b|--|/\*|;")
 
 
 def parse_aggregate(text: str) -> tuple[str, str]:
-    """(name, SQL) of "count", or of a call of one of `FUNCTIONS` over expressions of columns.
+    """Return (name, SQL) of "count", or of a call of one of `FUNCTIONS` over expressions of columns.
 
-    The name follows "as"; without one it is made from the call: "mean(dep_delay)" becomes mean_dep_delay.
-    InvalidOptionError names the text.
+    The name follows "as". Without "as" it is made from the call, so that "mean(dep_delay)" becomes mean_dep_delay.
+    Raises InvalidOptionError that names the text.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:
@@ -53,8 +54,9 @@ def parse_aggregate(text: str) -> tuple[str, str]:
 
 
 def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggregate]) -> list[Column]:
-    """The aggregates as columns; texts are parsed and analysed against `frame`. InvalidOptionError for an invalid
-    aggregate or a missing column of `by`.
+    """Return the aggregates as columns. Texts are parsed and analysed against `frame`.
+
+    Raises InvalidOptionError for an invalid aggregate or a missing column of `by`.
     """
     for column in by:
         if column not in frame.columns:
@@ -82,16 +84,17 @@ def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggrega
 
 
 def running(frame: DataFrame, *by: str, aggregates: Sequence[Aggregate]) -> DataFrame:
-    """Columns `by` and the aggregates, over all records so far: for output modes update (changed groups) and complete.
+    """Return columns `by` and the aggregates over all records so far, for output modes update (changed groups) and
+    complete.
 
-    The state keeps one row per group and never drops it; without `by` there is one group. Raises InvalidOptionError.
+    The state keeps one row per group and never drops it. Without `by` there is one group. Raises InvalidOptionError.
     """
     columns = columns_of(frame, by, aggregates)
     return frame.groupBy(*by).agg(*columns)
 
 
 def _one_pair(text: str) -> bool:
-    """Whether the first parenthesis is closed by the last character, and not before."""
+    """Return whether the first parenthesis is closed by the last character, and not before."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "(") - (character == ")")

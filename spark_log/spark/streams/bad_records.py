@@ -1,4 +1,4 @@
-"""The result of `codecs.decode` in two parts: valid records, and dead letters for a topic of their own.
+"""The two parts of the result of `codecs.decode`: valid records, and dead letters for a topic of their own.
 
 >>> write_stream(                                                                        # doctest: +SKIP
 ...     decode(records, codec),
@@ -20,16 +20,16 @@ _NO_HEADERS = "cast(array() as array<struct<key:string,value:binary>>)"
 
 
 def valid(decoded: DataFrame) -> DataFrame:
-    """The valid records, tombstones included, without the columns `raw` and `error`."""
+    """Return the valid records, tombstones included, without the columns `raw` and `error`."""
     return decoded.where(sf.col(ERROR).isNull()).drop(RAW, ERROR)
 
 
 def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
-    """The bad records with their original bytes, as `format("spark_log")` writes them: key, value, headers, timestamp.
+    """Return the bad records with their original bytes, as `format("spark_log")` writes them.
 
-    `column` is the column that was decoded. These headers are added to the record's own: `__spark_log.errors.topic`,
-    `.partition` and `.offset` (as text, if the frame has these columns) and `.exception.message`. Raises
-    InvalidOptionError.
+    The columns are key, value, headers and timestamp, as far as they are in the frame. `column` is the column that was
+    decoded. These headers are added to the record's own: `__spark_log.errors.topic`, `.partition` and `.offset` (as
+    text, if the frame has these columns) and `.exception.message`. Raises InvalidOptionError.
     """
     kinds = {each.name: each.dataType for each in decoded.schema.fields}
     for name in (RAW, ERROR, column):

@@ -1,4 +1,4 @@
-"""Notes on a micro-batch in the checkpoint folder of its query: inputs that Spark's own checkpoint does not have.
+"""Notes on a micro-batch in the checkpoint folder of its query. A note has an input that Spark's own checkpoint lacks.
 
 A batch that is replayed after a crash reads its note and uses the same inputs again.
 """
@@ -9,18 +9,18 @@ from spark_log.spark.streams.micro_batch import JvmCheckpoint, MicroBatch
 
 _FOLDER = "spark-log-notes"
 _KEPT = 100
-"""Number of batches whose notes are kept: as many as Spark retains (spark.sql.streaming.minBatchesToRetain)."""
+"""The number of batches whose notes are kept, which is Spark's default (spark.sql.streaming.minBatchesToRetain)."""
 
 
 class Notes:
-    """The notes under one name of the query that runs `batch`."""
+    """The notes of one name that the query which runs `batch` has written."""
 
     def __init__(self, spark: SparkSession, batch: MicroBatch, name: str) -> None:
         self._batch, self._name = batch, name
         self._checkpoint = JvmCheckpoint(spark, batch)
 
     def read(self) -> str | None:
-        """The note that an earlier run of the batch wrote; None if there is none."""
+        """Return the note that an earlier run of the batch wrote, or None if there is none."""
         return self._checkpoint.read(_FOLDER, self._name)
 
     def write(self, text: str) -> None:

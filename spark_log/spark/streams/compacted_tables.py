@@ -1,4 +1,6 @@
-"""A compacted topic as a table: the last value of each key, and changes to it. (Joined with streams: live_table.py.)"""
+"""A compacted topic as a table, with the last value of each key, and changes to it. (For joins with streams see
+live_table.py.)
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,21 +24,22 @@ if TYPE_CHECKING:
 def read_table(
     spark: SparkSession, cluster: "str | Cluster", topic: str, *, include_headers: bool = False
 ) -> DataFrame:
-    """The last value of each key below the high watermarks, as of now; keys whose last value is null are left out.
+    """Return the last value of each key below the current high watermarks. Keys whose last value is null are left out.
 
-    Columns: key binary, value binary, partition int, offset bigint, timestamp timestamp, and with `include_headers`
-    headers. The result does not depend on compaction. Any topic can be read; records without a key are left out.
-    Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
+    The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, and with
+    `include_headers` headers. The result does not depend on compaction. Any topic can be read. Records without a key
+    are left out. Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
     """
     rows = read_topic(spark, cluster, topic, include_headers=include_headers)
     return last_values(rows.repartition("key")).where(sf.col("value").isNotNull())
 
 
 def last_values(records: DataFrame) -> DataFrame:
-    """The last record of each key: columns key, value, partition, offset, timestamp, and headers if they are present.
+    """Return the last record of each key.
 
-    `records` must be partitioned by column key. The last record is the one with the largest offset. If partitions were
-    added to the topic and a key has records in several, it is the last record with the largest timestamp.
+    The columns are key, value, partition, offset, timestamp, and headers if they are present. `records` must be
+    partitioned by column key. The last record is the one with the largest offset. If partitions were added to the topic
+    and a key has records in several, it is the last record with the largest timestamp.
     """
     carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
     in_partition = (
@@ -58,12 +61,13 @@ def table_changes(
     deleted: str | None = None,
     timestamp: str | None = None,
 ) -> DataFrame:
-    """The rows of `frame`, batch or stream, as records that change a table: columns key, value (and timestamp).
+    """Return the rows of `frame`, batch or stream, as records that change a table, with columns key, value (and
+    timestamp).
 
     `key` is a column of bytes, text or numbers (written as text). `value` is a column of bytes or text, whose nulls
-    delete the key; or a list of columns, written as one JSON object, by default all columns but `key`, `deleted` and
-    `timestamp`. Where column `deleted` is true, the key is deleted by a tombstone. A null key is an error that names
-    the column, raised when the rows are written. Raises InvalidOptionError.
+    delete the key, or a list of columns, which are written as one JSON object. The default is all columns but `key`,
+    `deleted` and `timestamp`. Where column `deleted` is true, the key is deleted by a tombstone. A null key is an error
+    that names the column. It is raised when the rows are written. Raises InvalidOptionError.
     """
     types = {field.name: field.dataType for field in frame.schema}
     named = {"key": key, "value": value, "deleted": deleted, "timestamp": timestamp}
@@ -110,11 +114,11 @@ def write_table(
     checkpoint: str | None = None,
     trigger: str = AVAILABLE_NOW,
 ) -> StreamingQuery | None:
-    """Append `table_changes` of `frame` to a compacted topic: upserts, and deletes as tombstones.
+    """Append `table_changes` of `frame` to a compacted topic, with upserts, and deletes as tombstones.
 
-    Rows of the same key in one write have no order: keep one of them first (`keep_last`). A streaming frame needs
-    `checkpoint`, and the running query is returned (`trigger` as in `write_stream`).
-    Raises PolicyViolationError for a topic that is not compacted, and what `table_changes` does.
+    Rows of the same key in one write have no order, so reduce them to one first (`keep_last`). A streaming frame needs
+    `checkpoint`, and the running query is returned (`trigger` as in `write_stream`). Raises PolicyViolationError for a
+    topic that is not compacted, and the errors of `table_changes`.
     """
     with Cluster.open(cluster) as opened:
         check_compacted(opened.store.read(lambda connection: find_topic(connection, topic)))
@@ -130,7 +134,7 @@ def write_table(
 
 
 def check_compacted(topic: "Topic") -> None:
-    """PolicyViolationError for a topic without cleanup.policy=compact; the message says how to change it."""
+    """Raise PolicyViolationError for a topic without cleanup.policy=compact. The message says how to change it."""
     if not topic.config.compacts:
         raise PolicyViolationError(
             f"topic {topic.name!r} is not compacted (cleanup.policy is"

@@ -1,4 +1,4 @@
-"""One row per key: the first within a time for streams, the first or last in the log for batch frames."""
+"""One row per key. For streams it is the first within a time, and for batch frames the first or last in the log."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,10 +11,11 @@ from spark_log.spark.streams.windows import check_time, parse_interval
 
 
 def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within: str) -> DataFrame:
-    """The stream without rows whose `keys` came before, at event times less than `within` ("1 hour") apart.
+    """Return the stream without rows whose `keys` came before, at event times less than `within` ("1 hour") apart.
 
-    For producers that send a record twice. Spark's dropDuplicatesWithinWatermark, with a watermark of `within` on
-    column `time`: later rows are dropped too. The state holds the keys of that time. Raises InvalidOptionError.
+    It is for producers that send a record twice. It uses Spark's dropDuplicatesWithinWatermark, with a watermark of
+    `within` on column `time`, so rows that are later than the watermark are dropped too. The state holds the keys of
+    that time. Raises InvalidOptionError.
     """
     if not stream.isStreaming:
         raise InvalidOptionError("deduplicated: not a streaming frame: see keep_last and keep_first")
@@ -25,7 +26,8 @@ def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within:
 
 
 def keep_last(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """Of the rows of a batch frame with the same `keys`, the one with the largest `order`. Columns are unchanged.
+    """Return the row with the largest `order` among the rows of a batch frame with the same `keys`. Columns are
+    unchanged.
 
     The default, the offset, is correct if rows with the same keys are in one partition, as with the record's key.
     Otherwise name the columns that define the order.
@@ -34,7 +36,7 @@ def keep_last(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) 
 
 
 def keep_first(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """As `keep_last`, but the row with the smallest `order`."""
+    """Return the same as `keep_last`, but with the smallest `order`."""
     return _keep(frame, keys, order, "first")
 
 

@@ -1,7 +1,7 @@
-"""Joins of a stream with another stream or with a static frame. (With a compacted topic: `live_table.py`.)
+"""Joins of a stream with another stream or with a static frame. (For joins with a compacted topic see `live_table.py`.)
 
-Spark's own joins, in one call with checked arguments: state that would grow without bound and duplicate column names
-are errors when the query is defined.
+They are Spark's own joins, in one call with checked arguments. State that would grow without bound and duplicate column
+names are errors when the query is defined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,16 @@ class Side:
 
     frame: DataFrame
     time: str
-    """Column of type timestamp."""
+    """A column of type timestamp."""
     watermark: str | None = None
-    """How far a row may be behind the newest event time of this side, as "10 minutes"; later rows may be dropped."""
+    """How far a row may be behind the newest event time of this side, such as "10 minutes".
+    Later rows may be dropped.
+    """
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """left.time - before <= right.time <= left.time + after."""
+    """The bounds of the right event time: left.time - before <= right.time <= left.time + after."""
 
     before: str = "0 seconds"
     after: str = "0 seconds"
@@ -46,18 +48,18 @@ def join_streams(
     within: Bounds | None = None,
     how: Kind = "inner",
 ) -> DataFrame:
-    """Rows of both sides whose columns `on` are equal and whose times are `within` bounds of each other.
+    """Return the rows of both sides whose columns `on` are equal and whose times are within the bounds `within`.
 
     `on` is one or more columns of the same name on both sides, or a mapping of left to right columns. The result has
-    the columns of `left` and those of `right`; the columns `on` are there once, under their left names. No other column
-    name may be on both sides. A bound in time is required: `within`, or the event times among `on`.
+    the columns of `left` and those of `right`. It has the columns `on` once, under their left names. No other column
+    name may be on both sides. A bound in time is required, which is `within`, or the event times among `on`.
 
-    An outer join needs watermarks on both sides. A row without a match has nulls for the other side; it is emitted when
+    An outer join needs watermarks on both sides. A row without a match has nulls for the other side. It is emitted when
     the watermarks have passed the last time at which a match could come, which takes newer rows on both sides. An inner
     join of streams without watermarks keeps all rows in its state. Rows that are later than the watermark are dropped
     if their state is gone.
 
-    Spark supports append mode only; each match is emitted once. The join of two batch frames is the final result of the
+    Spark supports append mode only. Each match is emitted once. The join of two batch frames is the final result of the
     same join of streams. Raises InvalidOptionError.
     """
     pairs = {on: on} if isinstance(on, str) else dict(on) if isinstance(on, Mapping) else {name: name for name in on}
@@ -86,9 +88,9 @@ def join_static(
     *,
     how: Literal["inner", "left"] = "left",
 ) -> DataFrame:
-    """`frame`, a stream or not, joined with the rows of `static` that have equal columns `on`.
+    """Return `frame`, a stream or not, joined with the rows of `static` that have equal columns `on`.
 
-    `static` is read when the query starts (a Delta table: at each batch); for data that changes, see `Table`. Only the
+    `static` is read when the query starts (a Delta table: at each batch). For data that changes, see `Table`. Only the
     columns `on` may be on both sides. Raises InvalidOptionError.
     """
     names = [on] if isinstance(on, str) else list(on)
@@ -148,7 +150,7 @@ def _watermarked(side: Side, streaming: bool) -> DataFrame:
 
 
 def _key(name: str, other: str, how: str) -> Column:
-    """A column of `on`, from the side whose rows are all in the result; it keeps its watermark."""
+    """Return a column of `on`, from the side whose rows are all in the result, so that it keeps its watermark."""
     if how == "full":
         return sf.coalesce(_column(name), _column(other)).alias(name)
     return _column(other).alias(name) if how == "right" else _column(name)

@@ -1,4 +1,4 @@
-"""`Table`: joins a stream with a compacted topic, current in every micro-batch. Kafka Streams' KStream-KTable join.
+"""`Table` joins a stream with a compacted topic, current in every micro-batch, as Kafka Streams' KStream-KTable join.
 
 Spark reads the static side of a streaming join once. Therefore the join is made in foreachBatch, with the table at
 offsets that are fixed for the batch. Two frames are cached between batches: the last value of each key at a *base*
@@ -32,7 +32,7 @@ from spark_log.spark.streams.table_version import TableVersion, plan_at, read_ve
 logger = logging.getLogger(__name__)
 
 _CHANGED_MAX = 100_000
-"""Up to this number, changed records stay apart from the base and are broadcast to the tasks of a join."""
+"""Up to this number, changed records are kept separately from the base and broadcast to the tasks of a join."""
 _KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
 _RECORDS_PER_TASK = 250_000
 JOIN_KINDS = ("inner", "left")
@@ -40,9 +40,10 @@ JOIN_KINDS = ("inner", "left")
 
 @dataclass(frozen=True)
 class _State:
-    """The table at `version`: the rows of `changed` replace the rows of `base` with the same keys.
+    """The table at `version`. The rows of `changed` replace the rows of `base` with the same keys.
 
-    Columns: _table_key, and those of `read_table` with the prefix _base_ or _changed_ (`_changed_value` null: deleted).
+    The columns are _table_key, and those of `read_table` with the prefix _base_ or _changed_. A null `_changed_value`
+    means that the key is deleted.
     """
 
     version: TableVersion
@@ -66,7 +67,7 @@ class Table:
     truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
     warning is logged when records that the table showed before were lost.
 
-    With a codec (`value`), each value is decoded once, when it is read; a bad value counts as deleted.
+    With a codec (`value`), each value is decoded once, when it is read. A bad value counts as deleted.
 
     Use one Table per query: two queries would alternate between their versions and read the base each time.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted), and
@@ -106,11 +107,11 @@ class Table:
             self._cluster.close()
 
     def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
-        """`batch` with one more column: the table's row with the key `on` as a struct, null if there is none.
+        """Return `batch` with one more column, the table's row with the key `on` as a struct, or null if there is none.
 
         `on` is a column of bytes or text, or a Column of the key's bytes. The struct has the fields of the table's
-        codec; without a codec value (binary), partition, offset and timestamp. The column is called `name`, by default
-        as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
+        codec. Without a codec it has value (binary), partition, offset and timestamp. The column is called `name`, by
+        default as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
         foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises InvalidOptionError.
         """
         if batch.isStreaming:
@@ -135,7 +136,7 @@ class Table:
         return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:
-        """The rows at the version that `join` uses: the columns of `read_table`, values decoded."""
+        """Return the rows at the version that `join` uses, with the columns of `read_table` and decoded values."""
         state = self._as_of_batch(self._spark)
         rows = _named(state.base, _BASE)
         if state.changed is not None:
@@ -167,7 +168,9 @@ class Table:
             return state
 
     def _version(self, notes: Notes | None) -> TableVersion:
-        """The version that an earlier run of the batch noted, if its records are still there, else the current one."""
+        """Return the version that an earlier run of the batch noted, if its records are still there, else the current
+        one.
+        """
         noted = None if notes is None else notes.read()
         if noted is not None:
             version = TableVersion.from_text(noted)
@@ -191,7 +194,9 @@ class Table:
         return version
 
     def _state_at(self, version: TableVersion) -> _State | None:
-        """The state at `version`; None if records of it were removed from the log before they could be read."""
+        """Return the state at `version`, or None if records of it were removed from the log before
+        they could be read.
+        """
         state = self._state
         if state is not None and state.version == version:
             return state
@@ -211,15 +216,16 @@ class Table:
                 return None
             base = rows.where(sf.col("value").isNotNull())
             base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
-            base.count()  # computed now: Spark plans joins by its size, and does not shuffle and sort it again
+            base.count()  # Spark plans joins by its size, and does not shuffle and sort it again
             after = _State(version, version, base, None)
             before = [] if state is None else [state.base, state.changed]
         self._forget(*before)
         return after
 
     def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
-        """`last_values` of the ranges; None if records of the version are gone. The plan's segments may extend beyond
-        the ranges.
+        """Return `last_values` of the ranges, or None if records of the version are gone.
+
+        The plan's segments may extend beyond the ranges.
         """
         plan = plan_at(self._log, self.topic, version, ranges)
         if plan is None:
@@ -231,7 +237,7 @@ class Table:
         return last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR)
 
     def _row(self, prefix: str, rows: DataFrame) -> Column:
-        """A row of the table as a struct; null if there is none or it is deleted."""
+        """Return a row of the table as a struct, or null if there is none or it is deleted."""
         value = sf.col(f"{prefix}value")
         if self._codec is not None:
             return value
@@ -252,7 +258,7 @@ def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
 
 
 def _named(rows: DataFrame, prefix: str) -> DataFrame:
-    """The inverse of `_prefixed`."""
+    """Return the rows with the names that they had before `_prefixed`."""
     return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
 
 

@@ -1,9 +1,9 @@
-"""A listener of Spark's streaming queries: their lag, rates and state for Prometheus and for the history.
+"""A listener of Spark's streaming queries. Reports their lag, rates and state to Prometheus and to the history.
 
-Spark waits for a listener's callbacks (in onQueryStarted, `start()` does; the others hold up the events of all
-queries). So the callbacks only put events into a bounded queue. One thread takes them, asks the store for the lag and
-appends to `__metrics`. A query is neither delayed nor failed: with a store that does not
-answer, reports are lost.
+Spark waits for a listener's callbacks. `start()` waits for onQueryStarted, and the other callbacks delay the events of
+all queries. So the callbacks only put events into a bounded queue. One thread takes them, reads the lag from the store
+and appends to `__metrics`. A query is neither delayed nor failed by its listener. If the store does not answer, reports
+are lost.
 """
 
 import json
@@ -41,28 +41,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORD_INTERVAL_S = 10.0
-"""A running query is recorded at most this often; an unchanged one is not."""
+"""The minimum time between two records of a running query. An unchanged query is not recorded."""
 
 _EVENTS_MAX = 1_000
 _QUERIES_MAX = 200
-"""Queries that are kept, with those that have ended."""
+"""The maximum number of queries that are kept, including those that have ended."""
 
 _LAG_CACHED_S = 1.0
 _PAUSE_S = 10.0
-"""For this long after a failure, the store is not asked."""
+"""The time after a failure during which the store is not read."""
 _TIMEOUT_MS = 2_000
 _CLOSE_S = 10.0
 
 
 @dataclass
 class _Query:
-    """`reported`: the facts of the last record, and the time at which it was written."""
+    """A query.
+
+    `reported` has the facts of the last record, and `reported_s` the time at which it was written.
+    """
 
     facts: QueryFacts
     reported: QueryFacts | None = None
     reported_s: float = float("-inf")
     lag_s: float = float("-inf")
-    """When its lag was read."""
+    """The time at which its lag was read."""
 
 
 class SparkLogListener(StreamingQueryListener):
@@ -73,9 +76,9 @@ class SparkLogListener(StreamingQueryListener):
         ...
         listener.close()                       # or: with observing_queries(spark, "/data/log"): ...
 
-    The lag is that of the query's sources of format spark_log on this cluster; rates, duration and state are of the
-    whole query. It works in Spark Connect too: there it sees the queries of its own session. `metrics_port` needs
-    the extra `metrics` of spark-log; 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
+    The lag is that of the query's sources of format spark_log on this cluster. Rates, duration and state are of the
+    whole query. It works in Spark Connect too, where it sees the queries of its own session. `metrics_port` needs
+    the extra `metrics` of spark-log. 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
     nothing is written to `__metrics`.
     """
 
@@ -99,7 +102,7 @@ class SparkLogListener(StreamingQueryListener):
         self._last_failure: str | None = None
         self._paused_until_s = float("-inf")
         self.dropped = 0
-        """Events that were lost because they came faster than they could be handled."""
+        """The number of events that were lost because the queue was full."""
         self.port: int | None = None
         if metrics_port is not None:
             self.port = self._serve_metrics(metrics_host, metrics_port)
@@ -107,7 +110,7 @@ class SparkLogListener(StreamingQueryListener):
         self._thread.start()
         stop_at_exit(self)
 
-    # Called by Spark: must neither wait nor raise ----------------------------------------------------------------
+    # Called by Spark, must neither wait nor raise -----------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._put(QueryFacts(str(event.id), str(event.runId), event.name))
@@ -116,7 +119,7 @@ class SparkLogListener(StreamingQueryListener):
         self._put(event)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no new facts; its lag is read at intervals anyway."""
+        """Do nothing, since an idle query has no new facts and its lag is read at intervals."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._put(event)
@@ -130,7 +133,7 @@ class SparkLogListener(StreamingQueryListener):
     # Called by the program ---------------------------------------------------------------------------------------
 
     def queries(self) -> list[QueryFacts]:
-        """The facts of the queries that this listener has seen, in the order of their starts."""
+        """Return the facts of the queries that this listener has seen, in the order of their starts."""
         with self._lock:
             kept = list(self._queries.values())
         for each in kept:
@@ -138,8 +141,9 @@ class SparkLogListener(StreamingQueryListener):
         return [each.facts for each in kept]
 
     def wait_for_ends(self, active: Collection[str], timeout_s: float = _CLOSE_S) -> bool:
-        """Wait until Spark has reported the end of all queries but those with the ids `active`: it does so later than
-        `awaitTermination` returns. False after the timeout.
+        """Wait until Spark has reported the end of all queries but those with the ids `active`, or until the timeout.
+
+        Spark reports the end after `awaitTermination` has returned. Returns whether all ends were reported.
         """
 
         def all_ended() -> bool:
@@ -150,13 +154,16 @@ class SparkLogListener(StreamingQueryListener):
             return self._handled.wait_for(all_ended, timeout_s)
 
     def close(self) -> None:
-        """Report what is left, for some seconds at most, and end the metrics. Remove it from the session first."""
+        """Report the remaining events, for some seconds at most, and stop serving the metrics.
+
+        Remove the listener from the session first.
+        """
         self.request_stop()
         self._thread.join(_CLOSE_S)
         self._closing.close()
 
     def request_stop(self) -> list[threading.Thread]:
-        """Ask the thread to report what is left and to end; returns it."""
+        """Ask the thread to report the remaining events and to end. Returns the thread."""
         self._stopping.set()
         self._put(None)
         return [self._thread]
@@ -202,7 +209,7 @@ class SparkLogListener(StreamingQueryListener):
             ended.facts = replace(ended.facts, state="terminated" if error is None else "failed", error=error)
 
     def _known(self, run: Any, name: str | None) -> _Query:
-        """The query of this run; a new one if it was started before the listener was added."""
+        """Return the query of this run. It is a new one if the query was started before the listener was added."""
         known = self._queries.get(str(run.id))
         if known is None or known.facts.run_id != str(run.runId):
             known = self._keep(QueryFacts(str(run.id), str(run.runId), name))
@@ -217,7 +224,7 @@ class SparkLogListener(StreamingQueryListener):
         return kept
 
     def _report(self, *, last: bool) -> None:
-        """Record the queries that are due: at intervals while they run, and at once when they end."""
+        """Record the queries that are due, at intervals while they run, and at once when they end."""
         if not self._record or self._cluster.store.settings.metrics_interval_ms < 0:
             return
         now_s = clock.monotonic_s()
@@ -230,7 +237,7 @@ class SparkLogListener(StreamingQueryListener):
                 self._refresh_lag(each)
             if each.facts != each.reported:
                 due.append((each, each.facts))
-        for each, facts in due:  # before the attempt: what cannot be written is not tried again and again
+        for each, facts in due:  # before the attempt, so that a failed write is not repeated at once
             each.reported, each.reported_s = facts, now_s
         append_records(self._cluster, METRICS, [query_record(facts) for _, facts in due], timeout_ms=_TIMEOUT_MS)
 
@@ -243,7 +250,7 @@ class SparkLogListener(StreamingQueryListener):
         if not self._is_paused():
             try:
                 lag = lag_of(self._cluster, ends)
-            except SparkLogError:  # the report will say so
+            except SparkLogError:  # the report will log it
                 self._pause()
         with self._lock:
             if query_.facts.ends == ends:
@@ -270,7 +277,9 @@ class SparkLogListener(StreamingQueryListener):
 
 @contextmanager
 def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings: Any) -> Iterator[SparkLogListener]:
-    """A SparkLogListener of the session's queries while it is entered. `settings`: of the listener."""
+    """Observe the session's queries with a SparkLogListener inside the context. `settings` are
+    those of the listener.
+    """
     listener = SparkLogListener(cluster, **settings)
     try:
         spark.streams.addListener(listener)
@@ -285,9 +294,11 @@ def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings:
 
 
 def lag_of(cluster: Cluster, ends: Sequence[str]) -> int | None:
-    """Records between these end offsets and the high watermarks, over the sources that read this cluster.
+    """Return the number of records between these end offsets and the high watermarks, over the sources that read this
+    cluster.
 
-    None if no source does. A partition or topic that is newer than the offsets counts with all of its records.
+    Returns None if no source reads it. A partition or topic that is newer than the offsets counts with all of its
+    records.
     """
     found = [offset for offset in map(_stream_offset, ends) if offset is not None]
     ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
@@ -308,7 +319,7 @@ def lag_of(cluster: Cluster, ends: Sequence[str]) -> int | None:
 
 
 def _stream_offset(text: str) -> StreamOffset | None:
-    """None for the offset of a source of another kind (files, rate, Kafka)."""
+    """Return the offset of a source of this kind, or None for that of another kind (files, rate, Kafka)."""
     try:
         shown: Mapping[str, Any] = json.loads(text)
         return StreamOffset.from_json(shown) if isinstance(shown, dict) and "@topics" in shown else None

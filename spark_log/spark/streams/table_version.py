@@ -1,4 +1,6 @@
-"""The version of a table: the offsets up to which its topic was read, and the gaps and truncations at that time."""
+"""The version of a table. It has the offsets up to which the topic was read, and the gaps
+and truncations at that time.
+"""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from spark_log.log.segments.gaps import count_gaps
 
 @dataclass(frozen=True)
 class PartitionVersion:
-    """A partition of the topic: offsets [start, end), of which `gaps` no longer have a record.
+    """A partition of the topic, with offsets [start, end), of which `gaps` no longer have a record.
 
     While start, gaps and truncations stay the same, no record below `end` has been removed from the log.
     """
@@ -30,7 +32,7 @@ class PartitionVersion:
     """Truncations below `end`, in the order of their epochs."""
 
     def continues(self, before: "PartitionVersion") -> bool:
-        """Whether no election has truncated a record below `before.end` since `before`."""
+        """Return whether no election has truncated a record below `before.end` since `before`."""
         return self.end >= before.end and before.truncations == tuple(
             each for each in self.truncations if each.start_offset < before.end
         )
@@ -38,18 +40,20 @@ class PartitionVersion:
 
 @dataclass(frozen=True)
 class TableVersion:
-    """The state of a topic when `Table` reads it; equal versions have the same rows."""
+    """The state of a topic when `Table` reads it. Equal versions have the same rows."""
 
     topic_uuid: str
     partitions: Mapping[int, PartitionVersion]
 
     @property
     def records(self) -> int:
-        """Records of the log in this version: at least as many as the table has rows."""
+        """The number of records of the log in this version, which is at least the number of rows of the table."""
         return sum(each.end - each.start - each.gaps for each in self.partitions.values())
 
     def diverges_from(self, before: "TableVersion") -> bool:
-        """Whether records of an earlier version were lost: truncated by an election, or deleted with the topic."""
+        """Return whether records of an earlier version were lost, either truncated by an election or deleted with the
+        topic.
+        """
         return self.topic_uuid != before.topic_uuid or not all(
             each.continues(before.partitions[number])
             for number, each in self.partitions.items()
@@ -57,10 +61,11 @@ class TableVersion:
         )
 
     def since(self, base: "TableVersion") -> dict[int, OffsetRange] | None:
-        """The records that were appended after `base`; None if `base` and these records do not make this version.
+        """Return the offsets of the records that were appended after `base`, or None if `base` and these do not make
+        this version.
 
-        They do if the log below `base` is unchanged and no record after it has been removed: a tombstone that was
-        compacted away would be missed.
+        They make it if the log below `base` is unchanged and no record after it has been removed. Otherwise a tombstone
+        that was compacted away would be missed.
         """
         if self.diverges_from(base) or not base.partitions.keys() <= self.partitions.keys():
             return None
@@ -82,7 +87,9 @@ class TableVersion:
 
     @classmethod
     def from_text(cls, text: str) -> "TableVersion":
-        """Inverse of `as_text`. ValueError, KeyError or TypeError for any other text."""
+        """Return the version from the result of `as_text`. Raises ValueError, KeyError or TypeError
+        for any other text.
+        """
         found = json.loads(text)
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r}, expected 1")
@@ -94,7 +101,7 @@ class TableVersion:
 
 
 def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
-    """The topic, and its version up to the high watermarks or up to the end offsets of `at`.
+    """Return the topic, and its version up to the high watermarks or up to the end offsets of `at`.
 
     The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
     """
@@ -106,9 +113,9 @@ class _GoneError(Exception):
 
 
 def plan_at(log: LogReader, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
-    """The plan that reads ranges of the topic at `version`; None if records of the version have been removed.
+    """Return the plan that reads ranges of the topic at `version`, or None if records of the version have been removed.
 
-    Both are found in one snapshot. Raises UnknownTopicOrPartitionError.
+    The version is checked and the plan is made in one snapshot. Raises UnknownTopicOrPartitionError.
     """
 
     def wanted(connection: sa.Connection) -> Wanted:
@@ -135,7 +142,7 @@ def _read_version(connection: sa.Connection, name: str, at: TableVersion | None)
     truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
     partitions: dict[int, PartitionVersion] = {}
     for partition, (start, end) in ranges.items():
-        # for an older version, those below its own end: the log may be shorter now
+        # an older version has those below its own end, since the log may be shorter now
         below = end if at is None else at.partitions[partition].end
         found = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
         partitions[partition] = PartitionVersion(start, end, gaps[partition], found)

@@ -1,4 +1,4 @@
-"""Consume, transform, produce: the results of a function and the offsets of its records, in one transaction.
+"""Consume, transform, produce. The results of a function and the offsets of its records are in one transaction.
 
     poll -> begin -> transform(records, producer) -> send_offsets_to_transaction -> commit
      ^                    any error before the commit: abort, back to the first record of the poll        |
@@ -7,8 +7,8 @@
 A record's results and the offset after it are committed together or not at all. So readers see each record transformed
 exactly once, however often the program is killed and however many members its group has.
 
-After an abort the consumer has to go back: what was sent is gone, but the consumer's position is after the records,
-which would be skipped.
+After an abort the consumer has to seek back. The sent records are gone, but the consumer's position is after the
+consumed records, which would be skipped.
 """
 
 import logging
@@ -48,19 +48,19 @@ _LOOP_METHODS = frozenset(
     }
 )  # fmt: skip
 _POLL_MS = 200
-"""How long a poll waits for records, and so how soon the loop notices a `stop`."""
+"""The time that a poll waits for records. The loop notices a `stop` within this time."""
 _PROGRESS_S = 10.0
-"""How often the progress is logged."""
+"""The interval at which the progress is logged."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts of a loop."""
+    """The counts of a loop."""
 
     records: int = 0
-    """Consumed in committed transactions."""
+    """The number of records consumed in committed transactions."""
     transactions: int = 0
-    """Committed."""
+    """The number of committed transactions."""
     aborted: int = 0
 
     def __str__(self) -> str:
@@ -73,10 +73,10 @@ class _Polled:
     """The result of one poll."""
 
     records: Any
-    """In the form that the transform takes."""
+    """The records in the form that the transform takes."""
     count: int
     starts: Mapping[TopicPartition, int]
-    """Offset of the first record of each partition."""
+    """The offset of the first record of each partition."""
     ends: Mapping[TopicPartition, Commit]
     """The offsets to commit once the records are processed."""
 
@@ -94,18 +94,20 @@ class TransactionalLoop:
     max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record,
     counted from when the group has assigned its partitions.
 
-    **One transactional_id per process.** It need not be tied to partitions: a member that has lost a partition cannot
+    **One transactional_id per process.** It need not be tied to partitions. A member that has lost a partition cannot
     commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
     need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
-    open. A new id at each start is correct too: no reader sees the open transaction, and it times out.
+    open. A new id at each start is correct too, since no reader sees the open transaction, and it times out.
 
-    Not thread-safe, except `stop`. The caller closes the consumer and the producer: leaving the group lets the other
-    members take over at once.
+    Not thread-safe, except `stop`. The caller closes the consumer and the producer. When the consumer leaves
+    the group, the other members take over at once.
     """
 
     def __init__(self, consumer: Consumer, producer: Producer, *, retries: int = 5) -> None:
-        """`retries`: how often the same records are tried again before the error of the last try is raised. ValueError
-        names the setting that does not fit.
+        """Check the settings of the consumer and the producer.
+
+        `retries` is how often the same records are tried again before the error of the last try is raised. Raises
+        ValueError that names the setting that does not fit, and TypeError for another kind of consumer or producer.
         """
         for name, given, kind in (("consumer", consumer, Consumer), ("producer", producer, Producer)):
             if not isinstance(given, kind):
@@ -124,24 +126,28 @@ class TransactionalLoop:
         self.totals = Totals()
 
     def run(self, transform: RecordsTransform) -> Totals:
-        """Call `transform(records, producer)` with the ConsumerRecords of each poll, in order within a partition. It
-        sends its results. Runs until `stop`, or until consumer_timeout_ms have passed without a record.
+        """Call `transform(records, producer)` with the ConsumerRecords of each poll, in order within a partition.
 
-        An error of `transform` is raised after its transaction has been aborted: no reader sees its results, and none
-        of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors that a
-        retry cannot fix are raised too. Retried, with pauses: a lost session or partition (CommitFailedError), a
-        transaction that has timed out (TransactionAbortableError), and retriable errors.
+        The function sends its results with the producer. The loop runs until `stop`, or until consumer_timeout_ms have
+        passed without a record.
+
+        An error of `transform` is raised after its transaction has been aborted. Then no reader sees its results, and
+        none of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors
+        that a retry cannot fix are raised too. The loop retries, with pauses, after a lost session or partition
+        (CommitFailedError), a transaction that has timed out (TransactionAbortableError), and retriable errors.
         """
         return self._run(self._poll_records, transform)
 
     def run_arrow(self, transform: TableTransform) -> Totals:
-        """As `run`, with all records of a poll as one Arrow table with the columns of `Consumer.poll_arrow`; see
-        `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
+        """Do the same as `run`, with all records of a poll as one Arrow table with the columns of
+        `Consumer.poll_arrow`.
+
+        See `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
         """
         return self._run(self._poll_table, transform)
 
     def stop(self) -> None:
-        """Finish the current transaction and return from `run`. For other threads and signal handlers."""
+        """Finish the current transaction and return from `run`. Other threads and signal handlers may call it."""
         self._stop.set()
 
     def _run(self, poll: Callable[[], _Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
@@ -177,7 +183,7 @@ class TransactionalLoop:
         return self.totals
 
     def _transact(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
-        """One transaction. After an error it is aborted, and the consumer is at its position before the poll."""
+        """Run one transaction. After an error it is aborted, and the consumer is at its position before the poll."""
         try:
             self._producer.begin_transaction()
             self._fill(polled, transform)
@@ -208,7 +214,9 @@ class TransactionalLoop:
                 raise
 
     def _abort(self) -> bool:
-        """Abort. False if there was nothing to abort because a commit had succeeded and its response was lost."""
+        """Abort. Returns False if there was nothing to abort because a commit had succeeded and its
+        response was lost.
+        """
         for failures in range(1, self._retries + 2):
             try:
                 self._producer.abort_transaction()
@@ -223,9 +231,10 @@ class TransactionalLoop:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _go_back(self, polled: _Polled) -> None:
-        """Seek to the start of the poll: the group's committed offset, or the offset at which reading began if there is
-        none. Partitions that this member has lost are left alone. Never seek to before the committed offset: a commit
-        that was interrupted may have succeeded.
+        """Seek to the first record of the poll, or to the committed offset of the group if that is larger.
+
+        Partitions that this member has lost are not changed. A position before the committed offset would be wrong,
+        because a commit that was interrupted may have succeeded.
         """
         mine = self._consumer.assignment() & set(polled.starts)
         committed: dict[Any, int | None] = {}
@@ -250,7 +259,7 @@ class TransactionalLoop:
         return _Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
 
     def _has_assignment(self) -> bool:
-        """Whether the group has assigned the partitions; before that, polls return no records."""
+        """Return whether the group has assigned the partitions. Before that, polls return no records."""
         return bool(self._consumer.group_metadata().state == MemberState.STABLE)
 
     def _is_over(self, silent_s: float) -> bool:
@@ -258,7 +267,7 @@ class TransactionalLoop:
         return 0 <= timeout_ms <= silent_s * 1000
 
     def _pause(self, failures: int) -> None:
-        """Wait, longer with every failure; a stop ends the wait."""
+        """Wait, longer with every failure. A stop ends the wait."""
         self._stop.wait(self._consumer.settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
 
     def _log_progress(self) -> None:
@@ -271,7 +280,7 @@ class TransactionalLoop:
 
 
 class _Sending:
-    """The producer that the function gets: only the loop can begin and end transactions."""
+    """The producer that the function gets. Only the loop can begin and end transactions."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -283,7 +292,7 @@ class _Sending:
 
 
 def is_worth_a_retry(error: BaseException) -> bool:
-    """Whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
+    """Return whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
     if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
         return is_worth_a_retry(error.__cause__)
     if isinstance(error, TransactionAbortableError | CommitFailedError):

@@ -1,4 +1,4 @@
-"""Aggregates over windows of event time: Spark's own with checked arguments, and counts of late records."""
+"""Aggregates over windows of event time, which are Spark's own with checked arguments, and counts of late records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ START, END = "window_start", "window_end"
 
 @dataclass(frozen=True)
 class Tumbling:
-    """Windows of one size without gaps and overlaps: each record is in one window."""
+    """Windows of one size without gaps and overlaps. Each record is in one window."""
 
     size: str
-    """As "1 hour"."""
+    """An interval such as "1 hour"."""
 
     def __post_init__(self) -> None:
         _positive_ms("size", self.size)
@@ -33,7 +33,7 @@ class Tumbling:
 
 @dataclass(frozen=True)
 class Sliding:
-    """Windows of one size, one beginning every `slide`: each record is in about size / slide windows."""
+    """Windows of one size, of which one begins every `slide`. Each record is in about size / slide windows."""
 
     size: str
     slide: str
@@ -50,7 +50,9 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Windows from the first record of a group to `gap` after its last one; they end when no record comes for `gap`."""
+    """Windows from the first record of a group to `gap` after its last one. A window ends when no record comes for
+    `gap`.
+    """
 
     gap: str
 
@@ -72,14 +74,15 @@ def windowed(
     aggregates: Sequence[Aggregate],
     watermark: str | None = None,
 ) -> DataFrame:
-    """Columns window_start, window_end, `by` and the aggregates: one row for each window and group with records.
+    """Return columns window_start, window_end, `by` and the aggregates, with one row for each window and group with
+    records.
 
-    `time` is a column of type timestamp; records without a time are in no window. In output mode append, a row is
+    `time` is a column of type timestamp. Records without a time are in no window. In output mode append, a row is
     emitted once, when its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time of
-    earlier batches; later records of the window are dropped and counted (`late_records`). In mode update, a row is
-    emitted whenever it has changed. Without a watermark no window ends: the state grows without bound, and Spark
-    refuses mode append. `frame` may be a batch frame. Aggregates are columns, or texts as "mean(delay) as mean_delay".
-    Raises InvalidOptionError.
+    earlier batches. Later records of the window are dropped and counted (`late_records`). In mode update, a row is
+    emitted whenever it has changed. Without a watermark no window ends, so the state grows without bound, and Spark
+    refuses mode append. `frame` may be a batch frame. Aggregates are columns, or texts such as "mean(delay) as
+    mean_delay". Raises InvalidOptionError.
     """
     check_time(frame, time)
     columns = columns_of(frame, [*by], aggregates)
@@ -92,22 +95,24 @@ def windowed(
 
 
 def late_records(query: StreamingQuery) -> int:
-    """Rows that the query dropped because they came after the watermark, in its last 100 batches (those in Spark's
-    recentProgress).
+    """Return the number of rows that the query dropped in its last batches because they came after the watermark.
 
-    This is Spark's count (numRowsDroppedByWatermark). In an aggregation, each task first combines the records of one
-    window and group into one row, so a dropped row may stand for several records.
+    The last batches are those in Spark's recentProgress, which are 100. The number is Spark's count
+    (numRowsDroppedByWatermark). In an aggregation, each task first combines the records of one window and group into
+    one row, so a dropped row may stand for several records.
     """
     return sum(late_in(progress) for progress in query.recentProgress)
 
 
 def late_in(progress: Any) -> int:
-    """`late_records` of one batch."""
+    """Return `late_records` of one batch."""
     return sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
 
 
 def parse_interval(name: str, text: str) -> int:
-    """Milliseconds >= 0 of an interval as "10 minutes". InvalidOptionError names `name` and the value."""
+    """Return the milliseconds >= 0 of an interval such as "10 minutes". Raises InvalidOptionError that names `name` and
+    the value.
+    """
     try:
         return parse_sql_interval_ms(text)
     except ValueError:
@@ -115,7 +120,7 @@ def parse_interval(name: str, text: str) -> int:
 
 
 def check_time(frame: DataFrame, column: str) -> None:
-    """InvalidOptionError unless `column` is a timestamp."""
+    """Raise InvalidOptionError unless `column` is a timestamp."""
     found = {field.name: field.dataType for field in frame.schema}
     if column not in found:
         raise InvalidOptionError(f"event time {column!r}: no such column: there are {', '.join(found)}")
