@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 OPTIONS = (
     "assign", "checkpointLocation", "cluster", "columns", "endingOffsets", "endingOffsetsByTimestamp",
-    "endingTimestamp", "failOnDataLoss", "group.id", "groupIdPrefix", "includeHeaders", "maxOffsetsPerTrigger",
-    "maxRecordsPerPartition", "maxTriggerDelay", "minOffsetsPerTrigger", "minPartitions", "startingOffsets",
-    "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp", "subscribe",
-    "subscribePattern", "topic", "transaction", "txnAppId", "txnVersion",
+    "endingTimestamp", "failOnDataLoss", "group.id", "groupIdPrefix", "includeHeaders", "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger", "maxRecordsPerPartition", "maxTriggerDelay", "minOffsetsPerTrigger", "minPartitions",
+    "startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp",
+    "subscribe", "subscribePattern", "topic", "transaction", "txnAppId", "txnVersion",
 )  # fmt: skip
 """The options of reads and writes without the prefix `kafka.`."""
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from spark_log.errors import InvalidOptionError, redact
-from spark_log.text import parse_time_string_ms
+from spark_log.text import parse_bytes, parse_time_string_ms
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -78,6 +78,15 @@ class OptionText:
         if text is not None and text.lower() not in ("true", "false"):
             raise InvalidOptionError(f"Option '{name}' must be true or false, got {text!r}")
         return default if text is None else text.lower() == "true"
+
+    def bytes(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return parse_bytes(text)
+        except ValueError as error:
+            raise InvalidOptionError(f"Option '{name}': {error}") from None
 
     def duration_ms(self, name: str, default_ms: int) -> int:
         text = self.text(name)

@@ -73,6 +73,8 @@ class ReadOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    """Stored bytes of a batch, about. Kafka's connector has no such option; Delta's has."""
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     group_id: str | None = None
@@ -129,6 +131,7 @@ class ReadOptions:
             min_partitions=min_partitions,
             max_records_per_partition=max_records,
             max_offsets_per_trigger=max_offsets,
+            max_bytes_per_trigger=texts.bytes("maxBytesPerTrigger"),
             min_offsets_per_trigger=min_offsets,
             max_trigger_delay_ms=texts.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
             group_id=texts.word("group.id", "kafka.group.id"),

@@ -1,8 +1,9 @@
 """Admission control of a stream: when a batch begins (minOffsetsPerTrigger), and how much it reads
-(maxOffsetsPerTrigger). It has the semantics of Spark's KafkaMicroBatchStream, in exact integers. Pure.
+(maxOffsetsPerTrigger, maxBytesPerTrigger). Apart from bytes, it has the semantics of Spark's KafkaMicroBatchStream, in
+exact integers. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from spark_log.ids import TopicPartition
 
@@ -25,6 +26,38 @@ def rate_limit(
     for tp, size in sizes.items():
         ends[tp] = start[tp] + min(size, max(limit * size // total, min(limit, 1)))
     return ends
+
+
+def byte_limit(
+    limit: int,
+    start: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+    segments: Mapping[TopicPartition, Sequence[tuple[int, int]]],
+    credit: Mapping[TopicPartition, int],
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the ends of a batch of about `limit` stored bytes (maxBytesPerTrigger), and the credit for the next one.
+
+    `segments` are the end offsets and bytes of the segments between `start` and `latest`, in order. A batch reads whole
+    segments, at least one. The share of a partition is limit * (bytes of its segments) / total. What it does not use,
+    because its next segment is larger, is its credit: so a partition with a small share waits for some batches, and
+    never for ever (deficit round robin). Ends are never above `latest`. A partition without segments ends at latest.
+    """
+    sizes = {tp: sum(size for _, size in found) for tp, found in segments.items() if found and tp in latest}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(latest), {}
+    ends, left = {**latest, **{tp: start[tp] for tp in sizes}}, {}
+    for tp, size in sizes.items():
+        left[tp] = credit.get(tp, 0) + limit * size // total
+        for end, bytes_ in segments[tp]:
+            if bytes_ > left[tp]:
+                break
+            ends[tp], left[tp] = min(end, latest[tp]), left[tp] - bytes_
+    if all(ends[tp] == start[tp] for tp in sizes):
+        tp = min(sizes, key=lambda tp: segments[tp][0][1] - left[tp])
+        end, bytes_ = segments[tp][0]
+        ends[tp], left[tp] = min(end, latest[tp]), left[tp] - bytes_
+    return ends, {tp: bytes_ for tp, bytes_ in left.items() if ends[tp] < latest[tp]}
 
 
 def should_delay(

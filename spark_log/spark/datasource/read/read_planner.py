@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SEGMENTS_MIN, _SEGMENTS_MAX = 100, 100_000
+"""The number of segments of one partition, and of all, that are counted for maxBytesPerTrigger."""
+
 
 @dataclass(frozen=True)
 class Available:
@@ -183,6 +186,25 @@ class ReadPlanner:
         for loss in resolved.losses:
             logger.warning("%s", loss)
         return available, resolved.ranges
+
+    def segments(
+        self, available: Available, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, list[tuple[int, int]]]:
+        """Return the end offsets and stored bytes of the segments between these offsets; of long ranges the first ones.
+
+        A partition that has been deleted meanwhile has none.
+        """
+        ranges = {
+            tp: OffsetRange(max(starts[tp], available.ranges[tp].start), end)
+            for tp, end in ends.items()
+            if tp in starts and starts[tp] < end
+        }
+        most = max(_SEGMENTS_MIN, _SEGMENTS_MAX // max(1, len(ranges)))
+        slices = self.cluster.store.read(lambda c: planner.plan(c, available.topics, ranges, segments_max=most))
+        found: dict[TopicPartition, list[tuple[int, int]]] = {}
+        for piece in slices:
+            found.setdefault(piece.topic_partition, []).append((piece.end, piece.size))
+        return found
 
     def tasks(
         self,

@@ -7,6 +7,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -40,6 +41,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None
         self._last_trigger_ms: int | None = None
         self._committed: Positions | None = None
+        self._credit: dict[TopicPartition, int] = {}
+        """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query (startingOffsets and the like). Spark calls it again to replay batch 0."""
@@ -53,6 +56,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._driver().options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
         if options.min_offsets_per_trigger is not None:
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
@@ -83,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
     ) -> dict[Any, int] | None:
         from spark_log.spark.datasource.read.data_loss import admission_starts
-        from spark_log.spark.datasource.read.rate_limit import rate_limit, should_delay
+        from spark_log.spark.datasource.read.rate_limit import byte_limit, rate_limit, should_delay
 
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once, and triggers without limits: all available records
             return latest
@@ -108,7 +113,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):
                 return None
             self._last_trigger_ms = now_ms
-        return rate_limit(limit.max_rows, starts, latest) if isinstance(limit, ReadMaxRows) else latest
+        ends = rate_limit(limit.max_rows, starts, latest) if isinstance(limit, ReadMaxRows) else latest
+        if options.max_bytes_per_trigger is None:
+            return ends
+        segments = self._driver().segments(available, starts, ends)
+        by_bytes, self._credit = byte_limit(options.max_bytes_per_trigger, starts, ends, segments, self._credit)
+        return by_bytes
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query at the current high watermarks."""
@@ -206,6 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_target": None,
             "_last_trigger_ms": None,
             "_committed": None,
+            "_credit": {},
         }
 
 

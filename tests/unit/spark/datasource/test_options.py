@@ -284,6 +284,12 @@ def test_numbers_are_checked(option: str) -> None:
         refused({**BASE, option: str(2**31)}, f"up to {2**31 - 1}, got '{2**31}'")
 
 
+def test_bytes_have_units() -> None:
+    assert read(maxBytesPerTrigger="64MiB").max_bytes_per_trigger == 64 << 20
+    assert read().max_bytes_per_trigger is None
+    refused({**BASE, "maxBytesPerTrigger": "0"}, "Option 'maxBytesPerTrigger': expected bytes such as")
+
+
 def test_minimum_above_maximum_is_refused() -> None:
     assert read(minOffsetsPerTrigger="15", maxOffsetsPerTrigger="15").min_offsets_per_trigger == 15
     refused(

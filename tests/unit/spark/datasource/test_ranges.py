@@ -13,7 +13,7 @@ from spark_log.spark.datasource.read.ranges import (
     pack_tasks,
     split_ranges,
 )
-from spark_log.spark.datasource.read.rate_limit import rate_limit, should_delay
+from spark_log.spark.datasource.read.rate_limit import byte_limit, rate_limit, should_delay
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 PARTITIONS = st.builds(TopicPartition, st.sampled_from("tu"), st.integers(0, 5))
@@ -55,6 +55,41 @@ def test_rate_limit_is_shared_in_proportion(limit: int, sizes: tuple[int, ...], 
     start = {A: 100, B: 0, C: 7}
     latest = {tp: start[tp] + size for tp, size in zip(start, sizes, strict=True)}
     assert rate_limit(limit, start, latest) == {tp: start[tp] + share for tp, share in zip(start, shares, strict=True)}
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 1000)), min_size=1, max_size=6)
+"""The records and bytes of the segments of a partition."""
+
+
+def test_a_batch_has_whole_segments_in_proportion_to_bytes() -> None:
+    segments = {A: [(10 * n, 100) for n in range(1, 10)], B: [(5, 100)], C: []}
+    start, latest = {A: 0, B: 0, C: 3}, {A: 90, B: 5, C: 3}
+    assert byte_limit(1000, start, latest, segments, {}) == (latest, {})
+    ends, credit = byte_limit(500, start, latest, segments, {})
+    assert (ends, credit) == ({A: 40, B: 0, C: 3}, {A: 50, B: 50})
+    ends, credit = byte_limit(500, ends, latest, {A: segments[A][4:], B: segments[B], C: []}, credit)
+    assert (ends, credit) == ({A: 80, B: 5, C: 3}, {A: 66}), "the partition with a small share has saved enough"
+    assert byte_limit(1, start, latest, segments, {})[0] == {A: 10, B: 0, C: 3}, "one segment at least"
+    assert byte_limit(300, start, {**latest, A: 15}, segments, {})[0] == {A: 15, B: 0, C: 3}
+
+
+@given(st.dictionaries(PARTITIONS, SEGMENTS, min_size=1, max_size=4), st.integers(1, 1500))
+def test_batches_of_bytes_end_and_none_is_much_larger_than_the_limit(
+    sizes: dict[TopicPartition, list[tuple[int, int]]], limit: int
+) -> None:
+    left: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for tp, found in sizes.items():
+        ends = [sum(records for records, _ in found[: n + 1]) for n in range(len(found))]
+        left[tp] = [(end, size) for end, (_, size) in zip(ends, found, strict=True)]
+    latest = {tp: found[-1][0] for tp, found in left.items()}
+    start, credit = dict.fromkeys(left, 0), {}
+    while start != latest:
+        ends, credit = byte_limit(limit, start, latest, left, credit)
+        assert all(start[tp] <= ends[tp] <= latest[tp] for tp in latest) and ends != start
+        read = sum(size for tp, found in left.items() for end, size in found if end <= ends[tp])
+        assert read <= limit + sum(max(size for _, size in found) for found in sizes.values())
+        left = {tp: [(end, size) for end, size in found if end > ends[tp]] for tp, found in left.items()}
+        start = ends
 
 
 def test_rate_limit_ends_unmatched_partitions_at_latest() -> None:

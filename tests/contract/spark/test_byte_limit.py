@@ -1,0 +1,50 @@
+"""A stream with maxBytesPerTrigger reads whole segments, each record once, also after a restart."""
+
+import itertools
+
+import pytest
+
+from tests.support.data_source import StreamQuery
+from tests.support.topics import append, make
+
+VALUE = "x" * 1_000
+
+
+@pytest.fixture
+def query(cluster, log):
+    """A function that starts a query over 10 segments of 1 to 2 kB in each of two partitions."""
+    made = []
+
+    def start(**options):
+        made.append(StreamQuery(cluster, **options))
+        return made[-1]
+
+    make(cluster, "t", 2, compression_type="none")
+    for partition, n in itertools.product(range(2), range(10)):
+        append(log, "t", f"{partition} {n} {VALUE}", partition=partition)
+    yield start
+    for each in made:
+        each.reader.stop()
+
+
+def values(rows):
+    return [value.decode().split()[:2] for _, value in rows]
+
+
+EVERY = sorted([str(partition), str(n)] for partition, n in itertools.product(range(2), range(10)))
+
+
+def test_batches_have_whole_segments_and_each_record_is_read_once(query):
+    reading = query(maxBytesPerTrigger=8_000)
+    batches = [values(reading.trigger()) for _ in range(2)]
+    assert all({partition for partition, _ in batch} == {"0", "1"} and len(batch) < 8 for batch in batches)
+    reading.restart(maxBytesPerTrigger="1KiB")
+    batches.append(values(reading.trigger()))
+    assert len(batches[-1]) == 1, "one segment at least"
+    reading.restart(maxOffsetsPerTrigger=2, maxBytesPerTrigger="1MiB")
+    batches.append(values(reading.trigger()))
+    assert len(batches[-1]) == 2, "the smaller one of both limits"
+    reading.restart(maxOffsetsPerTrigger=1_000, maxBytesPerTrigger="1MiB")
+    batches.append(values(reading.trigger()))
+    assert sorted(itertools.chain(*batches)) == EVERY
+    assert reading.trigger() == []
