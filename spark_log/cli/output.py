@@ -1,7 +1,7 @@
 """Prints tables for people, JSON for scripts, and lines of text.
 
-Names, ids and records are texts of clients. Control characters, which a terminal would execute, and the markup of rich
-are escaped here.
+Names, ids and records are texts of clients. Control characters, which a terminal would execute, are escaped here. Cells
+are objects of `rich.text.Text`, in which markup has no effect.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Page `/topics/{topic}/configs/{config}`, with one config of a topic, the preview of a change, and the change.
 
-The preview does not ask an external schema registry, because the user chooses its address. Only the change asks it,
-which is recorded.
+The preview does not ask an external schema registry, because the user chooses its address. Only the change,
+which is recorded, asks it.
 """
 
 from dataclasses import dataclass
@@ -81,8 +81,8 @@ def _facts(call: Call) -> ConfigPreview:
 
 
 def _alter(call: Call) -> Done:
-    """Set field `config` to field `value`, or reset it if field `reset` is 1. Field `expected` is the value that the
-    user saw.
+    """Set the config that field `config` names to field `value`, or reset it if field `reset` is 1. Field `expected` is
+    the value that the user saw.
     """
     topic = call.topic(call.path["topic"])
     _refuse_internal(topic.name)

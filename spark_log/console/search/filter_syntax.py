@@ -16,6 +16,7 @@ TEXT_MAX = 4_000
 """The maximum number of characters of a filter."""
 TOKENS_MAX = 400
 DEPTH_MAX = 20
+"""The maximum number of levels of parentheses and brackets."""
 JSON_PATHS_MAX = 8
 """The maximum number of different fields of JSON in a filter."""
 

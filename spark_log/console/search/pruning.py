@@ -1,4 +1,4 @@
-"""The filters on typed columns that every record passes which matches a condition. Pure."""
+"""Finds filters on typed columns that all records pass which match a condition. Pure."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""The searches that run. At most one search of each name, such as that of a user, is not superseded."""
+"""The searches that run. Of each name, such as that of a user, only the newest search goes on."""
 
 import threading
 from collections.abc import Callable, Iterator
