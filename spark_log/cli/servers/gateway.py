@@ -87,6 +87,7 @@ def gateway(
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
     has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Serve Kafka's wire protocol, so that any Kafka client can use the cluster.
 
@@ -95,6 +96,7 @@ def gateway(
     """
     import asyncio
     import signal
+    import sys
     from contextlib import AsyncExitStack
 
     from spark_log.cluster.cluster import Cluster
@@ -129,6 +131,8 @@ def gateway(
         others = Workers([_worker_options(metrics_port, number) for number in range(1, workers)] if has_lease else [])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.stop)
+        if until_input_ends:
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), running.stop)
         async with others, AsyncExitStack() as stack:
             stack.enter_context(metrics_of_gateway(metrics_host, metrics_port, opened, running))
             await running.run(

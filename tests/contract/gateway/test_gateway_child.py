@@ -1,0 +1,56 @@
+"""`spark_log.gateway.serve`: a gateway beside a program, which ends with it."""
+
+import socket
+
+import kafka
+import pytest
+
+from spark_log.errors import InvalidConfigurationError
+from spark_log.gateway import serve
+from tests.support.python_process import PythonProcess
+from tests.support.topics import make, stored
+
+pytestmark = pytest.mark.on_sqlite
+
+PROGRAM = """
+import sys, time
+from spark_log.gateway import serve
+with serve(sys.argv[1]) as servers:
+    print(servers, flush=True)
+    time.sleep(600)
+"""
+
+
+def listens(address):
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_gateway_serves_during_the_block(cluster):
+    make(cluster, "t")
+    with serve(cluster) as servers:
+        producer = kafka.KafkaProducer(bootstrap_servers=servers)
+        producer.send("t", b"v").get(30)
+        producer.close()
+    assert stored(cluster, "t") == {0: ["v"]}
+    assert not listens(servers)
+
+
+def test_it_ends_when_its_program_is_killed(cluster, cluster_address):
+    program = PythonProcess("-c", PROGRAM, cluster_address, text=True, stdout=-1)
+    servers = program.stdout.readline().strip()
+    assert listens(servers)
+    program.kill()
+    program.wait()
+    assert program.stdout.read() == "", "the gateway has the program's stdout no more"
+    while listens(servers):
+        pass
+
+
+def test_a_gateway_that_cannot_start_is_an_error(cluster):
+    with pytest.raises(InvalidConfigurationError, match="exit code 2"), serve(cluster, "--no-such-option"):
+        pass
