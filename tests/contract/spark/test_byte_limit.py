@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.support.data_source import StreamQuery
+from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 
 VALUE = "x" * 1_000
