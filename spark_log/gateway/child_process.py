@@ -1,5 +1,6 @@
 """Runs a gateway beside a program, such as a Spark driver, for clients that know only Kafka's protocol."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,10 +26,16 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
     """
     with create_server((_HOST, 0)) as free:
         address = f"{_HOST}:{free.getsockname()[1]}"
-    place = cluster if isinstance(cluster, str) else str(cluster.store.address)
-    command = [sys.executable, "-m", "spark_log", "gateway", "--cluster", place, "--listen", address]
+    place = cluster if isinstance(cluster, str) else cluster.store.address.with_password
     process = subprocess.Popen(
-        [*command, "--until-input-ends", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "spark_log", "gateway", "--listen", address, "--until-input-ends", *options],
+        env={
+            **os.environ,
+            "SPARK_LOG_CLUSTER": place,
+        },  # others on the machine see the arguments of a command
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         _wait_until_started(process)

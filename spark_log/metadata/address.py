@@ -71,11 +71,16 @@ class Address:
         text = query.get("connect_timeout", "")
         return int(text) if text.isdecimal() else _CONNECT_S_OF_SEVERAL if _several(query) else _CONNECT_S
 
-    def __str__(self) -> str:
+    @property
+    def with_password(self) -> str:
+        """The text that `parse` accepts, for another process or a data source. It is not for people to read."""
         if self.folder:
             return str(self.folder)
         flag = f"{'&' if '?' in self.url else '?'}{_ALLOW_INSECURE}=true" if self.allow_insecure else ""
-        return redact(self.url) + flag
+        return self.url + flag
+
+    def __str__(self) -> str:
+        return redact(self.with_password)
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"

@@ -1,6 +1,9 @@
 """`spark_log.gateway.serve`: a gateway beside a program, which ends with it."""
 
 import socket
+import threading
+import time
+from pathlib import Path
 
 import kafka
 import pytest
@@ -40,6 +43,20 @@ def test_a_gateway_serves_during_the_block(cluster):
     assert not listens(servers)
 
 
+def test_the_address_of_the_store_is_not_in_the_command(cluster, cluster_address):
+    """It may have a password, and other users of the machine see commands with their arguments."""
+    with serve(cluster):
+        [child] = [
+            pid for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+            if "gateway" in command_of(pid)
+        ]  # fmt: skip
+        assert cluster_address not in command_of(child)
+
+
+def command_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def test_it_ends_when_its_program_is_killed(cluster, cluster_address):
     program = PythonProcess("-c", PROGRAM, cluster_address, text=True, stdout=-1)
     servers = program.stdout.readline().strip()
@@ -48,7 +65,7 @@ def test_it_ends_when_its_program_is_killed(cluster, cluster_address):
     program.wait()
     assert program.stdout.read() == "", "the gateway has the program's stdout no more"
     while listens(servers):
-        pass
+        time.sleep(0.05)
 
 
 def test_a_gateway_that_cannot_start_is_an_error(cluster):

@@ -120,3 +120,10 @@ def test_errors_of_a_file_do_not_show_its_content(tmp_path, content):
     with pytest.raises(InvalidConfigurationError) as refused:
         Address.parse(str(file))
     assert str(file) in str(refused.value) and PASSWORD not in str(refused.value)
+
+
+def test_the_text_for_another_process_has_the_password_and_no_other_text_has_it():
+    for query in ("", "?allow_insecure=true", "?sslmode=require&allow_insecure=true"):
+        address = Address.parse(f"postgresql+psycopg://ann:secret@db.example/log{query}")
+        assert Address.parse(address.with_password) == address
+        assert "secret" not in str(address) + repr(address) + address.without_password

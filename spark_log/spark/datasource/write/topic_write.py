@@ -24,7 +24,7 @@ def write_topic(
     version that is not above the application's last one changes nothing. Several threads may write at once. Raises the
     exceptions of a Spark write, with our message in them.
     """
-    address = cluster if isinstance(cluster, str) else str(cluster.store.address)
+    address = cluster if isinstance(cluster, str) else cluster.store.address.with_password
     options = {"cluster": address, "topic": topic}
     if txn is not None:
         application, version = txn
