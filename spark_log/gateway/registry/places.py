@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from starlette.exceptions import HTTPException
 
 from spark_log import clock
+from spark_log.cluster.quotas.rules import used_until_s
 
 SMALL_BYTES = 64 * 1024
 """The largest small body. uvicorn reads about as much before the application requests the body."""
@@ -42,8 +43,8 @@ class Places:
         self._large_of_networks: _Semaphores = WeakValueDictionary()
         self._with_body, self._with_body_of_networks = asyncio.Semaphore(_WITH_BODY_MAX), _Semaphores()
         self._large_bodies, self._large_answer = asyncio.Semaphore(LARGE_BODIES_MAX), asyncio.Semaphore(1)
-        self._cpu: dict[str, tuple[float, float]] = {}
-        """The CPU time of each network in seconds, and when it was that."""
+        self._forgiven_s: dict[str, float] = {}
+        """The time at which the CPU time of each network is forgiven."""
 
     @contextmanager
     def request(self, network: str) -> Iterator[None]:
@@ -76,7 +77,7 @@ class Places:
                 yield
             return
         async with self._with_body_of_networks.setdefault(network, asyncio.Semaphore(_WITH_BODY_OF_NETWORK_MAX)):
-            if size <= SMALL_BYTES and self._cpu_s(network) <= _CPU_S_MAX:
+            if size <= SMALL_BYTES and not self._has_used_much(network):
                 async with self._with_body:
                     yield
                 return
@@ -85,10 +86,10 @@ class Places:
 
     def charge(self, network: str, cpu_s: float) -> None:
         """Add the CPU time of a request that was answered."""
-        if len(self._cpu) >= _NETWORKS_MAX:
-            self._cpu = {name: used for name, used in self._cpu.items() if self._cpu_s(name) > 0}
-        self._cpu[network] = self._cpu_s(network) + cpu_s, clock.monotonic_s()
+        now_s = clock.monotonic_s()
+        if len(self._forgiven_s) >= _NETWORKS_MAX:
+            self._forgiven_s = {name: until_s for name, until_s in self._forgiven_s.items() if until_s > now_s}
+        self._forgiven_s[network] = used_until_s(self._forgiven_s.get(network, 0.0), now_s, cpu_s, _CPU_FORGOTTEN)
 
-    def _cpu_s(self, network: str) -> float:
-        used_s, then_s = self._cpu.get(network, (0.0, 0.0))
-        return max(0.0, used_s - _CPU_FORGOTTEN * (clock.monotonic_s() - then_s))
+    def _has_used_much(self, network: str) -> bool:
+        return self._forgiven_s.get(network, 0.0) - clock.monotonic_s() > _CPU_S_MAX / _CPU_FORGOTTEN
