@@ -24,8 +24,9 @@ from spark_log.errors import (
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.committers import check_committer
+from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
 from spark_log.groups.consumer.rules import JOINING, LEAVING, LEAVING_FOR_A_WHILE, NO_PARTITIONS, Assignment
-from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer.service import consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.groups.identity import Identity

@@ -100,8 +100,7 @@ class Store:
     def __init__(self, address: Address, *, create: bool = False) -> None:
         self.address = address
         self.sqlite = address.folder is not None
-        self.timeout_ms_max = math.inf
-        """An upper limit of the time-outs of all calls, in milliseconds."""
+        self.timeout_ms_max = math.inf  # an upper limit of the time-outs of all calls
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
         hosts = None if self.sqlite else _hosts(self._answer_limit)
         self.engine = engines.create_engine(address, create=create, hosts=hosts)
@@ -160,7 +159,7 @@ class Store:
 
         It is repeated once in any case if its connection was lost: a server that did not answer may have been replaced.
         """
-        deadline = self._deadline_s(timeout_ms)
+        deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         for number in range(10_000):
             try:
                 with self.snapshot() as connection:
@@ -217,7 +216,7 @@ class Store:
         repeatable_read: bool = False,
     ) -> T:
         attempt = Attempt()
-        deadline = self._deadline_s(timeout_ms)
+        deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         in_doubt: _InDoubt[T] | None = None
         while True:
             committing: _InDoubt[T] | None = None
@@ -257,9 +256,6 @@ class Store:
                 self._mend(error)
                 _back_off(attempt.number, deadline, translated)
                 attempt.number += 1
-
-    def _deadline_s(self, timeout_ms: float) -> float:
-        return clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
 
     def _mend(self, error: Exception) -> None:
         """Do what may let the next attempt succeed."""

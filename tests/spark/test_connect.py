@@ -1,4 +1,4 @@
-"""What spark-log offers to Spark gives the same results in a classic session and over Spark Connect."""
+"""spark-log's functions for Spark have the same results in a classic session and over Spark Connect."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`python -m tests.support.spark_surface FOLDER`: calls what spark-log offers to Spark, over Spark Connect.
+"""`python -m tests.support.spark_surface FOLDER`: calls spark-log's functions for Spark, over Spark Connect.
 
 Each case is a function of a session and a new cluster, and returns what a user sees. The program prints one line of
 JSON for each case: its name, and its result or its error.

@@ -75,8 +75,7 @@ class Admin(AccessCalls):
         raise_errors: bool = True,
         wait_for_metadata: bool = False,
     ) -> dict[str, Any]:
-        """Create topics: names, or {name: {num_partitions, replication_factor, configs}}; -1 means one partition or
-        replica.
+        """Create topics: names, or {name: {num_partitions, replication_factor, configs}}. A number -1 means one.
 
         When the call returns, the topic exists and every partition has a leader: there is no need to wait.
         """

@@ -30,15 +30,10 @@ from spark_log.gateway.protocol.schemas import (
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.assignors import known_assignors
+from spark_log.groups.consumer.heartbeat import ConsumerAnswer, ConsumerHeartbeat, check_heartbeat
 from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
-from spark_log.groups.consumer.service import (
-    ConsumerAnswer,
-    ConsumerHeartbeat,
-    check_heartbeat,
-    consumer_heartbeat,
-    leave_consumer,
-)
+from spark_log.groups.consumer.service import consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id
 from spark_log.groups.heartbeat_batches import Heartbeat
 from spark_log.groups.identity import Identity

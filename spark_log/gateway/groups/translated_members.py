@@ -42,8 +42,9 @@ from spark_log.gateway.services import Services
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committers import check_live
 from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
 from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
-from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat, leave_consumer
+from spark_log.groups.consumer.service import consumer_heartbeat, leave_consumer
 from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription, encode_assignment
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.identity import Identity

@@ -27,9 +27,10 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.limits import BYTES_MAX
 from spark_log.groups.classic.service import join_classic
+from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
 from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX
-from spark_log.groups.consumer.service import ConsumerHeartbeat, consumer_heartbeat
+from spark_log.groups.consumer.service import consumer_heartbeat
 from spark_log.groups.consumer.stored_values import subscription_of
 from spark_log.groups.group_operations import delete_offsets
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats

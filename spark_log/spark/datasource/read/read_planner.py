@@ -201,10 +201,10 @@ class ReadPlanner:
         }
         most = max(_SEGMENTS_MIN, _SEGMENTS_MAX // max(1, len(ranges)))
         slices = self.cluster.store.read(lambda c: planner.plan(c, available.topics, ranges, segments_max=most))
-        found: dict[TopicPartition, list[tuple[int, int]]] = {}
+        segments: dict[TopicPartition, list[tuple[int, int]]] = {}
         for piece in slices:
-            found.setdefault(piece.topic_partition, []).append((piece.end, piece.size))
-        return found
+            segments.setdefault(piece.topic_partition, []).append((piece.end, piece.size))
+        return segments
 
     def tasks(
         self,
