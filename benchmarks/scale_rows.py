@@ -138,9 +138,9 @@ def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -
             member_id = f"member-{number:06}"
             member = rows.Member(said.topics, target=mine, generation=generation)
             until_ms = now.lease_ms + SESSION_TIMEOUT_MS
-            told = EpochState(member_id, SESSION_TIMEOUT_MS, told=mine, topic_ids=frozenset([topic.topic_id]))
+            state = EpochState(member_id, SESSION_TIMEOUT_MS, current=mine, topic_ids=frozenset([topic.topic_id]))
             row = rows.MemberRow(
-                member_id, None, "benchmark", "here", said, member, SESSION_TIMEOUT_MS, until_ms, now.clock_epoch, told
+                member_id, None, "benchmark", "here", said, member, SESSION_TIMEOUT_MS, until_ms, now.clock_epoch, state
             )
             rows.insert_member(connection, group_id, row)
             members.append(row)
