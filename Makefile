@@ -53,7 +53,7 @@ $(VENV)/.delta: $(VENV)/.installed spark_log/spark/delta_jars.py | java
 check: venv lint-docker docs  ## ruff, mypy --strict, the layers, the Dockerfile, the documentation
 	ruff check $(LINTED)
 	ruff format --check $(LINTED)
-	mypy --strict $(SOURCES) tests/support examples
+	mypy --strict $(SOURCES) tests/support examples benchmarks scripts
 	lint-imports
 
 lint-docker: venv  ## the Dockerfile

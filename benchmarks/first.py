@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -83,12 +84,14 @@ def _run_program(side: str, arguments: argparse.Namespace, *options: str) -> lis
 def _result(at: int, measured: dict[str, list[list[Step]]]) -> Result:
     ours, peer = ([steps[at] for steps in measured[side]] for side in SIDES)
     ratio = _median(ours, "seconds") / _median(peer, "seconds")
-    shown = (f"{_median(steps, 'seconds'):.2f} s, CPU {_median(steps, 'cpu_seconds'):.1f} s" for steps in (ours, peer))
-    return Result(ours[0].name, *shown, ratio, BARS.get(ours[0].name))
+    our_text, peer_text = (
+        f"{_median(steps, 'seconds'):.2f} s, CPU {_median(steps, 'cpu_seconds'):.1f} s" for steps in (ours, peer)
+    )
+    return Result(ours[0].name, our_text, peer_text, ratio, BARS.get(ours[0].name))
 
 
 def _median(steps: list[Step], name: str) -> float:
-    return statistics.median(getattr(step, name) for step in steps)
+    return float(statistics.median(getattr(step, name) for step in steps))
 
 
 def _ratios(results: list[Result], rounds: int) -> Table:
@@ -129,7 +132,7 @@ class Program:
         for turn in ("first", "second"):
             self._step(f"{turn} write", lambda: self._write(spark))
             self._step(f"{turn} read", lambda: self._read(spark))
-            self._step(f"{turn} stream", lambda turn=turn: self._stream(spark, turn))
+            self._step(f"{turn} stream", partial(self._stream, spark, turn))
         spark.stop()
         return self.steps
 

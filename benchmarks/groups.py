@@ -19,7 +19,8 @@ import sqlalchemy as sa
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import EpochState
+from spark_log.groups.consumer.rules import EpochState, Member
+from spark_log.groups.consumer.stored_values import Subscription
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -35,13 +36,13 @@ TURNS = 3
 
 def fill(cluster: Cluster, group_id: str, members: int) -> None:
     """Insert a group whose members have all joined, in one transaction."""
-    said = rows.Subscription(frozenset({"t"}), ("range",))
+    said = Subscription(frozenset({"t"}), ("range",))
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
         now = cluster.store.clock(connection)
         rows.lock_or_make_group(connection, group_id, now)
         for number in range(members):
-            member = rows.Member(said.topics)
+            member = Member(said.topics)
             until_ms = now.lease_ms + _SESSION_TIMEOUT_MS
             name = f"filled-{number:05}"
             epochs = EpochState(name, _SESSION_TIMEOUT_MS)

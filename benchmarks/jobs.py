@@ -86,8 +86,10 @@ def main() -> None:
 def _result(job: str, ours: list[Run], peer: list[Run]) -> Result:
     mine, theirs = (statistics.median(run.seconds for run in runs) for runs in (ours, peer))
     cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in (ours, peer))
-    shown = [f"{seconds:.1f} s, CPU {used:.1f} s" for seconds, used in zip((mine, theirs), cpu, strict=True)]
-    return Result(f"jobs/{job}.py / the same query with Parquet", *shown, theirs / mine, BAR)
+    ours_text, peer_text = (
+        f"{seconds:.1f} s, CPU {used:.1f} s" for seconds, used in zip((mine, theirs), cpu, strict=True)
+    )
+    return Result(f"jobs/{job}.py / the same query with Parquet", ours_text, peer_text, theirs / mine, BAR)
 
 
 def _run(program: str, folder: Path) -> Run:

@@ -101,7 +101,7 @@ def _send_table(address: str, table: pa.Table) -> float:
         client.partitions_for("produce-table")
         began = time.perf_counter()
         client.send_table("produce-table", table).get()
-        return table.num_rows / (time.perf_counter() - began)
+        return int(table.num_rows) / (time.perf_counter() - began)
 
 
 def _gets(address: str) -> list[float]:

@@ -58,7 +58,7 @@ def bulk(address: str, topic: str, table: pa.Table) -> float:
         began = time.perf_counter()
         producer.send_table(topic, table)
         producer.flush()
-        return table.num_rows / (time.perf_counter() - began)
+        return int(table.num_rows) / (time.perf_counter() - began)
 
 
 def get_ms(address: str, topic: str) -> float:

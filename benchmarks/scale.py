@@ -26,6 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +36,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
+from spark_log.facts.metrics.task_runs import TaskRunBuffer
 from spark_log.groups.consumer import rows
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import OffsetRange, TopicPartition
@@ -50,6 +52,7 @@ from spark_log.maintenance.upkeep_tasks import retain
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_task import ReadColumns
 from spark_log.spark.datasource.read.stream_reader import StreamReader
 from spark_log.tables.publication import publish
 
@@ -222,7 +225,7 @@ class MicroBatches:
 
     def __init__(self, address: str, topic: Topic) -> None:
         options = ReadOptions.parse({"subscribe": topic.name, "cluster": address}, streaming=True, environ={})
-        self._reader = StreamReader(lambda: options, ("key", "value"))
+        self._reader = StreamReader(lambda: options, ReadColumns(("key", "value"), StructType()))
         self._start = self._reader.initialOffset()
 
     def plan(self) -> None:
@@ -281,7 +284,7 @@ def _expire_ten(cluster: Cluster, topic: Topic) -> None:
 def _idle_tasks(cluster: Cluster) -> Iterator[tuple[str, tuple[float, float]]]:
     """The periodic tasks when nothing is to be done, one by one and together in ms of work per second."""
     settings = ClusterSettings()
-    context = PeriodicTaskContext(cluster, settings, unfenced, lambda: False)
+    context = PeriodicTaskContext(cluster, settings, unfenced, lambda: False, term=None, run_buffer=TaskRunBuffer())
     wall, cpu = 0.0, 0.0
     for task in (*controller_tasks(), *coordinator_tasks()):
         cost = _cost(lambda task=task: task.run(context), 3)  # type: ignore[misc]

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import EpochState
+from spark_log.groups.consumer.rules import EpochState, Member
+from spark_log.groups.consumer.stored_values import Subscription
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.tables.publication import delta_tables, publish
@@ -127,7 +128,7 @@ def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
 
 def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -> None:
     """Live members of a group with a stable assignment: member n owns partition n of the topic."""
-    said = rows.Subscription(frozenset({topic.name}), ("range",))
+    said = Subscription(frozenset({topic.name}), ("range",))
 
     def insert(connection: sa.Connection, _attempt: object) -> None:
         now = cluster.store.clock(connection)
@@ -136,7 +137,7 @@ def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -
         for number in numbers:
             mine = frozenset([TopicPartition(topic.name, number)])
             member_id = f"member-{number:06}"
-            member = rows.Member(said.topics, target=mine, generation=generation)
+            member = Member(said.topics, target=mine, generation=generation)
             until_ms = now.lease_ms + SESSION_TIMEOUT_MS
             state = EpochState(member_id, SESSION_TIMEOUT_MS, current=mine, topic_ids=frozenset([topic.topic_id]))
             row = rows.MemberRow(

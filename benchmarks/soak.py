@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -112,7 +112,7 @@ def _prepare(cluster: Cluster) -> None:
 def _run(cluster: Cluster, address: str, folder: Path, arguments: argparse.Namespace, samples: Samples) -> None:
     began_s = time.monotonic()
     spawn = multiprocessing.get_context("spawn")
-    running: dict[str, tuple[BaseProcess, Connection]] = {}
+    running: dict[str, tuple[SpawnProcess, Connection]] = {}
     for name, role in ROLES.items():
         if name != "stream" or not arguments.without_spark:
             ours, its = spawn.Pipe()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -113,19 +114,18 @@ class Bench:
         topic = create_topic(self.cluster, TOPIC, self.arguments.partitions)
         source = self.spark.read.parquet(str(self.input))
         source.write.format("spark_log").option("cluster", self.address).option("topic", TOPIC).mode("append").save()
+        parquet = partial(self._parquet, topic)
+        scanned = partial(read_topic, self.spark, self.address, TOPIC)
         results = []
         for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
-            mine, theirs = self._compare(lambda q=query: q(self._ours()), lambda q=query: q(self._parquet(topic)))
+            mine, theirs = self._compare(_query(query, self._ours), _query(query, parquet))
             results.append(self._ratio(f"read, 7 columns, {query_name} / spark.read.parquet", mine, theirs, 0.5))
         mine, theirs = self._compare(
-            lambda: _aggregate(self._ours(columns="value,offset")), lambda: _aggregate(self._parquet(topic))
+            lambda: _aggregate(self._ours(columns="value,offset")), _query(_aggregate, parquet)
         )
         results.append(self._ratio("read, columns=value,offset, aggregate / spark.read.parquet", mine, theirs, 0.6))
         for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
-            mine, theirs = self._compare(
-                lambda q=query: q(read_topic(self.spark, self.address, TOPIC)),
-                lambda q=query: q(self._parquet(topic)),
-            )
+            mine, theirs = self._compare(_query(query, scanned), _query(query, parquet))
             results.append(self._ratio(f"read_topic, {query_name} / spark.read.parquet", mine, theirs, 0.9))
         return results
 
@@ -177,7 +177,9 @@ class Bench:
             stamp = pa.array([1_700_000_000_000_000], RECORD_SCHEMA.field("timestamp").type)
             log.append(topic, [Records(0, pa.table([*columns, stamp], schema=RECORD_SCHEMA))])
             query.processAllAvailable()
-            times_ms.append(query.lastProgress["durationMs"]["triggerExecution"])
+            progress = query.lastProgress
+            assert progress is not None
+            times_ms.append(progress["durationMs"]["triggerExecution"])
         query.stop()
         log.close()
         return [Result("micro-batch of 1 record into noop", f"median {statistics.median(times_ms[10:]):.0f} ms", "")]
@@ -244,6 +246,10 @@ def _noop(frame: DataFrame) -> None:
 
 def _aggregate(frame: DataFrame) -> None:
     frame.agg(F.max("offset"), F.sum(F.length("value"))).collect()
+
+
+def _query(query: Callable[[DataFrame], None], frame: Callable[[], DataFrame]) -> Callable[[], None]:
+    return lambda: query(frame())
 
 
 def _seconds(action: Callable[[], None]) -> float:

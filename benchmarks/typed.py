@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from kafka.structs import TopicPartition
@@ -166,7 +167,7 @@ class Bench:
         seconds: dict[str, list[float]] = {TYPED: [], PLAIN: []}
         for turn in range(self.arguments.rounds + 1):
             for name, taken in seconds.items():
-                once = seconds_of(lambda name=name: poll(name))
+                once = seconds_of(partial(poll, name))
                 if turn:
                     taken.append(once)
         middle = {name: statistics.median(taken) for name, taken in seconds.items()}

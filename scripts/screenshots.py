@@ -28,12 +28,13 @@ from spark_log.console.app import table
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow
 from spark_log.facts.metrics.history import Kind
-from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, append_records, find_recorded
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded, find_recorded
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.browser import WIDTHS, running_browser, visiting
 from tests.support.console import running_console
@@ -62,7 +63,7 @@ def main() -> int:
                 visiting(browser, console.url, console.printed[-1], width, "dark" if arguments.dark else "light")
             )
             for view in table().views:
-                status = visitor.open(url(view.path, **NAMES))
+                status = visitor.open(url(view.path, None, **NAMES))
                 visitor.page.wait_for_timeout(300)  # charts are drawn when their numbers have come
                 shot = visitor.page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": 900})
                 target = out / f"{file_name(view.path)}-{width}.png"

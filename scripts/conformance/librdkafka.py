@@ -102,8 +102,11 @@ def _run(server: Callable[[], AbstractContextManager[str]], sources: Path, numbe
                     )
             except subprocess.TimeoutExpired:
                 pass
-            output = log.read_text(errors="replace")
-            return {**dict(_outcomes(number, output)), **(_parts(number, output) if number in ON_GATEWAYS_ONLY else {})}
+            printed = log.read_text(errors="replace")
+            return {
+                **dict(_outcomes(number, printed)),
+                **(_parts(number, printed) if number in ON_GATEWAYS_ONLY else {}),
+            }
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return {test: outcome for found in pool.map(run, numbers) for test, outcome in found.items()}

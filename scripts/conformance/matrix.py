@@ -105,7 +105,7 @@ def records(count: int) -> list[dict[str, Any]]:
 
 def records_come_back(client: Client) -> Any:
     topic = client.topic()
-    given = [
+    given: list[dict[str, Any]] = [
         {"key": None, "value": None}, {"key": b"", "value": b""}, {"key": b"k\0", "value": b"v" * 5_000},
         {"value": b"v", "headers": [("a", b"1"), ("a", None), ("", b"")]},
     ]  # fmt: skip

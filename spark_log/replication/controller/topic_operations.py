@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import overload
 
 import sqlalchemy as sa
 
@@ -43,6 +44,24 @@ PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow."""
 
 
+@overload
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] | None = None,
+) -> Topic: ...
+@overload
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] | None = None,
+    *,
+    validate_only: bool,
+) -> Topic | None: ...
 def create_topic(
     cluster: Cluster,
     name: str,

@@ -3,7 +3,6 @@
 import glob
 import os
 from collections.abc import Iterable, Mapping
-from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import Connection
@@ -51,7 +50,7 @@ def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: st
     if new is None:
         raise found
     try:
-        return cast(Topic, create_topic(cluster, name, new.partitions, new.replication_factor, new.configs))
+        return create_topic(cluster, name, new.partitions, new.replication_factor, new.configs)
     except TopicAlreadyExistsError:  # another process was faster, or the name collides with another one
         found = cluster.store.read(find)
         if isinstance(found, Topic):
