@@ -8,7 +8,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import StaleMemberEpochError, UnknownMemberIdError
 from spark_log.groups.classic.service import check_classic_committer
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import check_commit, check_member
+from spark_log.groups.consumer.rules import check_commit, check_member, may_not_know_its_epoch
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
@@ -40,6 +40,9 @@ def check_committer(
         return now
     row, now = check_live(store, connection, me)
     others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
+    late = may_not_know_its_epoch(row.member, row.epochs, generation)
+    if late and rows.assigned_to(connection, me.group_id, me.member_id).issuperset(partitions):
+        return now
     if row.protocol == rows.CONSUMER and not transactional and (others or generation != row.member.generation):
         raise _stale_epoch(row, generation, others)
     check_commit(me.group_id, row.member.generation, generation, others)

@@ -11,6 +11,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.facts.metrics.history import Kind, read_queries, read_series
+from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams import SparkLogListener, observing_queries
@@ -70,6 +71,9 @@ def test_it_reports_what_spark_reports_and_the_lag(spark, cluster, log, tmp_path
             query.stop()
         log.append(topic, [Records(1, table("e"))])
         wait_until(lambda: listener.queries()[0].state == "terminated" and listener.queries()[0].lag == 1)
+        assert listener.queries()[0].lags == {TopicPartition("t", 0): 0, TopicPartition("t", 1): 1}
+        by_partition = [lag for (name, _), lag in scraped(listener.port).items() if "partition_lag" in name]
+        assert sorted(by_partition) == [0, 1]
         assert of_queries(listener.port)["spark_log_query_active"] == 0
     (report,) = read_queries(cluster, from_ms=0)
     assert (report.query_name, report.query_id, report.state) == ("counts", str(query.id), "terminated")

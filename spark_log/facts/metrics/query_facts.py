@@ -1,12 +1,13 @@
 """Derives a Spark query's facts from the progress of its micro-batches, for Prometheus and the history. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.recorded_topics import Recorded
+from spark_log.ids import TopicPartition
 
 State = Literal["running", "terminated", "failed"]
 
@@ -15,9 +16,9 @@ _TEXT_MAX = 4_000
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """The facts of a Spark query. `rows` are records of all sources, `lag` those of spark_log topics that the query has
-    not read yet, None if unknown. `ends` has the end offsets of each source as JSON. `total_rows` counts since this
-    process has seen the query start.
+    """The facts of a Spark query. `rows` are records of all sources. `lags` has the number of records that the query
+    has not read yet, for each partition of its spark_log topics; it is None if unknown. `ends` has the end offsets of
+    each source as JSON. `total_rows` counts since this process has seen the query start.
     """
 
     query_id: str
@@ -36,7 +37,12 @@ class QueryFacts:
     progress_ms: int | None = None
     """When the last progress was reported, by the clock of this host."""
     ends: Sequence[str] = ()
-    lag: int | None = None
+    lags: Mapping[TopicPartition, int] | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """The number of records that the query has not read yet, over all partitions; None if unknown."""
+        return None if self.lags is None else sum(self.lags.values())
 
 
 def with_progress(facts: QueryFacts, progress: Any, now_ms: int) -> QueryFacts:

@@ -39,6 +39,15 @@ class QueryCollector(Collector):
                 if value is not None:
                     gauge.add_metric(labels, value)
             yield gauge
+        by_partition = GaugeMetricFamily(
+            "spark_log_query_partition_lag_records",
+            "Records of the partition that the query has not read yet.",
+            labels=(*_LABELS, "topic", "partition"),
+        )
+        for labels, query in queries:
+            for here, lag in (query.lags or {}).items():
+                by_partition.add_metric((*labels, here.topic, str(here.partition)), lag)
+        yield by_partition
         rows = CounterMetricFamily("spark_log_query_input_rows", "Rows read since its start.", labels=_LABELS)
         for labels, query in queries:
             rows.add_metric(labels, query.total_rows)

@@ -174,6 +174,16 @@ class EpochState:
         return until_ms if until_ms == self.revoke_by_ms else until_ms - session_timeout_ms * 2 // 3
 
 
+def may_not_know_its_epoch(member: Member, state: EpochState, epoch: int) -> bool:
+    """Return whether a commit has the epoch before the member's.
+
+    The client may have sent the commit before it received the answer to its last heartbeat. As in KIP-1251, such a
+    commit counts for partitions that the member still has: if it were refused while the client closes, the next owner
+    would read the same records again.
+    """
+    return 0 < epoch == state.previous < member.generation
+
+
 @dataclass(frozen=True)
 class EpochRequest:
     """The content of a heartbeat. `owned` is None if the client leaves it out. With `trusted`, the member's

@@ -29,6 +29,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
 from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.facts.metrics.recorded_topics import METRICS
+from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.process import stop_at_exit
@@ -76,10 +77,10 @@ class SparkLogListener(StreamingQueryListener):
         ...
         listener.close()                       # or: with observing_queries(spark, "/data/log"): ...
 
-    The lag is that of the query's sources of format spark_log on this cluster. Rates, duration and state are of the
-    whole query. It works in Spark Connect too, where it sees the queries of its own session. `metrics_port` needs
-    the extra `metrics` of spark-log. 0 takes a free port (`port`). With `record=False`, or metrics.interval.ms=-1,
-    nothing is written to `__metrics`.
+    The lag is that of the query's sources of format spark_log on this cluster, also by partition. Rates, duration and
+    state are of the whole query. It works in Spark Connect too, where it sees the queries of its own session.
+    `metrics_port` needs the extra `metrics` of spark-log. 0 takes a free port (`port`). With `record=False`, or
+    metrics.interval.ms=-1, nothing is written to `__metrics`.
     """
 
     def __init__(
@@ -246,15 +247,15 @@ class SparkLogListener(StreamingQueryListener):
         if now_s - query_.lag_s < _LAG_CACHED_S:
             return
         query_.lag_s = now_s
-        ends, lag = query_.facts.ends, None
+        ends, lags = query_.facts.ends, None
         if not self._is_paused():
             try:
-                lag = lag_of(self._cluster, ends)
+                lags = lag_by_partition(self._cluster, ends)
             except SparkLogError:  # the report will log it
                 self._pause()
         with self._lock:
             if query_.facts.ends == ends:
-                query_.facts = replace(query_.facts, lag=lag)
+                query_.facts = replace(query_.facts, lags=lags)
 
     def _is_paused(self) -> bool:
         return clock.monotonic_s() < self._paused_until_s
@@ -293,27 +294,28 @@ def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings:
         listener.close()
 
 
-def lag_of(cluster: Cluster, ends: Sequence[str]) -> int | None:
-    """Return the number of records between these end offsets and the high watermarks, over the sources that read this
-    cluster.
+def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartition, int] | None:
+    """Return the number of records between these end offsets and the high watermarks, for each partition that the
+    sources read on this cluster.
 
     Returns None if no source reads it. A partition or topic that is newer than the offsets counts with all of its
-    records.
+    records. The lag of a partition that two sources read is the larger one.
     """
     found = [offset for offset in map(_stream_offset, ends) if offset is not None]
     ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
     if not ours:
         return None
 
-    def read(connection: "sa.Connection") -> int:
-        lag = 0
+    def read(connection: "sa.Connection") -> dict[TopicPartition, int]:
+        lags: dict[TopicPartition, int] = {}
         for positions in ours:
             topics = find_topics(connection, {name for name, _ in positions.offsets})
             for here, limits in planner.positions(connection, topics.values()).items():
                 same = positions.topic_ids.get(here.topic, topics[here.topic].topic_id) == topics[here.topic].topic_id
                 done = positions.offsets.get(here, 0) if same else 0
-                lag += max(0, limits.high_watermark - max(done, limits.log_start_offset))
-        return lag
+                lag = max(0, limits.high_watermark - max(done, limits.log_start_offset))
+                lags[here] = max(lag, lags.get(here, 0))
+        return lags
 
     return cluster.store.read(read, timeout_ms=_TIMEOUT_MS)
 

@@ -31,7 +31,8 @@ NONE, NOT_AVAILABLE, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND = 0, 15, 25, 69
 FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 110, 113
 FENCED_INSTANCE_ID, UNRELEASED_INSTANCE_ID = 82, 111
 
-# Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0
+# Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0, except for the commit with
+# the epoch before: a broker accepts it since KIP-1251.
 OBSERVED = """\
 joins: epoch 1, 4 of t
 joins again: epoch 1, 4 of t
@@ -48,7 +49,7 @@ second reports: epoch 2, unchanged
 last epoch, answer lost: epoch 2, unchanged
 last epoch, reports nothing: error 110
 greater epoch: error 110
-commits: [0, 113, 113, 113]
+commits: [0, 0, 113, 113]
 fetches: [(0, 5), (113, None), (113, None), (113, None)]
 not a member commits and fetches: (25, (25, None))
 group is full: error 81
@@ -443,9 +444,8 @@ def test_rolling_upgrade_and_downgrade_lose_and_double_nothing(cluster, gateways
     finally:
         for reader in rolling.running.values():
             reader.stop()
-    assert set(read.values()) == {1}
-    assert rolling.ownership.twice == []
-    assert rolling.ownership.lost == 0
+    twice = sorted(int(value) for value, times in read.items() if times > 1)
+    assert (twice, rolling.ownership.twice, rolling.ownership.lost) == ([], [], 0)
 
 
 def test_consumers_of_spark_log_and_both_protocols_share_a_group_and_gateways_are_killed(

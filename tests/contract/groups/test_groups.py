@@ -331,6 +331,25 @@ def test_commits_are_read_back(cluster):
     assert committed_offsets(cluster.store, "g") == {tp(0): 5, tp(1): 7, tp(2): 1}, "nothing of these"
 
 
+def test_a_commit_may_have_the_epoch_before_for_partitions_that_are_still_assigned(cluster):
+    """KIP-1251: the client sends the commit before it has the answer to its heartbeat."""
+    create_topic(cluster, "t", 4)
+    (a,) = settle(Reader(cluster))
+    before = a.member.generation
+    a, b = settle(a, Reader(cluster))
+    now, a.member.generation = a.member.generation, before
+    a.member.commit({tp(number): at(5) for number in a.numbers})
+    with pytest.raises(IllegalGenerationError, match="belongs to"):
+        a.member.commit({tp(b.numbers[0]): at(6)})
+    a.member.generation = now
+    settle(a, b, Reader(cluster))
+    assert a.member.generation > now > before
+    a.member.generation = before
+    with pytest.raises(IllegalGenerationError):
+        a.member.commit({tp(number): at(7) for number in a.numbers})
+    assert set(committed_offsets(cluster.store, "g").values()) == {5}
+
+
 def test_an_empty_group_accepts_commits_without_a_member(cluster):
     create_topic(cluster, "t", 2)
     assert commit_offsets(cluster.store, "g", {tp(0): 4, tp(1): at(5, "m", 1), tp(0, "gone"): 1}) == [tp(0, "gone")]
