@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kafka.errors import IllegalStateError, KafkaTimeoutError
@@ -69,11 +69,23 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
 
 
 class Written(NamedTuple):
-    """Records of one partition that `send_table` has stored at the contiguous offsets [base_offset, end_offset)."""
+    """Records of one partition that are stored at the contiguous offsets [base_offset, end_offset)."""
 
     topic_partition: TopicPartition
     base_offset: int
     end_offset: int
+
+
+def merged(ranges: Iterable[Written]) -> list[Written]:
+    """Return the ranges by partition and offset. Adjacent ones are one: where a batch ended depends on the moment."""
+    result: list[Written] = []
+    for each in sorted(ranges):
+        last = result[-1] if result else None
+        if last is not None and (last.topic_partition, last.end_offset) == each[:2] and each.base_offset >= 0:
+            result[-1] = Written(last.topic_partition, last.base_offset, each.end_offset)
+        else:
+            result.append(each)
+    return result
 
 
 class TableFuture(Future):  # type: ignore[misc]
@@ -125,7 +137,7 @@ class TableFuture(Future):  # type: ignore[misc]
                     base = batch.base_offset
                     end = base + batch.count if base >= 0 else -1
                     ranges.append(Written(TopicPartition(topic_batch.topic, batch.partition), base, end))
-        return sorted(ranges)
+        return merged(ranges)
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the list, or raise the first error. Raises KafkaTimeoutError after `timeout` seconds."""

@@ -25,7 +25,7 @@ from kafka.errors import TransactionAbortedError
 from kafka.structs import TopicPartition
 
 from spark_log.clients.kafka_errors import kafka_error
-from spark_log.clients.produce.future import Written
+from spark_log.clients.produce.future import Written, merged
 from spark_log.clients.produce.producer_batch import ProducerBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.cluster.cluster import Cluster
@@ -254,7 +254,7 @@ class ProducerTransaction:
             for each, base_offset in zip(sent, offsets, strict=True):
                 each.set_base_offset(base_offset)
             self._over()
-        return sorted(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
+        return merged(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
         batches = [each.batch for each in sent]

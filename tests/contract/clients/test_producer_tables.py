@@ -5,7 +5,9 @@ import pyarrow as pa
 import pytest
 
 from spark_log.clients.produce.future import Written
+from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
+from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
@@ -48,13 +50,14 @@ def log_headers():
 
 def test_large_tables_are_written_to_files_in_order(produce, cluster, log, monkeypatch):
     monkeypatch.setattr("spark_log.clients.produce.table_batches.SLICE_BYTES_MAX", 400_000)
-    create_topic(cluster, "t", 2, configs={"inline.max.bytes": "10000"})
+    topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "10000"})
     producer = produce(buffer_memory=500_000)
     batch = pa.record_batch(
         {"value": [b"%06d" % n for n in range(60_000)], "partition": [n % 2 for n in range(60_000)]}
     )
     written = producer.send_table("t", batch).get(timeout=60)
-    assert len(written) > 4
+    assert written == [Written(TopicPartition("t", number), 0, 30_000) for number in range(2)]
+    assert len(cluster.store.read(lambda connection: segments(connection, topic, 0, inline=False))) > 2
     assert stored(log, "t") == {p: [b"%06d" % n for n in range(p, 60_000, 2)] for p in range(2)}
 
 

@@ -9,7 +9,7 @@ from kafka.future import Future
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
-from spark_log.clients.produce.future import SendFuture, TableFuture, Written
+from spark_log.clients.produce.future import SendFuture, TableFuture, Written, merged
 from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicId
@@ -147,3 +147,11 @@ def test_table_future_fails_with_the_first_error_and_lists_written_records():
     with pytest.raises(NotEnoughReplicasError):
         future.get(timeout=1)
     assert future.written() == [Written(TopicPartition("t", 0), 4, 6)]
+
+
+def test_ranges_of_batches_that_follow_each_other_are_one():
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    ranges = [Written(zero, 2, 3), Written(one, 2, 4), Written(zero, 0, 2), Written(zero, 5, 6), Written(one, 4, 4)]
+    assert merged(ranges) == [Written(zero, 0, 3), Written(zero, 5, 6), Written(one, 2, 4)]
+    unknown = [Written(zero, -1, -1), Written(zero, -1, -1)]
+    assert merged(unknown) == unknown
