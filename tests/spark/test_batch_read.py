@@ -1,13 +1,16 @@
 """Batch reads: every read option of the contract, and read_topic."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.types import StructType
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
@@ -18,6 +21,9 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.batch_reader import BatchReader
+from spark_log.spark.datasource.read.read_task import ReadColumns
 from tests.support.batch_source import read_values
 from tests.support.records import NOON_MS, table
 from tests.support.topics import append, fails, fill, make, read, values
@@ -53,6 +59,19 @@ def test_the_format_needs_no_registration_and_has_the_columns_of_the_kafka_sourc
     [row] = frame.where("partition = 1 AND offset = 2").collect()
     assert (row.key, bytes(row.value), row.topic, row.timestampType) == (None, b"1/2", "t", 0)
     assert row.timestamp.timestamp() * 1000 == NOON_MS + 2000
+
+
+@pytest.mark.parametrize("names", [["value"], ["offset", "key"], []])
+def test_an_engine_that_prunes_columns_reads_only_these(
+    cluster: Cluster, log: ClientLog, t: None, names: list[str]
+) -> None:
+    options = ReadOptions.parse({"subscribe": "t", "cluster": str(cluster.store.address)}, streaming=False, environ={})
+    reader = BatchReader(options, ReadColumns(tuple(name for name, _ in COLUMNS), StructType()))
+    reader.pruneColumns(pa.schema([(name, pa.binary()) for name in names]))
+    executor = pickle.loads(pickle.dumps(reader))
+    batches = [batch for task in reader.partitions() for batch in executor.read(task)]
+    assert sum(batch.num_rows for batch in batches) == 8
+    assert {tuple(batch.schema.names) for batch in batches} == {tuple(names)}
 
 
 def test_headers(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:

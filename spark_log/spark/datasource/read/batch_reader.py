@@ -36,6 +36,13 @@ class BatchReader(DataSourceReader):
         self._pruning = prune(filters)
         return filters
 
+    def pruneColumns(self, schema: "pa.Schema") -> None:
+        """Read only the columns that `schema` names, in its order.
+
+        Sail calls this after `pushFilters`. Spark has no column pruning for data sources in Python.
+        """
+        self._columns = self._columns.only(schema.names)
+
     def partitions(self) -> Sequence[InputPartition]:
         from spark_log.spark.datasource.read.read_planner import ReadPlanner
 

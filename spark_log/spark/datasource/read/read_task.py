@@ -1,6 +1,6 @@
 """The input of a read task, and its execution. Executor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,10 @@ class ReadColumns:
     def of(cls, schema: StructType) -> "ReadColumns":
         return cls(tuple(schema.names), StructType([field for field in schema if field.name in TYPED]))
 
+    def only(self, names: Sequence[str]) -> "ReadColumns":
+        """Return the columns of these names, in their order."""
+        return ReadColumns(tuple(names), StructType([field for field in self.typed if field.name in names]))
+
 
 def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.RecordBatch"]:
     """Yield the records of a task as Arrow batches of the columns."""
@@ -54,7 +58,7 @@ def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.Record
         from pyspark.sql.pandas.types import to_arrow_type
 
         typed = to_arrow_type(columns.typed, timezone="UTC")
-    schema = read_schema("headers" in names, names, typed)
+    schema = read_schema("headers" in names, names or ("partition",), typed)  # without columns, rows are counted
     return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times, task.fields), names)
 
 
