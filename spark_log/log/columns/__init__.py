@@ -1,1 +1,1 @@
-"""Typed columns: schemas, their evolution, and decoders from the bytes of values to Arrow structs."""
+"""Typed columns: schemas, their evolution, and decoders from the bytes of keys and values to Arrow structs."""

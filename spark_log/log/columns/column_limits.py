@@ -1,8 +1,8 @@
-"""The limits that each schema of columns has to keep, so that every Delta reader can read the table.
+"""The limits that each schema of columns must keep, so that every Delta reader can read the table.
 
-Names: unique within a struct without regard to case, not empty, and without whitespace, control characters and any of
-, ; { } ( ) = . ` " and backslash, which a Delta table without column mapping, a dotted path or a quoted
-name cannot have.
+A name must be unique within its struct without regard to case, and not empty. It has no whitespace, control character,
+backslash or any of , ; { } ( ) = . ` " because a Delta table without column mapping, a dotted path or a quoted name
+cannot have them.
 """
 
 import re
@@ -13,16 +13,16 @@ import pyarrow as pa
 from spark_log.errors import InvalidSchemaError
 
 MAX_FIELDS = 10_000
-"""Fields of a schema, nested ones included."""
+"""Number of fields of a schema, including nested fields."""
 MAX_DEPTH = 32
-"""Nested structs, arrays and maps of a schema, the record itself included."""
+"""Levels of structs, arrays and maps of a schema, including the record itself."""
 
 _NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`\"\\]")
 _SCALARS = {pa.int64(), pa.float64(), pa.timestamp("us", "UTC"), pa.date32(), pa.bool_(), pa.binary(), pa.string()}
 
 
 def checked(fields: pa.StructType) -> pa.StructType:
-    """The same fields. InvalidSchemaError if they exceed a limit, or have a name or a type that columns cannot have."""
+    """Return `fields`. Raise InvalidSchemaError if they exceed a limit, or have a name or type that is not allowed."""
     count = 0
     for path, kind, depth in walk(fields):
         count += pa.types.is_struct(kind) and kind.num_fields
@@ -45,7 +45,9 @@ def is_column_name(name: str) -> bool:
 
 
 def walk(fields: pa.StructType) -> Iterator[tuple[tuple[str, ...], pa.DataType, int]]:
-    """Each type of the schema with its path and depth, the schema itself first, parents before children."""
+    """Yield each type of the schema with its path and depth, beginning with the schema itself, parents before
+    children.
+    """
     stack: list[tuple[tuple[str, ...], pa.DataType, int]] = [((), fields, 1)]
     while stack:
         path, kind, depth = stack.pop()

@@ -32,7 +32,9 @@ _MAX_PRECISION = 38
 
 
 def parsed(text: str) -> pa.StructType:
-    """The struct that the text declares. InvalidSchemaError names the position of the first error."""
+    """Return the struct that the text declares. Raise InvalidSchemaError, which names the position or the field of the
+    first error.
+    """
     return _Parser(text).schema()
 
 
@@ -131,7 +133,7 @@ class _Parser:
         return pa.decimal128(precision, scale)
 
     def _accept(self, token: str) -> bool:
-        """Step over the token if it is the next one."""
+        """Consume the next token if it is `token`, and return whether it is."""
         kind, text, _ = self._tokens[self._next]
         found = kind in ("word", "sign") and text.upper() == token
         self._next += found

@@ -1,7 +1,8 @@
-"""The interface of the decoders: bytes to a struct of columns, the same for drivers, Spark tasks and maintenance.
+"""The interface of the decoders, from bytes to a struct of columns. Drivers, Spark tasks and maintenance use it.
 
-One bad record never affects another: its struct is null and its reason names the field and the problem. A reason has at
-most 200 characters and never contains data of the record. A null value, which is a tombstone, has neither.
+A bad record never affects another record. Its struct is null, and its reason names the field and the problem. A reason
+has at most 200 characters and never contains data of the record. A null value, which is a tombstone, has a null struct
+and no reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,14 @@ import pyarrow as pa
 class ColumnsDefinition:
     """The columns that the keys or values of a topic are decoded to.
 
-    `format`: json, avro or protobuf.
+    `format`: json, avro or protobuf; bytes if the values are not decoded any more but the columns stay.
     `framing`: none or confluent.
-    `schema`: the source text: DDL or a JSON Schema, Avro's JSON, or that of `protobuf_schema`.
-    `fields`: the columns, those of removed fields included.
-    `schemas_by_id`: with framing confluent, the source text of each schema id that is known. json does not need it: its
-    values have the names of their fields.
-    `renamed`: the column of each field of the present schema that has a column of another name, since a reset.
-    `replaced`: the columns that the present schema does not fill, since a reset.
+    `schema`: the source text: DDL or a JSON Schema, Avro's JSON, or the text of `protobuf_schema`.
+    `fields`: the columns, including those of removed fields.
+    `schemas_by_id`: with framing confluent, the source text of each known schema id. json does not need it, because its
+    values contain the names of their fields.
+    `renamed`: maps each field of the present schema to its column, if a reset gave it a column of another name.
+    `replaced`: the columns that the present schema does not fill any more, because of a reset.
     `previous`: the definition before the last reset.
     """
 
@@ -40,8 +41,8 @@ class ColumnsDefinition:
 
 
 class Decoded(NamedTuple):
-    """`record`: a struct of the definition's fields for each value. `reasons`: why a value is bad, null for the others;
-    None if there are no bad values.
+    """Decoded values. `record` has a struct of the definition's fields for each value. `reasons` has for each bad value
+    why it is bad, and null for the others; it is None if there are no bad values.
     """
 
     record: pa.StructArray
@@ -49,7 +50,7 @@ class Decoded(NamedTuple):
 
 
 def concatenated(parts: Sequence[Decoded], fields: pa.StructType) -> Decoded:
-    """The parts of one column, decoded one after the other."""
+    """Return the decoded parts of one column as a whole."""
     if not parts:
         return Decoded(pa.array([], fields), None)
     record = pa.concat_arrays([part.record for part in parts])
@@ -60,7 +61,9 @@ def concatenated(parts: Sequence[Decoded], fields: pa.StructType) -> Decoded:
 
 
 class Decoder(Protocol):
+    """Decodes keys or values to the columns of one definition."""
+
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
 
     def most_values(self, values: pa.BinaryArray) -> float:
-        """At most how many values of structs these are decoded to, those that are missing included."""
+        """Return an upper bound of the number of fields of structs, including missing ones, that `values` decode to."""

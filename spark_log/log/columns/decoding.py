@@ -1,4 +1,4 @@
-"""The decoder of each format, and the columns of a schema in it."""
+"""Selects the decoder of a definition, and finds the columns of a schema, by its format."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def schema_fields(format: str, schema: str) -> pa.StructType:
-    """The columns of a schema: DDL or a JSON Schema for json, Avro's JSON for avro, a text of `protobuf_schema` for
-    protobuf.
+    """Return the columns of a schema: DDL or a JSON Schema for json, Avro's JSON for avro, a text of `protobuf_schema`
+    for protobuf.
 
-    InvalidSchemaError names what cannot be a column.
+    Raises InvalidSchemaError, which names the field that cannot be a column; InvalidConfigurationError if a package is
+    missing.
     """
     if format == "json":
         if schema.lstrip().startswith("{"):
@@ -40,6 +41,7 @@ def schema_fields(format: str, schema: str) -> pa.StructType:
 
 @contextmanager
 def needing_protobuf() -> Iterator[None]:
+    """Convert an ImportError to InvalidConfigurationError, which names spark-log's extra `protobuf`."""
     try:
         yield
     except ImportError as error:
@@ -50,9 +52,9 @@ def needing_protobuf() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def decoder(definition: ColumnsDefinition) -> Decoder:
-    """The decoder of the definition. Each process keeps the last ones.
+    """Return the decoder of the definition. Each process caches the last 64 decoders.
 
-    InvalidSchemaError if it cannot be decoded, InvalidConfigurationError if a package is missing.
+    Raises InvalidSchemaError if the format cannot be decoded, InvalidConfigurationError if a package is missing.
     """
     if definition.previous is not None:
         from spark_log.log.columns.resets import ResetDecoder

@@ -1,4 +1,4 @@
-"""The definition of the typed columns of keys or values: how it follows from the configs. Pure."""
+"""Derives the definition of the typed columns of keys or values from the topic's configs. Pure."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,8 +17,8 @@ from spark_log.log.columns.resets import columns_after
 class SubjectSchemas:
     """The schemas of a subject of a schema registry, as source texts.
 
-    `schema`: the version that the topic has. `by_id`: all versions of the subject, as pairs of schema id and text.
-    `follows`: whether the fields of all versions become columns, not only those of `schema`.
+    `schema`: the version that the topic uses. `by_id`: all versions of the subject, as pairs of schema id and text.
+    `follows`: whether the fields of all versions become columns, or only those of `schema`.
     """
 
     schema: str
@@ -33,12 +33,13 @@ def define(
     *,
     reset: bool = False,
 ) -> ColumnsDefinition | None:
-    """The definition of a part with these configs; `before` is the one so far. `subject`: the schemas to which the
-    config of the schema refers, if it names a subject of a registry. None if the part never had columns.
+    """Return the definition of a part (key or value) with these configs, or None if it has no columns and never had
+    any.
 
-    A column is never removed, and never changes its type; with `reset`, a field that does not fit its column gets
-    another one. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
-    IncompatibleSchemaError.
+    `before` is the definition so far. `subject` has the schemas of the subject of a registry, if the config of the
+    schema names one. A column is never removed and never changes its type, except that nested structs gain fields; with
+    `reset`, a field that does not fit its column gets another column. Versions of the subject that do not fit the
+    columns are left out. Raises InvalidConfigurationError, InvalidSchemaError and IncompatibleSchemaError.
     """
     source, format_, framing = configs.source, configs.format, configs.framing
     if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":
@@ -74,11 +75,13 @@ def define(
 
 
 _version_fields = lru_cache(maxsize=1024)(schema_fields)
-"""The versions of a subject are read again for each new one."""
+"""`schema_fields` with a cache, because each new version of a subject needs the fields of all earlier versions."""
 
 
 def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:
-    """Whether each field is a column already; a subject may have hundreds of versions, most of which add nothing."""
+    """Return whether each field is a column already. This is the fast path for the hundreds of versions that a subject
+    may have, most of which add no field.
+    """
     if definition.renamed or definition.replaced:
         return False
     kinds = {field.name: field.type for field in definition.fields}
@@ -86,7 +89,7 @@ def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:
 
 
 def _selected(fields: pa.StructType, configs: PartConfigs) -> pa.StructType:
-    """The fields that become columns, in the order of the schema; a nested field is named by its dotted path."""
+    """Return the fields that the config names, by their dotted paths, in the order of the schema."""
     if configs.columns == "all":
         return fields
     paths = [tuple(path.strip().split(".")) for path in configs.columns.split(",")]

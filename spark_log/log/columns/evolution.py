@@ -1,4 +1,4 @@
-"""Evolution of columns: additive. A new field is a new column, a removed field's column stays."""
+"""Evolves columns additively: a new field becomes a new column, and the column of a removed field stays."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,11 @@ from spark_log.log.columns.types import list_of, type_name
 
 
 class Evolution(NamedTuple):
-    """`fields`: the current columns in their order, then the new ones, in each struct. Removed columns stay in it.
+    """The columns for two schemas. `fields` has in each struct the current columns in their order, including those of
+    removed fields, then the new ones.
 
-    `added`, `removed`: dotted paths of the topmost fields that only the new, or only the current schema has. The
-    element of an array is called `element` in a path, the value of a map `value`.
+    `added` and `removed` are the dotted paths of the topmost fields that only the new schema has, and that only the
+    current schema has. A path names the element of an array `element` and the value of a map `value`.
     """
 
     fields: pa.StructType
@@ -22,10 +23,11 @@ class Evolution(NamedTuple):
 
 
 def evolve(current: pa.StructType, new: pa.StructType) -> Evolution:
-    """The columns that hold the records of both schemas.
+    """Return the columns that can store the records of both schemas.
 
-    IncompatibleSchemaError names every path that is refused, and why: another type, a name that differs from a column's
-    in case only, a DECIMAL that does not fit the column. A DECIMAL that fits keeps the column's type.
+    Raises IncompatibleSchemaError, which names every refused path and the reason: another type, a name that differs
+    from a column's name in case only, a DECIMAL that does not fit the column, or an exceeded limit. A DECIMAL that fits
+    keeps the column's type.
     """
     change = _Change()
     fields = change.struct(current, new, ())
@@ -76,7 +78,7 @@ class _Change:
 
 
 def _decimal_fits(current: pa.DataType, new: pa.DataType) -> bool:
-    """Whether each DECIMAL of the new type is one of the current type."""
+    """Return whether the current type can store each value of the new type, both DECIMAL."""
     return bool(
         pa.types.is_decimal(current)
         and pa.types.is_decimal(new)

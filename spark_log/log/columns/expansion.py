@@ -1,8 +1,8 @@
-"""The number of values that a key or value is decoded to, those that are missing included.
+"""Limits the number of values that a key or value is decoded to, including missing ones.
 
-Two bytes in a sparse array of wide structs may stand for thousands of nulls. A key or value has at most MAX_VALUES of
-them, or it is bad. Rows are decoded together only if they have no more than MAX_VALUES in all, so that memory is
-bounded for every batch.
+Two bytes in a sparse array of wide structs may decode to thousands of nulls. A key or value with more than MAX_VALUES
+values in arrays and maps is bad. Rows are decoded together only if they have at most MAX_VALUES values in total, so
+that memory is bounded for every batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 MAX_VALUES = 1 << 24
-"""Values of one record in structs within arrays and maps, and of all rows that are decoded together."""
+"""Limit of the values of one record in structs within arrays and maps, and of all rows that are decoded together."""
 
 
 def struct_width(kind: pa.DataType) -> int:
-    """The number of fields of a struct, those of structs within it included. Items of arrays and maps do not count."""
+    """Return the number of fields of a struct, including those of nested structs, without items of arrays and maps."""
     return sum(1 + struct_width(field.type) for field in kind) if pa.types.is_struct(kind) else 0
 
 
 def item_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type of the items of an array or map."""
+    """Return the type of the items of an array or map, None for another type."""
     if pa.types.is_map(kind):
         return kind.item_type
     return kind.value_type if pa.types.is_list(kind) else None
 
 
 def widest_item(kind: pa.DataType) -> int:
-    """The most fields that one item of an array or map has, those of nested structs included."""
+    """Return the largest number of fields, including nested ones, of an item of an array or map in `kind`."""
     item = item_type(kind)
     if item is not None:
         return max(struct_width(item), widest_item(item))
@@ -36,9 +36,10 @@ def widest_item(kind: pa.DataType) -> int:
 def slices(
     rows: int, most_values: Callable[[int, int], float], values_max: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Start and end of slices with at most `values_max` values, or one row, in order; at least one slice.
+    """Yield start and end of slices of at most `values_max` values (default MAX_VALUES) or one row, in order.
 
-    `most_values`: at most how many values the rows from a start to an end have. `values_max`: None: MAX_VALUES.
+    `most_values` returns an upper bound of the number of values in the rows from a start to an end. There is at least
+    one slice, even without rows.
     """
     limit = MAX_VALUES if values_max is None else values_max
     stack = [(0, rows)]

@@ -1,4 +1,4 @@
-"""Fields of a struct by their paths, at any depth. Pure."""
+"""Finds fields of a struct by their paths, at any depth. Pure."""
 
 import pyarrow as pa
 
@@ -6,12 +6,12 @@ from spark_log.log.columns.column_limits import walk
 
 
 def column_paths(fields: pa.StructType) -> list[str]:
-    """The dotted paths of all fields, at any depth, in order."""
+    """Return the dotted paths of all fields, at any depth, in order."""
     return [".".join(path) for path, _, _ in walk(fields) if path]
 
 
 def contains(whole: pa.DataType, part: pa.DataType) -> bool:
-    """Whether each field of `part`, at any depth, is in `whole`."""
+    """Return whether each field of `part`, at any depth, is in `whole`. The types of leaves are not compared."""
     if pa.types.is_struct(part):
         return bool(pa.types.is_struct(whole)) and all(
             whole.get_field_index(field.name) >= 0 and contains(whole.field(field.name).type, field.type)
@@ -24,7 +24,7 @@ def contains(whole: pa.DataType, part: pa.DataType) -> bool:
 
 
 def has_path(fields: pa.DataType, path: tuple[str, ...]) -> bool:
-    """Whether there is a field on this path. Arrays are passed through."""
+    """Return whether there is a field at this path. A path does not name the elements of arrays."""
     here = fields
     for name in path:
         while pa.types.is_list(here):
@@ -36,7 +36,7 @@ def has_path(fields: pa.DataType, path: tuple[str, ...]) -> bool:
 
 
 def part_on_paths(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataType:
-    """`kind` with the fields on one of the paths; an empty path takes all."""
+    """Return `kind` with only the fields at the paths. An empty path stands for all fields."""
     if () in paths:
         return kind
     if pa.types.is_list(kind):

@@ -11,7 +11,7 @@ NO_FRAMING = "does not begin with Confluent's framing"
 
 
 def unframed(values: pa.BinaryArray) -> tuple[pa.BinaryArray, "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
-    """The messages, and the id of each one's schema: NOT_FRAMED, and a null message, where there is none."""
+    """Return the messages, and the schema id of each. Values without framing are null messages with id NOT_FRAMED."""
     ids = np.full(len(values), NOT_FRAMED, np.int64)
     offsets = offsets_of(values).astype(np.int64)
     framed = offsets[1:] - offsets[:-1] >= HEADER_BYTES

@@ -1,4 +1,4 @@
-"""The columns that a sample of JSON values needs.
+"""Infers the columns for a sample of JSON values.
 
     true, false      BOOLEAN
     numbers          BIGINT if all are whole and have 64 bits, DOUBLE if one has a point or an exponent
@@ -9,9 +9,9 @@
     arrays           ARRAY
     several of these, and whole numbers of more than 64 bits      STRING, which holds any value's JSON text
 
-These are left out and can be added when their type is known: fields that are always null, empty objects, empty arrays.
-Also left out are fields whose name no column can have (see checks.py); of names that differ in case only the
-first stays.
+Fields that are always null, empty objects and empty arrays are left out, and can be added when their type is known.
+Fields whose name no column can have are left out too (see column_limits.py); of names that differ in case only, the
+first one stays. Objects and arrays that are nested too deep for columns become STRING.
 """
 
 import datetime
@@ -27,7 +27,7 @@ from spark_log.log.columns.json.field_by_field import BadRecordError, check_text
 from spark_log.log.columns.types import list_of
 
 MAX_STRUCT = 200
-"""Names of an object that is a struct. Objects with more have data as names."""
+"""The most names of an object that becomes a struct. The names of objects with more names are data."""
 
 _SCALARS = {
     "boolean": pa.bool_(),
@@ -45,9 +45,9 @@ _YEARS = range(2, 9999)  # any zone leaves the time within the years 1 to 9999
 
 
 def infer_json(values: pa.BinaryArray) -> pa.StructType:
-    """The columns of the values that are JSON objects; values that are not are ignored.
+    """Return the columns for the values that are JSON objects, ignoring all other values.
 
-    InvalidSchemaError if they have no field that can be a column.
+    Raises InvalidSchemaError if they have no field that can be a column.
     """
     seen = _Seen()
     for value in values.to_pylist():
@@ -105,7 +105,7 @@ class _Seen:
             self._items.include(other._items)
 
     def type(self, depth: int) -> pa.DataType | None:
-        """None if there were only null and empty values. `depth`: of the type, if it is nested."""
+        """Return the type of the values, None if all are null or empty. `depth` is that of the type if it is nested."""
         if self._kinds <= {"array", "object"} and len(self._kinds) < 2:
             return self._nested(depth)
         for wider, kinds in (("double", {"long", "double"}), ("timestamp", {"date", "timestamp"})):
@@ -128,7 +128,7 @@ class _Seen:
         return value and pa.map_(pa.string(), value)
 
     def struct(self, depth: int) -> pa.StructType | None:
-        """None if no field can be a column."""
+        """Return the struct of the fields, None if no field can be a column."""
         fields, names = [], set[str]()
         for name, seen in self._fields.items():
             kind = seen.type(depth + 1)

@@ -1,10 +1,10 @@
-"""The parts of a record that may have typed columns, its key and its value, and the names of these columns."""
+"""The two parts of a record that may have typed columns, key and value, and the names of these columns."""
 
 from typing import NamedTuple
 
 
 class TypedPart(NamedTuple):
-    """A part of a record: the column with its bytes, and the two columns that are decoded from them."""
+    """A part of a record: the name of the column with its bytes, and of the two columns that are decoded from it."""
 
     source: str
     error: str
@@ -18,4 +18,4 @@ PARTS = (KEY, VALUE)
 TYPED = tuple(name for part in PARTS for name in (part.error, part.record))
 """The typed columns, which follow the others in the files of a topic that has them."""
 RECORDS = tuple(part.record for part in PARTS)
-"""Those of them that are structs."""
+"""The typed columns that are structs."""

@@ -1,7 +1,7 @@
-"""Python values to Arrow columns, for the decoders whose parser returns Python objects.
+"""Converts Python values to Arrow columns, for the decoders whose parser returns Python objects.
 
-A value that its column cannot hold makes its row bad, with a reason; it is null in the column, and the other rows are
-converted as if it were null.
+A value that its column cannot store makes its row bad, with a reason. The value is null in the column, and the other
+rows are not affected.
 """
 
 from bisect import bisect_right
@@ -22,9 +22,9 @@ _RowOf = Callable[[int], int]
 class Leaf(NamedTuple):
     """How the values of a leaf type are converted.
 
-    `convert`: values to an array of the same length. Raises ValueError or OverflowError if a value does not fit.
-    `problem`: the reason for a value that does not fit.
-    `plausible`: whether each value may fit; it finds most of those that do not, and is faster than trying each.
+    `convert` converts values to an array of the same length. It raises ValueError or OverflowError if one does not fit.
+    `problem` is the reason for a value that does not fit.
+    `plausible` returns for each value whether it may fit. It finds most values that do not, faster than `convert`.
     """
 
     convert: Convert
@@ -33,21 +33,22 @@ class Leaf(NamedTuple):
 
 
 class Parser(Protocol):
-    """Knows the objects that a parser returns."""
+    """Gives access to the objects that the parser of a format returns."""
 
     def leaf(self, kind: pa.DataType) -> Leaf: ...
 
     def split(self, kind: pa.StructType) -> Split:
-        """Objects to the values of each field, in the struct's order."""
+        """Return a function from objects to the values of each field, in the struct's order."""
 
     def empty(self, kind: pa.StructType) -> Any:
-        """An object all of whose fields are None."""
+        """Return an object whose fields are all None."""
 
 
 class Bad:
-    """The rows that are bad, each with its first reason.
+    """The bad rows, each with its first reason.
 
-    `counting`: whether a row may have more than MAX_VALUES values in structs within arrays and maps.
+    `counting` is whether to count values, because a row may have more than MAX_VALUES values in structs within arrays
+    and maps.
     """
 
     def __init__(self, counting: bool = False) -> None:
@@ -56,7 +57,9 @@ class Bad:
         self._values: dict[int, int] = {}
 
     def has_room(self, row: int, values: int, path: str) -> bool:
-        """Count more values of the row; if they are too many, it is bad and keeps those that it had."""
+        """Add `values` to the row's count and return True. If the count would exceed MAX_VALUES, make the row bad,
+        leave its count and return False.
+        """
         if not self.counting:
             return True
         count = self._values.get(row, 0) + values
@@ -71,7 +74,7 @@ class Bad:
 
 
 class Columns:
-    """Converts a list of objects, or None, to a struct of the columns."""
+    """Converts a list of objects, of which some may be None, to structs of the columns."""
 
     def __init__(self, fields: pa.StructType, parser: Parser) -> None:
         self._parser = parser
@@ -102,7 +105,8 @@ class Columns:
             for position in _unfit(convert, left, 0, len(left)):
                 row = row_of(position)
                 bad.add(row, reason)
-                while position < len(left) and row_of(position) == row:  # one is enough: the row has no others then
+                # One reason for a row is enough, so the row's other values are not tried.
+                while position < len(left) and row_of(position) == row:
                     left[position] = None
                     position += 1
             return convert(left)
@@ -153,7 +157,7 @@ class Columns:
 
 
 def _limited(kind: pa.ListType | pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], Values]:
-    """The arrays or maps without those that have no room, whose rows are then bad."""
+    """Return a function that replaces the arrays or maps with too many values by None, and makes their rows bad."""
     width = struct_width(item_type(kind))
 
     def limited(values: Values, row_of: _RowOf, bad: Bad) -> Values:
@@ -176,13 +180,13 @@ def _offsets(values: Values) -> list[int]:
 
 
 def _outer(offsets: Sequence[int], row_of: _RowOf) -> _RowOf:
-    """The row of an element, by the offsets of the lists."""
+    """Return a function from the position of an element to its row, by the offsets of the lists."""
     return lambda position: row_of(bisect_right(offsets, position) - 1)
 
 
 def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterator[int]:
-    """The positions of the values that do not fit, in order, found by halving. The caller may replace values after a
-    position by None.
+    """Yield the positions of the values that do not fit, in order, found by bisection. The caller may replace values
+    after a position by None.
     """
     try:
         convert(values[start:end])

@@ -1,9 +1,10 @@
-"""Resets: a field of the schema gets another type, and with it another column. Pure.
+"""Resets: a field of the schema gets another type, and therefore another column. Pure.
 
-A column of a Delta table cannot change its type as long as there are files that have it with the old one. So the column
-`price` stays, with the values that it has, and the field `price` is column `price__v2` from now on. A value is decoded
-with the present schema, and with the earlier ones: it is bad only if it fits none of them. Each column has the value of
-the newest schema with this column that the value fits. So a column never loses a value when its file is written again.
+A column of a Delta table cannot change its type while there are files that have it with the old type. So the column
+`price` stays with its values, and the field `price` is stored in column `price__v2` from then on. A value is decoded
+with the present schema and with all earlier ones, and is bad only if it fits none of them. Each column gets its value
+from the newest schema that has this column and that the value fits. So no column loses a value when its file is
+rewritten.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,9 @@ from spark_log.log.columns.schema_id_decoder import taken
 
 
 def present_fields(definition: ColumnsDefinition) -> pa.StructType:
-    """The fields of the present schema by their names in the values, those that it has left out included."""
+    """Return the fields of the present schema, with the names that they have in keys or values. They include fields
+    that were removed from the schema.
+    """
     field_of = {column: name for name, column in definition.renamed.items()}
     return pa.struct(
         [
@@ -34,7 +37,7 @@ def present_fields(definition: ColumnsDefinition) -> pa.StructType:
 
 
 class Columns(NamedTuple):
-    """`fields`, `renamed`, `replaced`: see ColumnsDefinition."""
+    """The columns of a topic: the attributes of the same names of ColumnsDefinition."""
 
     fields: pa.StructType
     renamed: Mapping[str, str]
@@ -42,8 +45,9 @@ class Columns(NamedTuple):
 
 
 def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bool = False) -> Columns:
-    """The columns of a topic after its schema has got these fields. With `reset`, a field that does not fit its column
-    gets a new one; without, IncompatibleSchemaError.
+    """Return the columns of a topic after its schema was changed to these fields.
+
+    With `reset`, a field that does not fit its column gets a new column; without it, IncompatibleSchemaError is raised.
     """
     present = present_fields(before)
     columns = {column.name: column.type for column in before.fields}
@@ -94,7 +98,9 @@ def _free_name(name: str, taken_names: set[str]) -> str:
 
 
 def schemas(definition: ColumnsDefinition) -> Iterator[ColumnsDefinition]:
-    """The present definition and those before each reset, newest first. One without a format cannot be decoded."""
+    """Yield the present definition and those before each reset, newest first, without those of format bytes, which
+    cannot be decoded.
+    """
     current: ColumnsDefinition | None = definition
     while current is not None:
         if current.format != "bytes":
@@ -103,15 +109,15 @@ def schemas(definition: ColumnsDefinition) -> Iterator[ColumnsDefinition]:
 
 
 def of_present_schema(definition: ColumnsDefinition) -> ColumnsDefinition:
-    """A definition of the present schema alone, whose columns have the names of its fields."""
+    """Return a definition of the present schema alone, whose columns have the names of its fields."""
     return replace(definition, fields=present_fields(definition), renamed={}, replaced=(), previous=None)
 
 
 class ResetDecoder:
-    """A decoder of a definition with earlier schemas. Threads may share it."""
+    """The decoder of a definition with earlier schemas. Threads may share it."""
 
     def __init__(self, definition: ColumnsDefinition, decoder: Callable[[ColumnsDefinition], Decoder]) -> None:
-        """`decoder` makes the decoder of each of the schemas."""
+        """Create the decoder of each schema with `decoder`."""
         self._fields = definition.fields
         self._schemas = []
         kinds = {column.name: column.type for column in definition.fields}

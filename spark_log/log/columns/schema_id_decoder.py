@@ -1,4 +1,4 @@
-"""Decoding of values with a schema of their own: each is read with the schema whose id it begins with."""
+"""Decodes values that begin with the id of their schema, each with this schema, or all values with one schema."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,14 +13,16 @@ from spark_log.log.columns.python_columns import Bad
 from spark_log.log.columns.value_bytes import Ints, offsets_of, parts
 
 Read = Callable[[pa.BinaryArray, Ints, Bad], pa.StructArray]
-"""The values at these rows, none of them null, as the columns. Rows that are bad have any value."""
+"""Decodes the values at these rows, none of which is null, to structs of the columns. Adds rows that are bad to Bad;
+their structs may have any value.
+"""
 
 
 class SchemaIdDecoder:
-    """A decoder with one function for each schema id, or with a single one for values without framing.
+    """A decoder with one function for each schema id, or a single function for values without framing.
 
-    `rows`: how many values are decoded together. `values_per_byte`: the most values of structs within arrays and maps
-    that one byte stands for. Threads may share it.
+    `rows` is the number of values that are decoded together. `values_per_byte` is the largest number of values in
+    structs within arrays and maps to which one byte can be decoded. Threads may share it.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class SchemaIdDecoder:
 
 
 def taken(array: pa.Array, order: Ints) -> pa.Array:
-    """The elements at these positions, null for -1."""
+    """Return the elements of `array` at these positions, null for -1."""
     absent = order < 0
     if not absent.any() and len(order) == len(array) and (order == np.arange(len(order))).all():
         return array

@@ -1,4 +1,4 @@
-"""The range of times in columns: the years 1 to 9999, which every reader knows."""
+"""The range of timestamps and dates in columns: the years 1 to 9999, which every reader supports."""
 
 FIRST_TIMESTAMP, LAST_TIMESTAMP = -62_135_596_800_000_000, 253_402_300_799_999_999
 """Microseconds since 1970."""

@@ -1,4 +1,4 @@
-"""The typed columns of a topic: of its keys, of its values, or of both; and their text in the metadata store."""
+"""The typed columns of a topic, of its keys, its values, or both, and their text in the metadata store."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -17,9 +17,9 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True)
 class TopicColumns:
-    """The definitions of a topic's typed columns; None for a part, its keys or values, that has none.
+    """The definitions of a topic's typed columns. `key` or `value` is None if keys or values have none.
 
-    `version`: grows with each change of a definition. So all files with a version have the same typed columns, decoded
+    `version` grows with each change of a definition. So all files with one version have the same typed columns, decoded
     in the same way.
     """
 
@@ -28,7 +28,7 @@ class TopicColumns:
     value: ColumnsDefinition | None = None
 
     def of(self, source: str) -> ColumnsDefinition | None:
-        """The definition of the keys or of the values. `source`: key or value."""
+        """Return the definition of the keys or of the values. `source` is key or value."""
         return {"key": self.key, "value": self.value}[source]
 
     @property
@@ -39,8 +39,8 @@ class TopicColumns:
 
     @property
     def fields(self) -> pa.StructType:
-        """The typed columns of a file, in order: for each part, the reason why it could not be decoded, and a struct,
-        which is null where there is a reason and where the key or the value is null.
+        """The typed columns of a file, in order. Each part has an error column, with the reason why the key or value
+        could not be decoded, and a struct, which is null if there is a reason or the key or value is null.
         """
         columns: list[tuple[str, pa.DataType]] = []
         for part, definition in self.parts:
@@ -49,7 +49,9 @@ class TopicColumns:
 
     @property
     def decodable(self) -> "TopicColumns | None":
-        """Without the parts that were decoded only before their format became bytes; None if no part is left."""
+        """The columns without the parts whose format is bytes now, which are not decoded any more; None if no part is
+        left.
+        """
         left = {part.source: each for part, each in self.parts if each.format != "bytes"}
         return TopicColumns(self.version, **left) if left else None
 
@@ -57,7 +59,9 @@ class TopicColumns:
 def changed(
     before: TopicColumns | None, key: ColumnsDefinition | None, value: ColumnsDefinition | None
 ) -> TopicColumns | None:
-    """The typed columns with these definitions; the version is larger than before if they differ."""
+    """Return the typed columns with these definitions, None without definitions. The version is larger than that of
+    `before` if they differ.
+    """
     after = TopicColumns(1 if before is None else before.version, key, value)
     if not after.parts:
         return None
@@ -65,7 +69,7 @@ def changed(
 
 
 def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Collection[str]) -> dict[str, pa.Array]:
-    """The typed columns of these names, by name, decoded from columns key and value of `rows`."""
+    """Decode the typed columns of these names from the columns key and value of `rows`, and return them by name."""
     arrays: dict[str, pa.Array] = {}
     for part, definition in columns.parts:
         if part.error in names or part.record in names:
@@ -76,7 +80,9 @@ def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Colle
 
 
 def slices(rows: Rows, columns: TopicColumns, names: Collection[str]) -> Iterator[Rows]:
-    """`rows` in order, cut so that the typed columns of these names can be decoded in bounded memory (expansion.py)."""
+    """Yield `rows` in order, in slices so that the typed columns of these names can be decoded in bounded memory
+    (expansion.py).
+    """
     wanted = [each for each in columns.parts if each[0].error in names or each[0].record in names]
     sources = [(decoder(definition), _values(rows, part)) for part, definition in wanted]
 
@@ -93,7 +99,7 @@ def _values(rows: pa.RecordBatch | pa.Table, part: TypedPart) -> pa.BinaryArray:
 
 
 def to_text(columns: TopicColumns) -> str:
-    """Inverse of `from_text`; equal columns have equal texts."""
+    """Return the text of the typed columns for column topic.typed_columns. Equal columns have equal texts."""
     parts = {part.source: _as_json(definition) for part, definition in columns.parts}
     return json.dumps({"version": columns.version, **parts}, sort_keys=True)
 
@@ -104,7 +110,7 @@ def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
 
 
 def from_text(text: str) -> TopicColumns:
-    """The typed columns in column topic.typed_columns."""
+    """Return the typed columns from the text of column topic.typed_columns."""
     values = json.loads(text)
     return TopicColumns(values.pop("version"), **{source: _of_json(each) for source, each in values.items()})
 

@@ -1,6 +1,6 @@
-"""Schemas of columns: as Spark's DDL, as the JSON text that Delta and Spark keep, and as Arrow's struct type.
+"""Converts schemas of columns between Spark's DDL, the JSON text that Delta and Spark store, and Arrow's struct type.
 
-Each type is the widest of its family, so that no column ever has to be widened:
+Each declared type (left) becomes the widest type of its family (right), so that no column ever has to be widened:
 
     TINYINT, SMALLINT, INT, BIGINT          BIGINT, int64
     FLOAT, DOUBLE                           DOUBLE, float64
@@ -37,21 +37,21 @@ _OF_JSON = {name: kind for kind, name in _JSON_NAMES.items()}
 
 
 def parse_ddl(text: str) -> pa.StructType:
-    """The struct of a DDL such as "item STRING, lines ARRAY<STRUCT<sku: STRING, n: INT>>".
+    """Return the struct of a DDL such as "item STRING, lines ARRAY<STRUCT<sku: STRING, n: INT>>".
 
-    The rules are those of Spark's StructType.fromDDL: keywords are names, other names stand in backticks.
-    InvalidSchemaError names the position or the field.
+    The rules are those of Spark's StructType.fromDDL: a keyword may be a name, and a name with other characters than
+    letters, digits and _ needs backticks. Raises InvalidSchemaError, which names the position or the field.
     """
     return checked(parsed(text))
 
 
 def to_ddl(fields: pa.StructType) -> str:
-    """The canonical DDL: `parse_ddl(to_ddl(fields)) == fields`."""
+    """Return the canonical DDL of the fields: `parse_ddl(to_ddl(fields)) == fields`."""
     return ", ".join(f"{_quoted(field.name)} {type_ddl(field.type)}" for field in fields)
 
 
 def type_ddl(kind: pa.DataType) -> str:
-    """The type in DDL: ARRAY<BIGINT>."""
+    """Return the type in DDL, such as ARRAY<BIGINT>."""
     if pa.types.is_struct(kind):
         return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {type_ddl(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
@@ -64,7 +64,7 @@ def type_ddl(kind: pa.DataType) -> str:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """The type for a message: without the fields of a struct and the elements of an array or map."""
+    """Return the type for a message, without the fields of a struct or the elements of an array or map."""
     return type_ddl(kind).partition("<")[0]
 
 
@@ -74,7 +74,7 @@ def _quoted(name: str) -> str:
 
 
 def to_json(fields: pa.StructType) -> str:
-    """The schema as Delta's `schemaString` and Spark's `StructType.json()` have it."""
+    """Return the schema in the JSON of Delta's `schemaString` and Spark's `StructType.json()`."""
     return json.dumps(_json_type(fields), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -95,7 +95,7 @@ def _json_type(kind: pa.DataType) -> Any:
 
 
 def from_json(text: str) -> pa.StructType:
-    """The struct of a text of `to_json`. InvalidSchemaError for any other text."""
+    """Return the struct of a text of `to_json`. Raise InvalidSchemaError for a text that is not a schema."""
     try:
         kind = _of_json(json.loads(text))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -121,5 +121,5 @@ def _of_json(kind: Any) -> pa.DataType:
 
 
 def list_of(element: pa.DataType) -> pa.ListType:
-    """An array as Parquet, Spark and Delta name its parts."""
+    """Return the type of an array whose items are called `element`, as in Parquet, Spark and Delta."""
     return pa.list_(pa.field("element", element))

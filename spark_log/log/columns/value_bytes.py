@@ -1,4 +1,4 @@
-"""Access to the bytes of a binary column, a part of the column at a time."""
+"""Gives access to the bytes of a binary column, one part of the column at a time."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,8 +14,8 @@ _BYTES = 8 << 20
 
 
 def parts(values: pa.BinaryArray, rows: int) -> Iterator[pa.BinaryArray]:
-    """Slices of at most so many values, and of at most 8 MiB unless it is a single value: a slice is decoded by way of
-    Python objects or arrays of NumPy, which are several times larger.
+    """Yield slices of at most `rows` values, and of at most 8 MiB unless it is a single value. The size is limited
+    because the Python objects or NumPy arrays that a slice is decoded with are several times larger.
     """
     start, offsets = 0, offsets_of(values)
     while start < len(values):
@@ -26,7 +26,7 @@ def parts(values: pa.BinaryArray, rows: int) -> Iterator[pa.BinaryArray]:
 
 
 def bytes_of(values: pa.BinaryArray) -> list[bytes | None]:
-    """The values; it takes half the time of `to_pylist`."""
+    """Return the values as Python objects, in half the time of `to_pylist`."""
     offsets = offsets_of(values)
     if not len(values) or values.buffers()[2] is None:
         return values.to_pylist()  # type: ignore[no-any-return]
@@ -40,7 +40,7 @@ def bytes_of(values: pa.BinaryArray) -> list[bytes | None]:
 
 
 def slices(data: Any, starts: Ints, ends: Ints) -> pa.BinaryArray:
-    """The bytes from each start to its end, of ranges of a buffer that follow one another."""
+    """Return the bytes of a buffer from each start to its end. The ranges must be in order and must not overlap."""
     if not len(starts):
         return pa.array([], pa.binary())
     bounds = np.empty(2 * len(starts), np.int32)
@@ -50,7 +50,7 @@ def slices(data: Any, starts: Ints, ends: Ints) -> pa.BinaryArray:
 
 
 def data_of(values: pa.BinaryArray) -> Bytes:
-    """The bytes of all values, one after the other."""
+    """Return the bytes of all values, concatenated."""
     offsets = offsets_of(values)
     data = values.buffers()[2]
     return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]

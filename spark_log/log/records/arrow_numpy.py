@@ -1,7 +1,7 @@
-"""NumPy arrays and bytes as Arrow arrays, and back, by their buffers.
+"""Converts NumPy arrays and bytes to Arrow arrays, and back, by their buffers.
 
 pyarrow's own converters (`pa.array`, `to_numpy`, `np.asarray` of an Arrow array) import pandas if it is installed. This
-takes longer than everything else that a producer does for its first record, so producers do not use them.
+takes longer than all other work of a producer for its first record, so producers do not use them.
 """
 
 from array import array
@@ -21,14 +21,14 @@ _TYPES: dict[Any, pa.DataType] = {np.dtype(np.int32): pa.int32(), np.dtype(np.in
 
 
 def from_numpy(values: Integers, type: pa.DataType | None = None) -> pa.Array:
-    """The integers as an Arrow array without nulls: of their own type, or of `type`, which has the same width."""
+    """Return the integers as an Arrow array without nulls, of their own type or of `type`, which has the same width."""
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(type or _TYPES[values.dtype], len(values), [None, data])
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> Integers:
-    """The values of an array of signed integers or timestamps without nulls. Those of one chunk share its memory and
-    cannot be written to.
+    """Return the values of an array of signed integers or timestamps, which must not have nulls. If they are in one
+    chunk, the result shares its memory and is read-only.
     """
     assert values.null_count == 0, values.type
     dtype = np.dtype(f"i{values.type.bit_width // 8}")
@@ -40,7 +40,7 @@ def to_numpy(values: pa.Array | pa.ChunkedArray) -> Integers:
 
 
 def binary_array(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs | list[int]]:
-    """The values as an Arrow array, and the length of each, -1 for null."""
+    """Return the values as an Arrow array, and the length of each value, -1 for null."""
     count, nulls = len(rows), rows.count(None)
     if nulls == count:
         return pa.nulls(count, pa.binary()), np.full(count, -1)
@@ -61,12 +61,12 @@ def binary_array(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs | list[i
 
 
 def validity(valid: Sequence[bool]) -> pa.Buffer:
-    """The bitmap of the values that are not null."""
+    """Return Arrow's validity bitmap of these flags."""
     return pa.py_buffer(np.packbits(np.array(valid, bool), bitorder="little"))
 
 
 def is_null(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Whether each value is null."""
+    """Return for each value whether it is null, shape (values,)."""
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     return np.concatenate([np.empty(0, bool), *map(_is_null, chunks)])
 

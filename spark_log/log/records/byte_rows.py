@@ -1,6 +1,6 @@
-"""The bytes of many binary values as matrices of machine words, so that hashes run over columns and not over rows.
+"""The bytes of many binary values as matrices of machine words, so that hashes are computed with array operations.
 
-A Python loop here runs once for every distinct length (in words), never once for every value.
+A Python loop here runs once for each distinct length (in words), not once for each value.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ import pyarrow as pa
 from spark_log.log.records.arrow_numpy import is_null
 
 _WORDS_PER_STEP = 1 << 18
-"""Words gathered at once: 2 MB of uint64 stay in the cache and bound the memory, whatever the batch."""
+"""Words of one matrix: 2 MB of uint64 fit into the processor's cache, and bound the memory for any batch."""
 
 
 class WordRows(NamedTuple):
-    """Values whose lengths need the same number of words."""
+    """Values that take the same number of words."""
 
     rows: npt.NDArray[np.int64]
     """Index of each value in the array, shape (values,)."""
@@ -29,7 +29,7 @@ class WordRows(NamedTuple):
 
 
 def word_rows(values: pa.Array, word: type[np.uint32] | type[np.uint64]) -> Iterator[WordRows]:
-    """Groups that together hold every value of a binary or string array (sliced and large ones too) once."""
+    """Yield groups that together have each value of a binary or string array once. The array may be sliced or large."""
     starts, lengths, data = _layout(values, word)
     if len(starts) == 0:
         return
@@ -61,7 +61,9 @@ def word_rows(values: pa.Array, word: type[np.uint32] | type[np.uint64]) -> Iter
 def _layout(
     values: pa.Array, word: type[np.generic]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Start and length of each value in a copy of their bytes that is long enough to read a whole word anywhere."""
+    """Return the start and the length of each value, and a copy of their bytes, padded so that a whole word can be read
+    at each byte.
+    """
     large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     padding = np.dtype(word).itemsize
     _validity, offset_buffer, data_buffer = values.buffers()
@@ -75,6 +77,6 @@ def _layout(
         data[:-padding] = np.frombuffer(data_buffer, np.uint8)[first:last]
     lengths = np.diff(offsets)
     if values.null_count:
-        # Arrow allows bytes behind a null.
+        # Arrow allows a null to have bytes.
         lengths[is_null(values)] = 0
     return offsets[:-1] - first, lengths, data

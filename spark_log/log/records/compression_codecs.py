@@ -3,14 +3,16 @@
 from spark_log.errors import InvalidConfigurationError
 
 _CODECS = {"zstd": 1, "snappy": None, "lz4": None, "gzip": 6, "none": None}
-"""Default level of each compression.type. zstd 1 writes 2.3 M records/s of 100 bytes per core, level 3 0.94."""
+"""Default level of each compression.type, None for a codec without levels. A core writes 2.3 million records of 100
+bytes per second with zstd level 1, and 0.94 million with level 3.
+"""
 
 _LEVELS = {"zstd": range(-7, 23), "gzip": range(1, 10)}
-"""Codecs that take a level and the levels that they take."""
+"""The codecs that have levels, with their valid levels."""
 
 
 def codec_name(compression_type: str) -> str:
-    """`compression_type` (Kafka's compression.type) as segments name it; InvalidConfigurationError if unknown."""
+    """Return the codec of a compression.type of Kafka. Raise InvalidConfigurationError for an unknown one."""
     name = "none" if compression_type == "uncompressed" else compression_type
     if name not in _CODECS:
         known = ", ".join([*_CODECS, "uncompressed"])
@@ -19,7 +21,8 @@ def codec_name(compression_type: str) -> str:
 
 
 def codec_level(codec: str, level: int | None) -> int | None:
-    """The level to compress with (None: the codec has none); InvalidConfigurationError for one out of its range.
+    """Return the level to compress with, None for a codec without levels. Raise InvalidConfigurationError for a level
+    out of the codec's range.
 
     A level for a codec without levels is ignored, as in Kafka.
     """

@@ -2,11 +2,13 @@
 
     fingerprint(batch) = sum over rows of mix(row) mod 2**64
 
-so that fingerprint(a + b) = combine(fingerprint(a), fingerprint(b)). It tells a replayed Spark batch from another one
-with the same number of rows; it is not meant to withstand an adversary. Timestamps are left out: Spark stamps a
-replayed batch anew. Rows are hashed by multilinear hashing (D. Lemire, O. Kaser: Strongly universal string hashing is
-fast, 2014) over 64-bit words with odd weights: a change of one word always changes the sum, of more words with a
-chance of about 2**-63 not to. The finaliser is splitmix64's.
+so that fingerprint(a + b) = combine(fingerprint(a), fingerprint(b)). It distinguishes a replayed Spark batch from
+another one with the same number of rows; it does not protect against an adversary. Timestamps are left out, because
+Spark gives a replayed batch new ones.
+
+Rows are hashed by multilinear hashing (D. Lemire, O. Kaser: Strongly universal string hashing is fast, 2014) over
+64-bit words with odd weights. A change of one word always changes the sum; a change of several words leaves it equal
+with a probability of about 2**-63. The finaliser is that of splitmix64.
 """
 
 from functools import lru_cache
@@ -23,22 +25,22 @@ Hashes = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL, _TOPIC, _PARTITION, _KEY, _VALUE, _HEADERS, _HEADER_KEY, _HEADER_VALUE = range(8)
 EMPTY = 0
-"""Fingerprint of no rows: combine(EMPTY, x) = x."""
+"""Fingerprint of a batch without rows: combine(EMPTY, x) = x."""
 
 
 def combine(left: int, right: int) -> int:
-    """Fingerprint of two batches together."""
+    """Return the fingerprint of two batches together."""
     return (left + right) % (1 << 64)
 
 
 def fingerprint(
     records: pa.Table | pa.RecordBatch, topic: str | pa.Array | pa.ChunkedArray, partitions: pa.Array | None = None
 ) -> int:
-    """0 <= fingerprint < 2**64 of a batch in RECORD_SCHEMA.
+    """Return the fingerprint of a batch of RECORD_SCHEMA: 0 <= fingerprint < 2**64.
 
-    `topic`: one name, or a string per row. `partitions`: the partitions that the caller asked for (int32, null where
-    it asked for none); a partition that the key's hash or round-robin chose must not be passed, as it may differ when
-    the batch is replayed.
+    `topic` is one name, or a string for each row. `partitions` has the partitions that the caller asked for (int32,
+    null where it asked for none). It must not have partitions that the key's hash or round-robin chose: these may
+    differ when the batch is replayed.
     """
     table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
     if table.num_rows == 0:
@@ -54,7 +56,7 @@ def fingerprint(
 
 
 def hash_values(values: pa.Array) -> Hashes:
-    """A 64-bit hash of each value of a binary or string array, shape (values,); the same in every process."""
+    """Return a 64-bit hash of each value of a binary or string array, shape (values,). It is equal in all processes."""
     return _bytes(values)
 
 
@@ -68,12 +70,12 @@ def _mix(values: Hashes) -> Hashes:
 
 
 def _spread(hashes: Hashes, field: int) -> Hashes:
-    """Hashes of a field, so that equal contents of two fields count differently."""
+    """Return the hashes mixed with the field's number, so that equal values in two fields have different hashes."""
     return _mix(hashes + _mix(np.array([field + 1], np.uint64) * _GOLDEN))
 
 
 def _weights(count: int) -> Hashes:
-    """Odd, random-looking and always the same weights of words 0 .. count-1."""
+    """Return the weights of words 0 to count-1: odd, pseudo-random, and equal in all processes."""
     return _weight_table(max(64, 1 << (count - 1).bit_length()) if count else 64)[:count]
 
 
@@ -86,7 +88,7 @@ def _bytes(values: pa.Array) -> Hashes:
     hashes = np.empty(len(values), np.uint64)
     for group in word_rows(values, np.uint64):
         sums = _weights(len(group.words)) @ group.words if len(group.words) else np.zeros(len(group.rows), np.uint64)
-        # The length tells values apart that differ in zero bytes at the end.
+        # The length distinguishes values that differ only in zero bytes at the end.
         hashes[group.rows] = _mix(sums + (group.lengths.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     if values.null_count:
         hashes[np.asarray(values.is_null())] = _NULL

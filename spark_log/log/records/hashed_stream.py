@@ -8,13 +8,16 @@ from spark_log.log.records import segment_footer
 
 
 class Sink(Protocol):
-    """Takes a file's bytes, in order."""
+    """Receives the bytes of a file, in order."""
 
     def write(self, data: bytes, /) -> object: ...
 
 
 class HashedStream:
-    """File-like object that passes bytes on, counts and hashes them. It keeps those after `hold` until `release`."""
+    """A file-like object that passes bytes to a sink, and counts and hashes them.
+
+    Bytes written after `hold` are kept until `release`, which inserts the footer's digest and passes them on.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self.bytes_written = 0
@@ -42,8 +45,8 @@ class HashedStream:
         self.write(segment_footer.sealed(closing))
 
     def detach(self) -> None:
-        """Release the sink, after the last byte. Arrow holds this stream where the garbage collector cannot see it, so
-        that a sink that refers to its Parquet writer would stay in memory for ever.
+        """Drop the reference to the sink after the last byte. Arrow holds this stream where the garbage collector does
+        not see it, so a sink that refers to its Parquet writer would never be freed.
         """
         self._sink = None
 

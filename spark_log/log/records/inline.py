@@ -1,11 +1,11 @@
-"""Inline blobs: small appends as bytes for the metadata store. offset = base_offset + row.
+"""Inline blobs: small appends, encoded as bytes for the metadata store. offset = base_offset + row.
 
-A blob is a header and one Arrow IPC record batch message of RECORD_SCHEMA. The schema is not repeated in every blob
-(it would be most of a small one): `_MAGIC` names it, and a change of it takes another magic.
+A blob is a header and one Arrow IPC record batch message of RECORD_SCHEMA. A blob does not contain the schema, which
+would be most of a small blob: `_MAGIC` identifies it, and a change of the schema needs another magic.
 
     4 bytes magic | 1 byte codec (0 none, 1 zstd) | 3 bytes 0 | 8 bytes length of the message, little-endian | message
 
-The message is compressed as a whole, so that its length is known, and can be refused, before it is decompressed.
+The message is compressed as a whole, so that its decompressed length is known, and can be refused, beforehand.
 """
 
 import struct
@@ -23,10 +23,10 @@ from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 from spark_log.log.records.segment_write import NO_TIMESTAMP_MS, SegmentFacts
 
 BLOB_BYTES_MAX = 256 * 1024 * 1024
-"""Default cap of a blob's decompressed size."""
+"""Default limit of a blob's decompressed size."""
 
 COMPRESS_BYTES_MIN = 4096
-"""Smaller messages stay as they are: compression would cost more time than it saves bytes."""
+"""Smaller messages are not compressed: it would take time and save few bytes."""
 
 _TIMESTAMP_COLUMN = RECORD_SCHEMA.get_field_index("timestamp")
 _MAGIC = b"SLB1"
@@ -35,14 +35,17 @@ _CODECS = ("none", "zstd")
 
 
 class InlineBlob(NamedTuple):
+    """An encoded blob and its metadata."""
+
     data: bytes
     facts: SegmentFacts
 
 
 def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
-    """`records` (RECORD_SCHEMA, timestamps not null) as a blob; `codec` none or zstd, which only larger blobs use.
+    """Return `records` (RECORD_SCHEMA, timestamps not null) as a blob.
 
-    Raises InvalidRecordError for another schema or a null timestamp, InvalidConfigurationError for another codec.
+    `codec` is none or zstd; with zstd, messages that are small or do not shrink by an eighth stay uncompressed. Raises
+    InvalidRecordError for another schema or a null timestamp, InvalidConfigurationError for another codec.
     """
     if codec not in _CODECS:
         raise InvalidConfigurationError(f"codec: expected one of {', '.join(_CODECS)}, got {codec!r}")
@@ -62,7 +65,7 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
     data = b"".join((_HEADER.pack(_MAGIC, used, length), body))
     low = high = NO_TIMESTAMP_MS
     if records.num_rows:
-        # The integers behind the timestamps: making datetime objects takes longer than the rest of a small blob.
+        # Read as integers: creating datetime objects takes longer than the rest of a small blob.
         micros = to_numpy(timestamps)
         low = int(micros.min()) // MICROSECONDS_PER_MILLISECOND
         high = int(micros.max()) // MICROSECONDS_PER_MILLISECOND
@@ -71,10 +74,10 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
 
 
 def decode(data: bytes, checksum: str, record_count: int, max_bytes: int = BLOB_BYTES_MAX) -> pa.Table:
-    """The records of a blob, as a table of RECORD_SCHEMA that shares its memory.
+    """Return the records of a blob as a table of RECORD_SCHEMA. The table of an uncompressed blob shares its memory.
 
-    `checksum`: xxh3_128 in hex. CorruptRecordError unless checksum and record count match, the decompressed size is at
-    most `max_bytes` and the content is valid Arrow data.
+    `checksum` is the blob's xxh3_128 in hex. Raises CorruptRecordError unless checksum and record count match, the
+    decompressed size is at most `max_bytes` and the content is valid Arrow data.
     """
     found = xxhash.xxh3_128_hexdigest(data)
     if found != checksum:
@@ -100,7 +103,7 @@ def decode(data: bytes, checksum: str, record_count: int, max_bytes: int = BLOB_
 
 
 def decoded_bytes(data: bytes) -> int:
-    """The size of a blob's records in memory, as its header says."""
+    """Return the size in bytes of a blob's records in memory, as its header states it; 0 for a blob without header."""
     return _HEADER.unpack_from(data)[2] if len(data) >= _HEADER.size else 0
 
 
@@ -115,7 +118,9 @@ def slice_batches(
     timestamp_type: TimestampType,
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """As read_slice for a segment: the decoded blob's records with start <= offset < end in batches of `schema`."""
+    """Yield the decoded blob's records with start <= offset < end in batches of `schema`, as `read_slice` does for a
+    segment file.
+    """
     shape = ReadShape(topic, partition, base_offset, timestamp_type, schema)
     stored = _as_batch(records.select(shape.stored_columns))
     first, last = max(0, start - base_offset), min(records.num_rows, end - base_offset)
@@ -126,13 +131,13 @@ def slice_batches(
 def _as_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.to_batches()
     if len(batches) == 1 and batches[0].get_total_buffer_size() < COMPRESS_BYTES_MIN:
-        return batches[0]  # it is no slice of a large table
+        return batches[0]  # so small that it cannot be a slice of a large table
     columns = [_one_chunk(column) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.null_count == len(column):
-        # A slice of a longer null list column drags the items of all its rows into the message (0.3 ms for 500,000).
+        # A slice of a longer null list column would copy the whole column into the message (0.3 ms for 500,000 rows).
         return pa.nulls(len(column), column.type)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

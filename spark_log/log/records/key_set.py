@@ -1,4 +1,4 @@
-"""A set of keys, hashed once, for looking up many columns of keys."""
+"""A set of keys that is hashed once and then used to look up many columns of keys."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +8,9 @@ from spark_log.log.records.fingerprint import hash_values
 
 
 class KeySet:
-    """Distinct keys (binary, without null). Picklable. Needs about 24 bytes per key in addition to its bytes."""
+    """A set of distinct keys (binary, without null). It can be pickled. It takes about 24 bytes per key, and the bytes
+    of the keys.
+    """
 
     def __init__(self, keys: pa.Array) -> None:
         hashes = hash_values(keys)
@@ -20,11 +22,11 @@ class KeySet:
         return len(self._keys)
 
     def contains(self, keys: pa.Array) -> pa.BooleanArray:
-        """Which of these keys are in the set; null is not. No nulls in the answer."""
+        """Return for each key whether it is in the set: False for null, and never null."""
         is_contained = np.zeros(len(keys), np.bool_)
         if len(keys) and len(self):
             hashes = hash_values(keys)
-            order = np.argsort(hashes)  # looked up in order they meet the same cache lines: seven times faster
+            order = np.argsort(hashes)  # lookups in order use the same cache lines, which is seven times faster
             hashes = hashes[order]
             places = np.minimum(np.searchsorted(self._hashes, hashes), len(self) - 1)
             hits = np.flatnonzero(self._hashes[places] == hashes)

@@ -1,20 +1,20 @@
-"""Statistics of a file with typed columns: smallest and largest value and number of nulls of each leaf.
+"""Statistics of a file with typed columns: the smallest value, the largest value and the number of nulls of each leaf.
 
-They come from the Parquet footer. Their text, for segment.stats and for Delta's add actions, has Delta's form: objects
-minValues, maxValues and nullCount, nested like the columns. Its rules keep each bound true for every reader:
+They come from the Parquet footer. Their text, for segment.stats and for Delta's add actions, is Delta's JSON: objects
+minValues, maxValues and nullCount, nested like the columns. These rules keep each bound correct for every reader:
 
-    strings      at most STRING_LENGTH_MAX characters; a longer largest value is rounded up
-    timestamps   milliseconds in UTC; the smallest is rounded down, the largest up
-    doubles      no infinity
+    strings      the first STRING_LENGTH_MAX characters; in a longer largest value U+10FFFF follows them
+    timestamps   milliseconds in UTC; the smallest value is rounded down, the largest up
+    doubles      no bound if it is infinite
 
 Booleans, binaries, leaves in arrays and maps, and doubles that may be NaN have no statistics: Parquet leaves NaN out of
-the bounds, but for Spark it is larger than all other values.
+the bounds, but Spark sorts NaN after all other values.
 
-A bound that is missing is unknown. Only the first LEAVES_MAX leaves of each struct are in the text. If a file has
-bounds of any column, then of offset_delta, timestamp and the columns of reasons too, unless these are null throughout,
-and an object for each struct, even if empty: deltalake's datasets take the missing bound of a column for one that no
-row passes, and a missing number of nulls for zero. This includes typed columns that the file does not have: the table
-may get them later.
+A missing bound is unknown. The text has only the first LEAVES_MAX leaves of each column of the file. It always has
+bounds of offset_delta, timestamp and the error columns, unless all their values are null, and an object for each struct
+column, even if the object is empty: deltalake's datasets treat a missing bound of a column as one that no row matches,
+and a missing number of nulls as zero. This includes typed columns that the file does not have, since the table may get
+them later.
 """
 
 import json
@@ -32,9 +32,9 @@ from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.records.schema import segment_schema
 
 LEAVES_MAX = 32
-"""Every leaf takes about 80 bytes in the metadata store, and in the Delta log, for each file."""
+"""Each leaf of each file takes about 80 bytes in the metadata store, and in the Delta log."""
 STRING_LENGTH_MAX = 32
-"""As Delta."""
+"""Characters that are kept of a string, as in Delta."""
 
 _LAST_CHARACTER = "\U0010ffff"
 _COLUMNS = ("offset_delta", "timestamp", *TYPED)
@@ -44,11 +44,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _END_OF_TIME_MS = 253_402_300_800_000
-"""The year 10000, whose text has five digits."""
+"""The year 10000, which has five digits in a text."""
 
 
 class Leaf(NamedTuple):
-    """A leaf outside of arrays and maps: its path from the file's column on, and its number among the file's leaves."""
+    """A leaf outside of arrays and maps: its path, which begins with the file's column, its type, and its number among
+    the file's leaves.
+    """
 
     path: tuple[str, ...]
     kind: pa.DataType
@@ -56,9 +58,10 @@ class Leaf(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """low <= value <= high for all values of a leaf but nulls; None: unknown.
+    """low <= value <= high for all values of a leaf that are not null. None is an unknown bound.
 
-    Integers, doubles, strings and decimals are as Python has them; timestamps are microseconds, dates days since 1970.
+    Integers, doubles, strings and decimals are Python objects; timestamps are microseconds and dates are days since
+    1970.
     """
 
     low: Any = None
@@ -68,8 +71,8 @@ class Bounds(NamedTuple):
 
 @lru_cache(maxsize=64)
 def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
-    """The leaves with statistics in a file with these typed columns: offset_delta, timestamp, and those of the typed
-    columns outside of arrays and maps.
+    """Return the leaves that may have statistics in a file with these typed columns: offset_delta, timestamp, and the
+    leaves of the typed columns outside of arrays and maps. Which of them do depends on their type (`has_statistics`).
     """
     schema = segment_schema(fields)
     all_leaves: list[Leaf] = []
@@ -84,7 +87,7 @@ def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
 
 @lru_cache(maxsize=64)
 def _in_text_of(fields: pa.StructType) -> tuple[Leaf, ...]:
-    """The leaves that are in the text."""
+    """Return the leaves that are in the text."""
     by_column = [[leaf for leaf in leaves(fields) if leaf.path[0] == column] for column in _COLUMNS]
     return tuple(leaf for found in by_column for leaf in found[:LEAVES_MAX])
 
@@ -102,14 +105,14 @@ def _leaves(
 
 
 def has_statistics(kind: pa.DataType, *, may_be_nan: bool) -> bool:
-    """Whether leaves of this type have statistics. `may_be_nan`: the doubles of the file may be NaN."""
+    """Return whether leaves of this type have statistics. `may_be_nan` is whether doubles in the file may be NaN."""
     if pa.types.is_floating(kind):
         return not may_be_nan
     return not (pa.types.is_boolean(kind) or pa.types.is_binary(kind))
 
 
 def group_bounds(group: pq.RowGroupMetaData, leaf: Leaf) -> Bounds:
-    """The bounds of a leaf in a row group."""
+    """Return the bounds of a leaf in a row group."""
     statistics = group.column(leaf.number).statistics
     if statistics is None:
         return Bounds()
@@ -122,7 +125,7 @@ def group_bounds(group: pq.RowGroupMetaData, leaf: Leaf) -> Bounds:
 
 
 def file_statistics(metadata: pq.FileMetaData, fields: pa.StructType) -> str:
-    """The text for a file with these typed columns."""
+    """Return the statistics of a file with these typed columns as Delta's JSON text."""
     import msgspec  # not at the top: writers of topics without typed columns start without it
 
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -139,7 +142,7 @@ def file_statistics(metadata: pq.FileMetaData, fields: pa.StructType) -> str:
 
 
 def parse(text: str, fields: pa.StructType) -> dict[tuple[str, ...], Bounds]:
-    """The bounds of each leaf in a text of `file_statistics` for the same columns."""
+    """Return the bounds of each leaf, by path, from a text of `file_statistics` for the same columns."""
     found = json.loads(text, parse_float=Decimal)
     bounds = {}
     for leaf in _in_text_of(fields):
@@ -149,7 +152,7 @@ def parse(text: str, fields: pa.StructType) -> dict[tuple[str, ...], Bounds]:
 
 
 def _of_all(groups: Sequence[tuple[Bounds, int]]) -> Bounds:
-    """The bounds of row groups together, given with their number of rows."""
+    """Return the bounds of all row groups together. Each is given as its bounds and its number of rows."""
     nulls = [bounds.nulls for bounds, _ in groups if bounds.nulls is not None]
     total = sum(nulls) if len(nulls) == len(groups) else None
     with_values = [bounds for bounds, rows in groups if bounds.nulls != rows]
@@ -159,7 +162,9 @@ def _of_all(groups: Sequence[tuple[Bounds, int]]) -> Bounds:
 
 
 def _in_text(bound: Any, kind: pa.DataType, *, up: bool) -> Any:
-    """The bound as a JSON value that is at most as large, with `up` at least as large; None if there is none."""
+    """Return the bound as a JSON value that is not larger, or with `up` not smaller; None if it is unknown or has no
+    such value.
+    """
     if bound is None:
         return None
     if pa.types.is_string(kind):
@@ -177,7 +182,7 @@ def _in_text(bound: Any, kind: pa.DataType, *, up: bool) -> Any:
 
 
 def _rounded_up(text: str) -> str:
-    """A text that is not before `text`, and not longer than needed for that, or than STRING_LENGTH_MAX + 1."""
+    """Return a text that does not sort before `text`: itself, or cut as early as possible from STRING_LENGTH_MAX on."""
     for place in range(STRING_LENGTH_MAX, len(text)):
         if text[place] != _LAST_CHARACTER:
             return text[:place] + _LAST_CHARACTER

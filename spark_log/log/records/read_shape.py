@@ -1,4 +1,4 @@
-"""Converts stored columns to the columns that readers see, for files and blobs."""
+"""Converts the stored columns of files and blobs to the columns that readers see."""
 
 from dataclasses import dataclass, field
 
@@ -12,14 +12,16 @@ from spark_log.log.records.arrow_numpy import from_numpy
 from spark_log.log.records.schema import TimestampType, leaf_paths, read_schema, typed_fields
 
 STORED = ("timestamp", "key", "value", "headers", *TYPED)
-"""Read columns that are stored under the same name."""
+"""Columns of the read schema that are stored under the same name."""
 
 BATCH_RECORDS = 65_536
 
 
 @dataclass
 class ReadShape:
-    """Makes read batches of one partition. `schema` comes from read_schema."""
+    """Builds the batches that readers of one segment see. `schema` comes from `read_schema`, else InvalidOptionError is
+    raised.
+    """
 
     topic: str
     partition: int
@@ -40,7 +42,7 @@ class ReadShape:
 
     @property
     def parquet_columns(self) -> list[str]:
-        """`stored_columns` as Parquet's paths: of a struct of typed columns only the leaves that the schema has."""
+        """`stored_columns` as Parquet paths. Of a typed column only the leaves that the schema has are included."""
         plain = [name for name in self.stored_columns if name not in RECORDS]
         records = [self.schema.field(name) for name in self.stored_columns if name in RECORDS]
         return [*plain, *(leaf for record in records for leaf in leaf_paths(record))]
@@ -48,9 +50,10 @@ class ReadShape:
     def batch(
         self, stored: pa.RecordBatch, deltas: int | npt.NDArray[np.int32], start: int, stop: int
     ) -> pa.RecordBatch:
-        """Rows start <= row < stop of `stored` (stored_columns) in the read schema.
+        """Return rows start <= row < stop of `stored`, which has `stored_columns`, in the read schema.
 
-        `deltas`: offset delta of row 0 if they are dense, else of every row. No bytes of keys or values are copied.
+        `deltas` is the offset delta of row 0 if the deltas have no gaps, else an array with the delta of each row. No
+        bytes of keys or values are copied.
         """
         rows = stop - start
         columns = []

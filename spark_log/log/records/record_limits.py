@@ -1,6 +1,6 @@
-"""Rules that a batch of records must pass before anything of it is written. Pure and vectorised.
+"""Rules that a batch of records must pass before any of its records is written. Pure and vectorised.
 
-Size of a record = Kafka's upper bound for a batch that holds it alone
+The size of a record is Kafka's upper bound for a batch with only this record
 (org.apache.kafka.common.record.DefaultRecord.recordSizeUpperBound):
 
     61 (record batch) + 21 (record) + field(key) + field(value) + varint(header count) + sum of field(header key) +
@@ -20,13 +20,15 @@ from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SC
 
 RECORD_OVERHEAD_BYTES = 61 + 21
 HEADERS_PER_RECORD_MAX = 10_000
-"""Kafka limits headers by max.message.bytes alone, which allows half a million empty ones in a record of 1 MB."""
+"""Kafka limits headers only by max.message.bytes, which allows half a million empty headers in a record of 1 MB."""
 
 RECORD_BYTES_MAX = 128 * 1024 * 1024
-"""Largest record whatever max.message.bytes says: a row group must stay under the reader's cap (segment_open.py)."""
+"""Largest record, even if max.message.bytes is larger: its row group must not exceed the reader's limit
+(segment_open.py).
+"""
 
 TIMESTAMP_MS_MAX = 253_402_300_799_999
-"""9999-12-31T23:59:59.999Z: the last instant that Python's datetime and Spark's timestamp can both show."""
+"""9999-12-31T23:59:59.999Z, the last millisecond that both Python's datetime and Spark's timestamp can represent."""
 
 _VARINT_STEPS = np.array([1 << 6, 1 << 13, 1 << 20, 1 << 27])
 _HEADERS_ABSENT = 1
@@ -34,22 +36,23 @@ _HEADERS_ABSENT = 1
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """The limits of a topic; each field is the topic config of the same name."""
+    """The limits that a topic's configs set. `max_message_bytes` is max.message.bytes."""
 
     max_message_bytes: int = 1_048_588
     timestamp_after_max_ms: int | None = None
-    """How far beyond `now_ms` a timestamp may be; None: no limit (message.timestamp.after.max.ms)."""
+    """How far after `now_ms` a timestamp may be, None without limit (message.timestamp.after.max.ms)."""
     timestamp_before_max_ms: int | None = None
-    """How far behind `now_ms` a timestamp may be; None: no limit (message.timestamp.before.max.ms)."""
+    """How far before `now_ms` a timestamp may be, None without limit (message.timestamp.before.max.ms)."""
     compacted: bool = False
-    """cleanup.policy holds `compact`: every record needs a key."""
+    """Whether cleanup.policy contains `compact`: then every record needs a key."""
 
 
 def check(records: pa.Table, limits: RecordLimits, now_ms: int) -> None:
-    """Pass a table of RECORD_SCHEMA, or raise an error that names the first bad row, its field and its value.
+    """Raise an error, which names the first bad row and its field, if a record of a table breaks a rule.
 
-    MessageSizeTooLargeError, InvalidTimestampError, or InvalidRecordError for null keys (compacted topic), header
-    lists with null items or keys or over HEADERS_PER_RECORD_MAX.
+    Raises MessageSizeTooLargeError; InvalidTimestampError for a timestamp that is null, before 1970, after
+    TIMESTAMP_MS_MAX or outside the topic's limits; InvalidRecordError for a table of another schema than RECORD_SCHEMA,
+    a null key in a compacted topic, a null header or header key, and more than HEADERS_PER_RECORD_MAX headers.
     """
     if not records.schema.equals(RECORD_SCHEMA):
         raise InvalidRecordError(f"records: expected columns {RECORD_SCHEMA.names}, got {records.schema.names}")
@@ -64,12 +67,12 @@ def check(records: pa.Table, limits: RecordLimits, now_ms: int) -> None:
 
 
 def truncate_to_milliseconds(timestamps: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The same instants (timestamp[us, UTC]) without their microseconds: Kafka's unit is the millisecond."""
+    """Return the timestamps (timestamp[us, UTC]) truncated to milliseconds, Kafka's unit."""
     return timestamps.cast(pa.timestamp("ms", "UTC"), safe=False).cast(TIMESTAMP)
 
 
 def record_sizes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Size in bytes of every row of a RECORD_SCHEMA table, by the formula above."""
+    """Return the size in bytes of every row of a table of RECORD_SCHEMA, by the formula above, shape (rows,)."""
     sizes = RECORD_OVERHEAD_BYTES + _field_sizes(records.column("key")) + _field_sizes(records.column("value"))
     headers = records.column("headers")
     if headers.null_count == len(headers):
@@ -118,8 +121,9 @@ def _check_headers(headers: pa.ChunkedArray) -> None:
 
 def _check_sizes(records: pa.Table, max_message_bytes: int) -> None:
     limit = min(max_message_bytes, RECORD_BYTES_MAX)
-    # No row is larger than the batch: small batches, which are most, need no per-row arithmetic. 16 bytes bound a
-    # row's own varints; those of a header (10 bytes at most) are less than twice its two Arrow offsets (8 bytes).
+    # No row is larger than the batch, so small batches, which are the usual case, need no arithmetic for each row. A
+    # row's own varints take at most 16 bytes; those of a header (at most 10 bytes) take less than twice its two Arrow
+    # offsets (8 bytes).
     if 3 * records.nbytes + RECORD_OVERHEAD_BYTES + 16 <= limit:
         return
     sizes = record_sizes(records)
@@ -136,12 +140,12 @@ def _header_counts(headers: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 def _field_sizes(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     lengths = np.asarray(pc.fill_null(pc.binary_length(column), 0), np.int64)
-    # A null has the length 0 and takes one byte, which is also what a length of 0 takes.
+    # A null takes one byte, as a length of 0 does.
     return lengths + _varint_sizes(lengths)
 
 
 def _varint_sizes(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Bytes of the zigzag varint of each value >= 0."""
+    """Return the size in bytes of the zigzag varint of each value, which is >= 0."""
     return np.searchsorted(_VARINT_STEPS, values, side="right") + 1
 
 

@@ -22,7 +22,7 @@ HEADERS = pa.list_(pa.field("element", HEADER))
 RECORD_SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("timestamp", TIMESTAMP)]
 )
-"""A batch of records that has no offsets yet."""
+"""The columns of a batch of records that have no offsets yet."""
 
 SEGMENT_SCHEMA = pa.schema(
     [
@@ -37,18 +37,18 @@ SEGMENT_SCHEMA = pa.schema(
 
 
 def segment_schema(typed: pa.StructType | None) -> pa.Schema:
-    """The columns of a segment file with these typed columns (`TopicColumns.fields`)."""
+    """Return the columns of a segment file that has the typed columns `typed` (`TopicColumns.fields`)."""
     return SEGMENT_SCHEMA if typed is None else pa.schema([*SEGMENT_SCHEMA, *typed])
 
 
 def typed_fields(schema: pa.Schema) -> pa.StructType:
-    """The typed columns of a schema, in the order of a file."""
+    """Return the typed columns of a schema, in the order that they have in a segment file."""
     names = schema.names
     return pa.struct([schema.field(name) for name in TYPED if name in names])
 
 
 def leaf_paths(field: pa.Field) -> list[str]:
-    """Parquet's paths of the leaves of a field."""
+    """Return the Parquet path of each leaf of a field."""
     kind = field.type
     if pa.types.is_struct(kind):
         children = list(kind)
@@ -85,11 +85,11 @@ class TimestampType(IntEnum):
 def read_schema(
     include_headers: bool = False, columns: Sequence[str] | None = None, typed: pa.StructType | None = None
 ) -> pa.Schema:
-    """Schema that readers see, in the order of Spark's Kafka source: key, value, topic, partition, offset, timestamp,
-    timestampType, with `include_headers` headers, and the columns of `typed`, which are typed columns of a topic.
+    """Return the schema that readers see, in the order of Spark's Kafka source: key, value, topic, partition, offset,
+    timestamp, timestampType, then headers if `include_headers` is set, then the topic's typed columns in `typed`.
 
-    `columns` keeps only the named ones, still in that order. Raises InvalidOptionError for a name that is not there,
-    for no name at all and for one given twice.
+    With `columns`, the schema has only these columns, in the same order. Raises InvalidOptionError if `columns` is
+    empty, has a name twice, or has a name that is not in the schema.
     """
     fields = [field for field in _READ_SCHEMA if include_headers or field.name != "headers"]
     if typed is not None:
@@ -113,12 +113,14 @@ def normalise(
     optional: Sequence[str] = ("key", "headers", "timestamp"),
     timestamp_ms: int | None = None,
 ) -> pa.Table:
-    """`records` as a table of RECORD_SCHEMA; columns of other names are left out.
+    """Return `records` as a table of RECORD_SCHEMA, without columns of other names.
 
     Strings become bytes (UTF-8); large, view, dictionary and fixed-size variants become the plain types; an empty
     header list becomes null, as in Kafka, where a record without headers has no list. A column in `optional` may be
-    absent and is then null, except that `timestamp_ms`, if given, fills absent and null timestamps.
-    Raises InvalidRecordError that names the field and its type; InvalidTimestampError for a time out of int64's range.
+    absent and is then null. If `timestamp_ms` is given, it replaces absent and null timestamps.
+
+    Raises InvalidRecordError, which names the field and its type, for a column that is missing, duplicated or of an
+    unsupported type; InvalidTimestampError for a timestamp that does not fit into int64 microseconds.
     """
     table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
     if not table.schema.equals(RECORD_SCHEMA):
@@ -133,7 +135,7 @@ def normalise(
 
 
 def stamp(records: pa.Table, timestamp_ms: int) -> pa.Table:
-    """`records` (RECORD_SCHEMA) with every timestamp replaced by `timestamp_ms`: LogAppendTime."""
+    """Return `records` (RECORD_SCHEMA) with every timestamp replaced by `timestamp_ms`, as LogAppendTime requires."""
     instant = pa.scalar(timestamp_ms * MICROSECONDS_PER_MILLISECOND, pa.int64()).cast(TIMESTAMP)
     return records.set_column(3, RECORD_SCHEMA.field("timestamp"), pa.repeat(instant, records.num_rows))
 
@@ -165,7 +167,7 @@ def _castable(source: pa.DataType, field: pa.Field) -> bool:
     if pa.types.is_null(source):
         return True
     if field.name == "timestamp":
-        # A time without a zone could be anyone's noon.
+        # A timestamp without a time zone does not name an instant.
         return bool(pa.types.is_timestamp(source)) and source.tz is not None
     if field.name != "headers":
         return _is_bytes(source)

@@ -1,4 +1,4 @@
-"""Segment files: the functions to write (segment_write), open (segment_open) and read (segment_read) them."""
+"""Segment files: re-exports the functions that write, open and read them (segment_write, _open and _read)."""
 
 from spark_log.log.records.compression_codecs import codec_name
 from spark_log.log.records.segment_open import ExpectedSegment, open_segment, verify_checksum

@@ -1,11 +1,11 @@
 """The digest inside a segment's Parquet footer.
 
-Parquet's page checksums guard the pages but nothing guards the footer, and a flipped bit there moves a row group's
-statistics or position: rows would go missing without an error. So a segment's key-value metadata carries
+Parquet's checksums cover the pages but not the footer. A flipped bit in the footer changes a row group's statistics or
+position, and rows would go missing without an error. So a segment's key-value metadata has the entry
 
     spark_log.footer = hex of xxh3_128(the footer with this value's 32 characters all "0")
 
-which a reader checks before it parses anything. Other Parquet readers see one more metadata entry.
+which a reader checks before it parses the footer. Other Parquet readers see one more metadata entry.
 """
 
 import xxhash
@@ -16,18 +16,23 @@ DIGEST_KEY = "spark_log.footer"
 PLACEHOLDER = b"0" * 32
 MAGIC = b"PAR1"
 TRAILER_BYTES = 8
-"""Footer length (little-endian, 4 bytes) and MAGIC end every Parquet file."""
+"""Every Parquet file ends with the length of its footer (little-endian, 4 bytes) and MAGIC."""
 
 
 def footer_length(trailer: bytes, path: str) -> int:
-    """Bytes of the footer that the last TRAILER_BYTES of a file announce; CorruptRecordError if they do not."""
+    """Return the length in bytes of the footer, from the last TRAILER_BYTES of a file. Raise CorruptRecordError if they
+    are not Parquet's.
+    """
     if len(trailer) != TRAILER_BYTES or trailer[4:] != MAGIC:
         raise CorruptRecordError(f"{path}: no Parquet footer, the file ends with {trailer!r}")
     return int.from_bytes(trailer[:4], "little")
 
 
 def sealed(closing: bytes) -> bytes:
-    """The bytes that a Parquet writer wrote on close (they end with footer and trailer), with the digest inserted."""
+    """Return `closing`, the bytes that a Parquet writer wrote on close, with the digest in place of PLACEHOLDER.
+
+    `closing` ends with the footer and the trailer.
+    """
     start = len(closing) - TRAILER_BYTES - footer_length(closing[-TRAILER_BYTES:], "new segment")
     place = _place(closing[start:], "new segment") + start
     digest = xxhash.xxh3_128_hexdigest(closing[start:]).encode()
@@ -35,7 +40,7 @@ def sealed(closing: bytes) -> bytes:
 
 
 def verify(footer: bytes, path: str) -> None:
-    """Check the digest of `footer` (with trailer); CorruptRecordError if it has none or another."""
+    """Raise CorruptRecordError if `footer` (with trailer) has no digest or does not match its digest."""
     place = _place(footer, path)
     end = place + len(PLACEHOLDER)
     if xxhash.xxh3_128_hexdigest(footer[:place] + PLACEHOLDER + footer[end:]).encode() != footer[place:end]:

@@ -1,7 +1,7 @@
 """Opens a segment file and checks everything that can be checked before a page is decoded.
 
-A file is opened only if its size, its footer's digest, its schema, its row count and its declared uncompressed sizes
-are what the metadata and the caps below say; pages are verified by their CRC-32 while they are read.
+A file is opened only if its size, row count, schema and footer digest are as expected, and its declared uncompressed
+sizes do not exceed the limits below. Pages are verified by their CRC-32 when they are read.
 """
 
 from collections.abc import Iterator
@@ -19,30 +19,32 @@ from spark_log.log.records import segment_footer
 from spark_log.log.records.schema import SEGMENT_SCHEMA, segment_schema
 
 ROW_GROUP_BYTES_MAX = 256 * 1024 * 1024
-"""Cap of a row group's uncompressed size: more than a writer's 64 MiB, or one record of 128 MiB, can become."""
+"""Limit of a row group's uncompressed size. A writer's row group, of 64 MiB in Arrow or one record of 128 MiB, stays
+below it.
+"""
 
 COLUMN_BYTES_MAX = ROW_GROUP_BYTES_MAX
-"""Cap of one column's uncompressed size in a row group; it also keeps Arrow's 32-bit offsets from overflowing."""
+"""Limit of one column's uncompressed size in a row group. It also keeps Arrow's 32-bit offsets from overflowing."""
 
 ROW_GROUP_RECORDS_MAX = 1 << 20
 FOOTER_BYTES_MAX = 64 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
-"""Read at once from the end: footers are mostly smaller, so a remote file is opened with one request."""
+"""Bytes of the first read, from the end of the file. Most footers are smaller, so one request opens a remote file."""
 
 _COPY_BYTES = 1024 * 1024
 
 _READ_BYTES = 256 * 1024
-"""Read at once of a column of a local file. The file is not mapped: the pages of a mapping count as memory of the
-process as long as the file is open, and an input/output error there ends the process.
+"""Buffer size for reading a column of a local file. The file is not memory-mapped: the mapped pages would count as
+memory of the process while the file is open, and an input/output error in them would end the process.
 """
 
 _OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
-"""Text that occurs in every error of Arrow's file systems for S3, GCS and Azure."""
+"""Every error of Arrow's file systems for S3, GCS and Azure contains one of these texts."""
 
 
 @dataclass(frozen=True)
 class ExpectedSegment:
-    """The metadata of a segment file. `path` is only for messages; the file is not opened by this name."""
+    """The metadata that a segment file must match. `path` is only for messages; the file is not opened by it."""
 
     path: str
     bytes: int
@@ -50,10 +52,10 @@ class ExpectedSegment:
 
 
 def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) -> pq.ParquetFile:
-    """The verified file at a local path or behind an opened random-access file of pyarrow.fs.
+    """Open and verify a segment file, given as a local path or as an opened random-access file of pyarrow.fs.
 
-    Raises CorruptRecordError, naming the path and what differs, and StorageUnavailableError if the file cannot be
-    read for a reason that is not in its bytes (missing, permissions, input/output).
+    Raises CorruptRecordError, which names the path and the difference, and StorageUnavailableError if the file cannot
+    be read for another reason than its content (it is missing, permissions, input/output).
     """
     with corrupt_on_bad_bytes(expected.path):
         local = not isinstance(source, pa.NativeFile)
@@ -77,7 +79,7 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
 
 
 def _is_segment(schema: pa.Schema) -> bool:
-    """Whether it is SEGMENT_SCHEMA, or that and typed columns."""
+    """Return whether the schema is SEGMENT_SCHEMA, with or without typed columns."""
     typed: list[pa.Field] = []
     for part in PARTS:
         if part.record in schema.names:
@@ -86,7 +88,10 @@ def _is_segment(schema: pa.Schema) -> bool:
 
 
 def verify_checksum(source: pa.NativeFile, path: str, checksum: str) -> None:
-    """Read a whole file and compare its xxh3_128 (hex) with `checksum`: for replica copies and repair."""
+    """Read a whole file and raise CorruptRecordError if its xxh3_128 (hex) is not `checksum`.
+
+    Raises StorageUnavailableError if the file cannot be read.
+    """
     content = xxhash.xxh3_128()
     with corrupt_on_bad_bytes(path):
         source.seek(0)
@@ -98,12 +103,12 @@ def verify_checksum(source: pa.NativeFile, path: str, checksum: str) -> None:
 
 @contextmanager
 def corrupt_on_bad_bytes(path: str) -> Iterator[None]:
-    """Turn what pyarrow raises into CorruptRecordError, or into StorageUnavailableError if the system failed."""
+    """Convert pyarrow's exceptions to CorruptRecordError, or to StorageUnavailableError if the storage failed."""
     try:
         yield
     except OSError as error:
-        # pyarrow raises OSError without errno for bytes that it cannot decode or whose checksum is wrong, and for what
-        # an object store answers, which only the text tells apart.
+        # pyarrow raises OSError without errno both for bytes that it cannot decode or whose checksum is wrong, and for
+        # errors of an object store. Only the text of the error distinguishes them.
         if error.errno is not None or any(sign in str(error) for sign in _OBJECT_STORE_SIGNS):
             raise StorageUnavailableError(f"{path}: {error}") from error
         raise CorruptRecordError(f"{path}: {error}") from error

@@ -1,4 +1,4 @@
-"""Reads records from an opened segment file, only the requested row groups and columns."""
+"""Reads records from an opened segment file. Decodes only the requested row groups and columns."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 
 _OFFSET_DELTA, _TIMESTAMP = 0, 1
 _HEADER_LEAVES = (4, 5)
-"""Parquet's columns are the leaves: offset_delta, timestamp, key, value, header keys, header values."""
+"""Parquet numbers the leaves: offset_delta, timestamp, key, value, header keys, header values."""
 
 
 class _RowGroup(NamedTuple):
@@ -31,7 +31,9 @@ class _RowGroup(NamedTuple):
 
     @property
     def dense(self) -> bool:
-        """Deltas strictly increase, so a span as long as the row count has no gap and need not be decoded."""
+        """Whether the deltas have no gap. They strictly increase, so a span as long as the row count proves it, and
+        the column of deltas need not be decoded.
+        """
         return self.last_delta - self.first_delta + 1 == self.rows
 
 
@@ -50,12 +52,14 @@ def read_slice(
     path: str = "segment",
     skip: Callable[[pq.RowGroupMetaData], bool] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches (at most BATCH_RECORDS rows, exactly `schema`) of the records with start <= offset < end, in order.
+    """Yield the records with start <= offset < end, in order, in batches of `schema` with at most BATCH_RECORDS rows.
 
-    `parquet_file` comes from open_segment, `schema` from read_schema. With min/max_timestamp_ms, row groups without a
-    timestamp in [min, max) are passed over; rows outside of it in other groups are not filtered out. So are row groups
-    for which `skip` is True.
-    Raises CorruptRecordError, naming `path`, before it yields anything of a row group that decodes badly.
+    `parquet_file` comes from open_segment, `schema` from read_schema. Row groups for which `skip` returns True are
+    skipped, and so are those without a timestamp in [min_timestamp_ms, max_timestamp_ms). Rows outside of these bounds
+    in other row groups are not filtered out.
+
+    Raises CorruptRecordError or StorageUnavailableError, which name `path`, before it yields any row of a row group
+    that is damaged or cannot be read.
     """
     shape = ReadShape(topic, partition, base_offset, timestamp_type, schema)
     for group in _row_groups(parquet_file, path):
@@ -81,9 +85,10 @@ def read_slice(
 def first_offset_at_or_after(
     parquet_file: pq.ParquetFile, base_offset: int, timestamp_ms: int, at_least_offset: int = 0, path: str = "segment"
 ) -> int | None:
-    """Lowest offset >= at_least_offset whose timestamp is >= timestamp_ms, as Kafka's offsetsForTimes; else None.
+    """Return the lowest offset >= at_least_offset whose timestamp is >= timestamp_ms, or None, as Kafka's
+    offsetsForTimes does.
 
-    Decodes the timestamps of the first row group that may hold it (of the next ones only if it does not).
+    Decodes the timestamps of the first row group that may have it, and those of the next ones only if it does not.
     """
     for group in _row_groups(parquet_file, path):
         if base_offset + group.last_delta < at_least_offset or group.max_timestamp_ms < timestamp_ms:
@@ -122,7 +127,7 @@ def _row_groups(parquet_file: pq.ParquetFile, path: str) -> Iterator[_RowGroup]:
 
 
 def _decode(parquet_file: pq.ParquetFile, group: _RowGroup, names: list[str], path: str) -> pa.RecordBatch:
-    """A row group as a whole, so that nothing of it is seen before all its pages have been verified."""
+    """Return a row group as a whole, so that no row of it is used before all its pages have been verified."""
     with corrupt_on_bad_bytes(path):
         if not names:
             return pa.RecordBatch.from_arrays([], schema=pa.schema([]))
@@ -141,9 +146,10 @@ def _decode(parquet_file: pq.ParquetFile, group: _RowGroup, names: list[str], pa
 
 
 def _check_headers(parquet_file: pq.ParquetFile, group: _RowGroup, headers: pa.Array, path: str) -> None:
-    """A page header has no checksum; a value count that is too low there would drop headers from the last records.
+    """Raise CorruptRecordError if the number of header slots is not the one in the footer.
 
-    (In the other columns it would make the row count wrong.) A list takes a slot for each item, or one if it has none.
+    A page header has no checksum. A value count that is too low there would drop headers from the last records; in the
+    other columns it would make the row count wrong. A list takes one slot for each item, or one slot if it has none.
     """
     if headers.null_count == group.rows:
         slots = group.rows
@@ -171,7 +177,7 @@ def _deltas(rows: pa.RecordBatch, group: _RowGroup, path: str) -> npt.NDArray[np
 
 
 def _range(group: _RowGroup, deltas: int | npt.NDArray[np.int32], start: int, end: int) -> tuple[int, int]:
-    """Rows of the group with start <= offset_delta < end."""
+    """Return the first row and the row after the last one of the group with start <= offset_delta < end."""
     if isinstance(deltas, int):
         return max(0, start - deltas), min(group.rows, end - deltas)
     return int(np.searchsorted(deltas, start)), int(np.searchsorted(deltas, end))

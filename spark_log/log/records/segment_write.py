@@ -1,12 +1,13 @@
-"""Writes a segment file: Parquet with SEGMENT_SCHEMA, whole row groups, checksums everywhere.
+"""Writes a segment file: a Parquet file of SEGMENT_SCHEMA, in whole row groups, with checksums.
 
-Layout of a file: row groups of ROW_GROUP_RECORDS records (fewer where they would pass ROW_GROUP_BYTES), page index,
-footer. Every page carries a CRC-32, the footer its own digest (segment_footer.py). offset_delta is delta-encoded and,
-like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
+A file has row groups of ROW_GROUP_RECORDS records (fewer where they would exceed ROW_GROUP_BYTES), a page index and a
+footer. Every page has a CRC-32, and the footer has its own digest (segment_footer.py). offset_delta is delta-encoded
+and has statistics, as timestamp has. key, value and headers have none, because statistics would copy whole values into
+the footer.
 
-A topic with typed columns (`columns/`) has two more columns in its files for its keys, key_record_error and key_record,
-and two for its values, record_error and record, which are the last ones. They are decoded here, from key and value,
-whenever a row group is written, unless the records come with them. Their leaves have statistics (leaf_statistics.py).
+The files of a topic with typed columns (`columns/`) end with two more columns for its keys, key_record_error and
+key_record, and two for its values, record_error and record. This module decodes them from key and value when it writes
+a row group, unless the records already have them. Their leaves have statistics (leaf_statistics.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,15 +39,15 @@ from spark_log.log.records.schema import (
 
 ROW_GROUP_RECORDS = 65_536
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""Arrow bytes at which a row group closes early; with one record of RECORD_BYTES_MAX in it, a group is larger."""
+"""Arrow bytes at which a row group is closed early. Only a row group of a single large record exceeds it."""
 
 NO_TIMESTAMP_MS = -1
-"""min and max timestamp of a segment without records, as in Kafka (RecordBatch.NO_TIMESTAMP)."""
+"""Smallest and largest timestamp of a segment without records, as in Kafka (RecordBatch.NO_TIMESTAMP)."""
 
 
 @dataclass(frozen=True)
 class SegmentFacts:
-    """The metadata of a segment or a blob."""
+    """The metadata of a segment file or an inline blob."""
 
     record_count: int
     bytes: int
@@ -56,7 +57,7 @@ class SegmentFacts:
     checksum: str
     """xxh3_128 of all bytes, in hex."""
     columns_version: int | None = None
-    """Of the definition that the typed columns were decoded with; None: the file or blob has none."""
+    """Version of the definition that the typed columns were decoded with, None without typed columns."""
     stats: str | None = None
     """Statistics of the typed columns (`leaf_statistics.file_statistics`)."""
 
@@ -64,7 +65,8 @@ class SegmentFacts:
 class SegmentWriter:
     """Writes one segment file to `sink`. The caller syncs, closes and names the file.
 
-    Rows wait in memory until they fill a row group: at most ROW_GROUP_BYTES, or one record, plus the rows of one call.
+    Rows are buffered until they fill a row group. The buffer has at most ROW_GROUP_BYTES, or one larger record, plus
+    the rows of one call of `write`.
     """
 
     def __init__(
@@ -99,20 +101,21 @@ class SegmentWriter:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes handed to the sink so far; rows that wait for their row group are not among them."""
+        """Bytes passed to the sink so far, without the buffered rows."""
         return self._stream.bytes_written
 
     @property
     def bytes_waiting(self) -> int:
-        """Arrow bytes of the rows that wait for their row group."""
+        """Arrow bytes of the buffered rows."""
         return self._waiting_bytes
 
     def write(self, records: pa.Table, offset_deltas: pa.Array | pa.ChunkedArray | None = None) -> None:
-        """Append records (RECORD_SCHEMA). Offset deltas run on from the last one, or are `offset_deltas` (compaction).
+        """Append records of RECORD_SCHEMA, optionally followed by this writer's typed columns, which are then not
+        decoded again.
 
-        Records may come with the typed columns of this writer: then they are not decoded. Raises InvalidRecordError for
-        another schema, a null timestamp, deltas that do not strictly increase or do not fit into int32;
-        MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
+        The records get consecutive offset deltas after the last one, or `offset_deltas` (compaction). Raises
+        InvalidRecordError for another schema, a null timestamp, deltas that do not strictly increase or do not fit into
+        int32; MessageSizeTooLargeError for a record of more than RECORD_BYTES_MAX.
         """
         typed = list(self._schema)[len(SEGMENT_SCHEMA) :] if _is_typed(records.schema) else []
         expected = pa.schema([*RECORD_SCHEMA, *typed])
@@ -143,11 +146,11 @@ class SegmentWriter:
             self._gather(piece)
 
     def own_rows(self) -> None:
-        """Copy the rows that wait: slices of the batches that they came in keep those in memory, whole."""
+        """Copy the buffered rows so that the batches that they are slices of can be freed."""
         self._waiting = [own(tables) for tables in _of_one_schema(self._waiting)]
 
     def close(self) -> SegmentFacts:
-        """Write what waits and the footer; the sink stays open."""
+        """Write the buffered rows and the footer, and return the file's metadata. The sink stays open."""
         self.flush_rows()
         self._stream.hold()
         self._parquet.close()
@@ -166,9 +169,9 @@ class SegmentWriter:
         )
 
     def abort(self) -> None:
-        """Give the file up: nothing more reaches the sink, and what is there is no segment (it has no footer).
+        """Abandon the file: write nothing more to the sink, so that the file has no footer and is no segment.
 
-        To be called when `write` or the sink failed; a writer that is only dropped would still write to the sink.
+        Call it when `write` or the sink has failed: a writer that is only garbage collected still writes to the sink.
         """
         self._waiting = []
         self._stream.hold()
@@ -203,7 +206,7 @@ class SegmentWriter:
                 self.flush_rows()
 
     def flush_rows(self) -> None:
-        """Write the rows that wait as a row group, however small: for a caller that is short of memory."""
+        """Write the buffered rows as a row group, however small, to free their memory."""
         if self._waiting:
             # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
             parts = [pa.concat_tables(tables).combine_chunks() for tables in _of_one_schema(self._waiting)]
@@ -213,14 +216,17 @@ class SegmentWriter:
 
 
 def own(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of `tables`, of one schema, in buffers that nothing else is in. Always copies."""
+    """Return a copy of the rows of `tables`, which have one schema, in buffers that hold nothing else."""
     columns = zip(*(table.columns for table in tables), strict=True)
     whole = [pa.concat_arrays([chunk for part in parts for chunk in part.chunks]) for parts in columns]
     return pa.table(whole, schema=tables[0].schema)
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
-    """`rows` in order, cut so that each piece is at most ROW_GROUP_BYTES or one record."""
+    """Yield `rows` in order, in pieces of at most ROW_GROUP_BYTES or one record.
+
+    Raises MessageSizeTooLargeError for a record of more than RECORD_BYTES_MAX.
+    """
     size = rows.nbytes
     if size <= ROW_GROUP_BYTES:
         yield rows
@@ -236,7 +242,7 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _of_one_schema(tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
-    """The tables in order, consecutive ones with the same columns together."""
+    """Return the tables in order, with consecutive tables of the same columns grouped together."""
     return [list(same) for _, same in groupby(tables, key=lambda table: table.schema.names)]
 
 
@@ -245,7 +251,9 @@ def _is_typed(schema: pa.Schema) -> bool:
 
 
 def _row_groups(parts: Sequence[pa.Table], columns: TopicColumns) -> Iterator[pa.Table]:
-    """The rows of the parts with their typed columns. Few are decoded at a time where they become many values."""
+    """Yield the rows of the parts with their typed columns. Rows that may decode to many values are decoded in small
+    slices, so that memory is bounded.
+    """
     waiting: list[pa.Table] = []
     size = 0
     for part in parts:
@@ -261,7 +269,7 @@ def _row_groups(parts: Sequence[pa.Table], columns: TopicColumns) -> Iterator[pa
 
 
 def _typed(rows: pa.Table, columns: TopicColumns) -> pa.Table:
-    """`rows` with their typed columns, which are decoded unless they are there."""
+    """Return `rows` with their typed columns, which are decoded if `rows` does not have them."""
     if _is_typed(rows.schema):
         return rows
     fields = columns.fields
@@ -270,8 +278,9 @@ def _typed(rows: pa.Table, columns: TopicColumns) -> pa.Table:
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """`rows`, cut so that each struct of typed columns takes at most ROW_GROUP_BYTES in each piece: it may be several
-    times as large as the bytes that it was decoded from. A single one that takes more is left out.
+    """Yield `rows` in pieces in which each struct of typed columns takes at most ROW_GROUP_BYTES. A struct may be
+    several times as large as the bytes that it was decoded from. A single struct that takes more becomes null, with
+    the reason in the error column.
     """
     sizes = {name: rows.column(name).nbytes for name in rows.schema.names if name in RECORDS}
     size = max(sizes.values())
@@ -293,7 +302,9 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _with_statistics(columns: TopicColumns | None) -> list[str]:
-    """Parquet's paths of the leaves of typed columns that get statistics. JSON has no NaN."""
+    """Return the Parquet paths of the leaves of typed columns that get statistics. Doubles get them only if all their
+    schemas are JSON, which has no NaN.
+    """
     if columns is None:
         return []
     with_nan = {part.record for part, each in columns.parts if any(one.format != "json" for one in schemas(each))}

@@ -1,7 +1,7 @@
-"""Avro and Protobuf for keys and values: serializers and deserializers by kafka-python's interface.
+"""Serializers and deserializers of Avro and Protobuf for keys and values, with kafka-python's interface.
 
-They need the extras `avro` and `protobuf` of spark-log. A record holds the bare encoding, without a schema or its id in
-front: writer and reader are given the schema. None stays None, a tombstone.
+They need spark-log's extra `avro` or `protobuf`. The bytes have no schema and no schema id in front of them: writer and
+reader are given the schema. None stays None, which is a tombstone.
 """
 
 import importlib
@@ -17,9 +17,10 @@ Headers = list[tuple[str, bytes]]
 
 
 class AvroSerializer(Serializer):  # type: ignore[misc]  # kafka-python ships no types
-    """Serializes values that fit an Avro schema (a Python object or JSON text).
+    """Serializes values with an Avro schema, which is given as a Python object or as JSON text.
 
-    InvalidRecordError says what does not fit; ImportError names the extra if fastavro is missing.
+    Raises InvalidRecordError for a value that does not fit the schema; ImportError, which names the extra, if fastavro
+    is missing.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -40,7 +41,10 @@ class AvroSerializer(Serializer):  # type: ignore[misc]  # kafka-python ships no
 
 
 class AvroDeserializer(Deserializer):  # type: ignore[misc]
-    """Decodes bytes of an Avro schema. `reader_schema`: the version of the schema for the result, if it differs."""
+    """Deserializes bytes that were written with the Avro schema `schema`.
+
+    `reader_schema` is the schema of the result, if it is another version. Raises as AvroSerializer.
+    """
 
     def __init__(self, schema: Any, reader_schema: Any = None) -> None:
         self._avro = _library("fastavro", "avro")
@@ -62,7 +66,11 @@ class AvroDeserializer(Deserializer):  # type: ignore[misc]
 
 
 class ProtobufSerializer(Serializer):  # type: ignore[misc]
-    """Messages of one generated class to bytes, deterministically (equal messages are equal keys)."""
+    """Serializes messages of one generated class. Equal messages have equal bytes, so they can be keys.
+
+    Raises InvalidRecordError for an object of another class; ImportError, which names the extra, if protobuf is
+    missing.
+    """
 
     def __init__(self, message: type[Any]) -> None:
         self._message = _message_class(message)
@@ -77,7 +85,7 @@ class ProtobufSerializer(Serializer):  # type: ignore[misc]
 
 
 class ProtobufDeserializer(Deserializer):  # type: ignore[misc]
-    """Bytes to messages of one generated class."""
+    """Deserializes messages of one generated class. Raises as ProtobufSerializer."""
 
     def __init__(self, message: type[Any]) -> None:
         self._message = _message_class(message)

@@ -1,4 +1,4 @@
-"""Reads slices from log dirs, on executors and in consumers. Does not need the metadata store."""
+"""Reads slices from log dirs, on executors and in consumers, without the metadata store."""
 
 import contextlib
 import logging
@@ -34,40 +34,43 @@ T = TypeVar("T")
 
 _ALL_TIMES = TimestampBounds()
 BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
-"""Errors after which another replica is tried: missing or damaged bytes, a log dir that is unavailable, swapped, or
+"""Errors after which another replica is tried: missing or damaged bytes, or a log dir that is unavailable, swapped, or
 replaced by a symbolic link."""
 
 _AWAY_S = 30.0
-"""For this long, a log dir that could not be opened is tried after all others."""
+"""After this time, `renewal_due` asks to try the log dirs again that could not be opened."""
 
 
 class Fetcher:
-    """Reads slices from the log dirs of a plan, each opened once and checked against the id in the metadata.
+    """Reads slices from the log dirs of a plan. Each log dir is opened once and checked against its id in the metadata.
 
-    If a replica is bad, the slice is read from the next one, and the bad one is repaired afterwards. Not thread-safe.
+    If a replica is bad, the slice is read from the next one, and the bad replica is repaired afterwards. Not
+    thread-safe.
     """
 
     def __init__(self, log_dirs: LogDirs) -> None:
         self.passed_over = 0
-        """Number of bad replicas found."""
+        """Number of bad replicas in place of which another replica was read."""
         self.repaired = 0
         """Number of bad replicas that were repaired."""
         self._infos = log_dirs
         self._open: dict[LogDirId, LogDir] = {}
         self._away: set[LogDirId] = set()
-        """Could not be opened: tried after all others."""
+        """Log dirs that could not be opened. They are tried after all others."""
         self._unrepairable: set[LogDirId] = set()
-        """A repair failed there: no other repair is tried."""
+        """Log dirs in which a repair failed. No other repair is tried there."""
         self._away_since_s: float | None = None
 
     def renewal_due(self, slices: Iterable[Slice]) -> bool:
-        """Whether to call `renew`: a slice is in a log dir that is not known, or an unavailable one may be back."""
+        """Return whether to call `renew`, because a slice is in an unknown log dir or an unavailable log dir may have
+        become available.
+        """
         if self._away_since_s is not None and clock.monotonic_s() - self._away_since_s >= _AWAY_S:
             return True
         return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
 
     def renew(self, log_dirs: LogDirs) -> None:
-        """Use these log dirs from now on, and try again those that failed."""
+        """Use these log dirs from now on, and try the failed ones again."""
         self._infos = log_dirs
         self._open.clear()
         self._away.clear()
@@ -81,10 +84,11 @@ class Fetcher:
         times: TimestampBounds = _ALL_TIMES,
         filters: Sequence[FieldFilter] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema` (a result of `read_schema`), in the order of the slices. Row groups without a record that
-        passes the filters are left out where statistics say so.
+        """Yield batches of `schema` (a result of `read_schema`), in the order of the slices. Row groups are skipped if
+        their statistics prove that no record in them is within `times` or passes the filters.
 
-        If no replica of a segment is good, CorruptRecordError, or StorageUnavailableError if that may pass.
+        Raises the error of `all_replicas_bad_error` if no replica of a segment is good; InvalidOptionError if the topic
+        does not have the typed columns of `schema`.
         """
         for piece in slices:
             read = partial(self._read_stored, times=times, filters=filters if has_present_columns(piece) else ())
@@ -96,7 +100,7 @@ class Fetcher:
         return _read_inline(piece, schema) if piece.data is not None else self._read_file(piece, schema, times, filters)
 
     def first_offset_at_or_after(self, piece: Slice, timestamp_ms: int) -> int | None:
-        """Offset of the slice's first record with timestamp >= the given one, None if it has none."""
+        """Return the offset of the slice's first record with timestamp >= `timestamp_ms`, None if there is none."""
         if piece.data is not None:
             wanted = pa.schema([("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
             for batch in _read_inline(piece, wanted):
@@ -136,10 +140,10 @@ class Fetcher:
         return self._read_with_failover(piece, decode)
 
     def _read_with_failover(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
-        """The results of `read` on the segment, each once and in order, even if some replicas are bad.
+        """Yield the results of `read` on the segment, each once and in order, even if some replicas are bad.
 
-        Replicas have equal bytes, so `read` has equal results on each: the next replica continues after the last good
-        result.
+        Replicas have equal bytes, so `read` yields the same results on each of them. The next replica continues after
+        the last result that was yielded.
         """
         yielded = 0
         bad: dict[LogDirId, SparkLogError] = {}
@@ -150,7 +154,7 @@ class Fetcher:
                 for item in islice(read(_open_segment(piece, log_dir), location), yielded, None):
                     yielded += 1
                     held = [item]
-                    del item  # while the caller pauses, only its own reference keeps the batch in memory
+                    del item  # so that, while this generator is suspended, only the caller keeps the batch in memory
                     yield held.pop()
             except BAD_REPLICA as error:
                 bad[log_dir_id] = error
@@ -182,7 +186,7 @@ class Fetcher:
             raise
 
     def _repair_replica(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
-        """Repair the bad replica from the good one that was read, unless its whole log dir is bad."""
+        """Repair the bad replica from the good one that was read, unless its log dir is unavailable."""
         if bad_id not in self._open or bad_id in self._unrepairable:
             return
         with contextlib.suppress(*BAD_REPLICA):
@@ -224,7 +228,9 @@ def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
-    """The error of a read for which all replicas failed; retriable if one of the failures is."""
+    """Return the error of a read for which all replicas failed. It is the error of the replica if there is only one;
+    otherwise StorageUnavailableError if one of the errors is retriable, else CorruptRecordError.
+    """
     if len(errors) == 1:
         return errors[0]
     kind = StorageUnavailableError if any(error.retriable for error in errors) else CorruptRecordError

@@ -1,7 +1,7 @@
-"""Filters on the typed columns, and the files and row groups that they rule out. Pure.
+"""Decides which files and row groups filters on the typed columns exclude. Pure.
 
-A file or row group is skipped only if its statistics prove that no record in it matches. Unknown statistics, a filter
-that is not supported, and a value of another type prove nothing.
+A file or row group is excluded only if its statistics prove that no record in it matches. It is never excluded because
+of unknown statistics, a filter that is not supported, or a value of another type.
 """
 
 import math
@@ -21,7 +21,9 @@ _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 def file_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, statistics: str, rows: int) -> bool:
-    """Whether no record of a file with these columns and statistics (segment.stats) passes all filters."""
+    """Return whether statistics (segment.stats) prove that no record of a file with these columns, which has `rows`
+    records, passes all filters.
+    """
     known, bounds = _by_path(fields), parse(statistics, fields)
     return any(
         found.path in bounds and excludes(found, known[found.path].kind, bounds[found.path], rows) for found in filters
@@ -29,7 +31,9 @@ def file_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, statist
 
 
 def group_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, group: pq.RowGroupMetaData) -> bool:
-    """Whether no record of a row group of a file with these columns passes all filters."""
+    """Return whether its statistics prove that no record of a row group of a file with these columns passes all
+    filters.
+    """
     known = _by_path(fields)
     return any(
         found.path in known
@@ -43,7 +47,7 @@ def _by_path(fields: pa.StructType) -> dict[tuple[str, ...], Leaf]:
 
 
 def excludes(found: FieldFilter, kind: pa.DataType, bounds: Bounds, rows: int) -> bool:
-    """Whether no value of a leaf with these bounds, in `rows` rows, passes the filter."""
+    """Return whether the bounds of a leaf in `rows` rows prove that no value passes the filter."""
     if found.condition is Condition.IS_NULL:
         return bounds.nulls == 0
     if bounds.nulls == rows:
@@ -73,7 +77,9 @@ def _may_pass(condition: Condition, value: Any, low: Any, high: Any) -> bool:
 
 
 def _comparable(value: Any, kind: pa.DataType) -> Any:
-    """The value as bounds of a leaf of this type have it; None if it is of another type, or compares with none."""
+    """Return the value in the form of the bounds of a leaf of this type; None if it is of another type or cannot be
+    compared.
+    """
     if pa.types.is_integer(kind):
         return value if isinstance(value, int) and not isinstance(value, bool) else None
     if pa.types.is_floating(kind):

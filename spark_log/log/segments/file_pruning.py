@@ -1,4 +1,4 @@
-"""Skips files whose statistics rule out the filters on typed columns. On the driver."""
+"""Skips files whose statistics prove that no record passes the filters on typed columns. Needs the metadata store."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ from spark_log.metadata.sql_columns import SEGMENT
 def without_excluded(
     connection: sa.Connection, topics: Mapping[str, Topic], slices: Sequence[Slice], filters: Sequence[FieldFilter]
 ) -> list[Slice]:
-    """The slices, in order, but those of files in which no record passes the filters.
+    """Return the slices, in order, without those of files in which no record passes the filters.
 
-    Slices without the present columns stay: their values have not been decoded. So do those whose segments have been
-    replaced since they were planned.
+    Slices of files without the topic's present typed columns stay, because the statistics do not apply to them. Slices
+    whose segments have been replaced since they were planned stay too.
     """
     excluded: set[str] = set()
     for name in {piece.topic for piece in slices}:

@@ -1,5 +1,5 @@
-"""Gaps: offsets whose record was removed by compaction or erasing. Their number only grows, so equal counts at two
-times mean that no record was removed in between.
+"""Counts gaps: offsets whose record was removed by compaction or erasing. As long as the segments of a range are not
+deleted, their number only grows, so equal counts at two times mean that no record was removed in between.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange
 from spark_log.metadata.sql_columns import SEGMENT
 
-# Built once: making such a statement takes longer than running it.
+# Built once, because building such a statement takes longer than running it.
 _GAPS = (
     sa.select(sa.func.sum(SEGMENT.end_offset - SEGMENT.base_offset - SEGMENT.record_count))
     .where(SEGMENT.topic_id == sa.bindparam("topic_id"), SEGMENT.partition == sa.bindparam("number"))
@@ -19,7 +19,7 @@ _GAPS = (
 
 
 def count_gaps(connection: sa.Connection, topic: Topic, ranges: Mapping[int, OffsetRange]) -> dict[int, int]:
-    """Per partition, the number of offsets without a record in all segments that overlap the range."""
+    """Return for each partition the number of offsets without a record in all segments that overlap its range."""
     counts: dict[int, int] = {}
     for partition, (start, end) in ranges.items():
         parameters = {"topic_id": topic.topic_id, "number": partition, "before": end, "after": start}

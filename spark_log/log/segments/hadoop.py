@@ -1,4 +1,4 @@
-"""Hadoop's file systems, which Spark's own readers need for files outside a local folder."""
+"""Checks for Hadoop's file systems, which Spark's own readers need for files that are not in a local folder."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ _TO_DO = {"s3a": _S3A, "abfs": _AZURE, "abfss": _AZURE, "gs": "spark-submit --ja
 
 
 def check_file_systems(spark: SparkSession, files: Iterable[str]) -> None:
-    """InvalidConfigurationError, with the package to install, if Spark lacks the file system of a file."""
+    """Raise InvalidConfigurationError, with the package to install, if Spark lacks the file system of a file."""
     schemes = {scheme for scheme, separator, _ in (file.partition("://") for file in files) if separator}
     if not schemes or is_remote():
         return

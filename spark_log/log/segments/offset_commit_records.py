@@ -1,14 +1,14 @@
-"""The records of `__consumer_offsets`: the committed offsets of all groups, readable like any topic.
+"""The records of `__consumer_offsets`: the committed offsets of all groups, which can be read like any topic.
 
     key        {"group": "readers", "topic": "flights", "partition": 0}
     value      {"offset": 1200, "leaderEpoch": -1, "metadata": "", "commitTimestamp": 1766000000000}
     timestamp  of the commit, by the store's clock; partition = murmur2(group) modulo 50
 
-It is always compacted: the rows of table group_offset *are* its records, the last one of each key, at the offset that
+It is always compacted: the rows of table group_offset are its records, the last record of each key, at the offset that
 the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was committed
-again. A commit moves log end offset and high watermark in its own transaction; the offsets of a partition are in the
-order of the commits (`groups.offsets_topic`). A deleted or expired offset leaves no tombstone. JSON rather than Kafka's
-packed bytes: Spark's from_json reads it.
+again. A commit advances log end offset and high watermark in its own transaction, and the offsets of a partition are in
+the order of the commits (`groups.offsets_topic`). A deleted or expired offset leaves no tombstone. Keys and values are
+JSON instead of Kafka's binary format, so that Spark's from_json can read them.
 """
 
 import json
@@ -26,11 +26,11 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 
 _RECORDS_MAX = 5_000
-"""Rows encoded into one slice at most."""
+"""The most rows that are encoded into one slice."""
 
 
 def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[int, int, int]]) -> list[Slice]:
-    """The records with start <= offset < end of each (partition, start, end), in runs without gaps."""
+    """Return the records with start <= offset < end of each (partition, start, end), as slices without gaps."""
     slices: list[Slice] = []
     for partition, start, end in ranges:
         query = (

@@ -1,4 +1,4 @@
-"""Plans reads: finds the segments that overlap the wanted offsets. One snapshot, on the driver."""
+"""Plans reads: finds the segments that overlap ranges of offsets, in one snapshot of the metadata store."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _ALL_TIMES = TimestampBounds()
 
 
 def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
-    """Log start offset and high watermark of every partition of the topics, in order."""
+    """Return the log start offset and high watermark of every partition of the topics, in order."""
     by_partition: dict[TopicPartition, Positions] = {}
     for topic in topics:
         query = (
@@ -34,9 +34,9 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
 
 
 class Found(NamedTuple):
-    """The present positions of a partition, and the id of its topic, which differs after the topic was recreated.
+    """The present positions of a partition, and the id of its topic, which changes if the topic is created again.
 
-    A reader that keeps records must forget them when `rewrites` has grown.
+    A reader that caches records must discard them when `rewrites` has grown.
     """
 
     topic_id: TopicId
@@ -46,11 +46,11 @@ class Found(NamedTuple):
 
     @property
     def version(self) -> tuple[int, int]:
-        """Grows with everything that takes records away, or replaces them: elections with truncations, rewritings."""
+        """Grows with every change that may remove or replace records: an election, which may truncate, or a rewrite."""
         return self.leader_epoch, self.rewrites
 
 
-# Built once: making such a statement takes longer than running it.
+# Built once, because building such a statement takes longer than running it.
 _POSITIONS = (
     sa.select(
         TOPIC.name,
@@ -79,9 +79,9 @@ _BLOBS = sa.select(BLOB.name, BLOB.data).where(BLOB.name.in_(sa.bindparam("names
 
 
 def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
-    """The present positions of the partitions that exist, in one statement, since consumers poll it often.
+    """Return the present positions of the partitions that exist. Topic names must be legal.
 
-    Topic names must be legal.
+    It runs only one statement, because consumers call it often.
     """
     parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
     query = _POSITIONS
@@ -103,10 +103,13 @@ def plan(
     segments_max: int | None = None,
     rack: str | None = None,
 ) -> list[Slice]:
-    """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
+    """Return the slices of the ranges, in the order of topic, partition and offset, without segments that have no
+    record within `times`.
 
-    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
-    `segments_max` limits the plan to the first segments of each range. `rack` is the reader's (see `replica_selector`).
+    Inline slices do not have their bytes yet (see `with_inline_data`), except those of `__consumer_offsets`. Ranges
+    must lie between log start offset and high watermark. The work grows with the number of segments that overlap them;
+    `segments_max` limits the plan to that many first segments of each range, except in `__consumer_offsets`. `rack` is
+    the reader's (see `replica_selector`).
     """
     slices: list[Slice] = []
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
@@ -174,7 +177,7 @@ def plan(
 
 
 def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
-    """Bytes of inline segments per partition."""
+    """Return the bytes of the inline segments of each partition that has any."""
     sizes: dict[TopicPartition, int] = {}
     for piece in slices:
         if piece.data is not None:
@@ -183,7 +186,9 @@ def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
 
 
 def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
-    """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
+    """Return the slices with the bytes of the inline ones. It must read the same snapshot as `plan`, because blobs may
+    be deleted later.
+    """
     names = [piece.name for piece in slices if piece.data == b""]
     data: dict[str, bytes] = {}
     for first in range(0, len(names), 5_000):
@@ -193,9 +198,10 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
 
 
 class TimeLookup(NamedTuple):
-    """Where a partition's first record with timestamp >= `timestamp_ms` may be: in one of the slices, in order.
+    """The slices, in order, that may have a partition's first readable record with timestamp >= `timestamp_ms`.
 
-    It is nearly always in the first. The second is needed if the log start offset is after that record.
+    It is nearly always in the first slice. The second slice is needed if the only such records of the first segment are
+    before the log start offset.
     """
 
     timestamp_ms: int
@@ -205,10 +211,10 @@ class TimeLookup(NamedTuple):
 def plan_time_lookups(
     connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[TopicPartition, TimeLookup]:
-    """Per partition, the slices to read to find its first readable record with timestamp >= the given one.
+    """Return for each partition the slices to read to find its first readable record with timestamp >= the given one.
 
-    Inline slices come with their bytes, so that the store is not needed again. UnknownTopicOrPartitionError for a
-    partition that does not exist, or a topic that has been deleted since it was found.
+    Inline slices have their bytes, so that the store is not needed again. Raises UnknownTopicOrPartitionError for a
+    partition that does not exist, or a topic that has been deleted since it was looked up.
     """
     lookups: dict[TopicPartition, TimeLookup] = {}
     limits = positions(connection, [topic])
@@ -304,7 +310,7 @@ _FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect 
 def _replicas(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int], rack: str | None
 ) -> dict[int, Copies]:
-    """The replicas of each partition. Log dirs are few: read once, rather than joined to every replica."""
+    """Return the replicas of each partition. The few log dirs are read once instead of joined to every replica."""
     log_dirs = {
         log_dir_id: [
             Copy(LogDirId(log_dir_id), distance(online=online, same_rack=rack in (None, its_rack), in_sync=in_sync))

@@ -9,14 +9,16 @@ from spark_log.ids import LogDirId
 
 
 class Copy(NamedTuple):
-    """A log dir that may have a segment, and how far it is from the reader (`distance`)."""
+    """A log dir that may have a segment, and its distance from the reader (`distance`)."""
 
     log_dir_id: LogDirId
     distance: int
 
 
 class Copies(NamedTuple):
-    """The replicas of a partition, in AR order. Each has every segment below its log end offset whole."""
+    """The replicas of a partition, in the order of its assigned replicas (AR). Each has all segments below its log end
+    offset completely.
+    """
 
     copies: tuple[Copy, ...]
     log_end_offsets: tuple[int, ...]
@@ -24,17 +26,19 @@ class Copies(NamedTuple):
 
 
 def distance(*, online: bool, same_rack: bool, in_sync: bool) -> int:
-    """Smaller distances are tried first. A failed log dir is the last choice; another rack counts more than a replica
-    that lags, since a lagging replica has the segment whole too.
+    """Return the distance of a log dir from the reader. Smaller distances are tried first.
+
+    Offline log dirs are the last choice. The rack counts more than being in sync, because a lagging replica that is
+    selected has the segment completely too.
     """
     return 4 * (not online) + 2 * (not same_rack) + (not in_sync)
 
 
 def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tuple[LogDirId, ...]:
-    """The log dirs that have the segment whole (log end offset >= its `end_offset`), in the order to try them.
+    """Return the log dirs that have the whole segment (log end offset >= its `end_offset`), in the order to try them.
 
-    Among log dirs at equal distance, the segment's name chooses the first. So reads spread over the log dirs, and all
-    readers of a segment use the same page cache.
+    The segment's name decides which of the nearest log dirs is the first. So reads of different segments are spread
+    over the log dirs, and all readers of one segment use the same page cache.
     """
     copies = replicas.copies
     if end_offset > replicas.log_end_offset_min:
@@ -45,7 +49,7 @@ def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tup
 
 @lru_cache(maxsize=4096)
 def _orders(copies: Sequence[Copy]) -> tuple[tuple[LogDirId, ...], ...]:
-    """The log dirs by distance: one order for each of the nearest, which are rotated."""
+    """Return the orders in which to try the log dirs, by distance: one order for each of the nearest as the first."""
     ranked = sorted(copies, key=lambda copy: copy.distance)
     ids = tuple(copy.log_dir_id for copy in ranked)
     nearest = sum(copy.distance == ranked[0].distance for copy in ranked)

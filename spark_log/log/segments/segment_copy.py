@@ -1,4 +1,4 @@
-"""Copying a segment file from one log dir to another, checked by its hash on the way. On executors too."""
+"""Copies a segment file from one log dir to another and verifies its checksum. Runs on executors too."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -10,12 +10,13 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, SparkLogError, redact
 
 Pace = Callable[[int], None]
-"""Called with the size of each block before it is written. It may wait, count, or raise to abandon the copy."""
+"""Called with the size in bytes of each block before it is written. It may wait, count, or raise to abandon the copy.
+"""
 
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment file as its row describes it. `path` is relative to the log dirs; `checksum`: XXH3-128 of the bytes."""
+    """A segment file as its row describes it. `path` is relative to the log dirs; `checksum` is the xxh3_128 in hex."""
 
     path: str
     bytes: int
@@ -23,7 +24,10 @@ class SegmentFile:
 
 
 def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
-    """Whether the log dir has the file with this size and checksum. Reads all of it; StorageUnavailableError."""
+    """Return whether the log dir has the file with this size and checksum, which reads all of it.
+
+    Raises StorageUnavailableError if the file cannot be read.
+    """
     if log_dir.sizes([file.path]) != [file.bytes]:
         return False
     digest = xxhash.xxh3_128()
@@ -34,10 +38,10 @@ def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
 
 
 def copy_segment(sources: Iterable[LogDir], target: LogDir, file: SegmentFile, pace: Pace) -> None:
-    """Copy the file to `target`, durably and replacing a file of that name, from the first source that has it whole.
+    """Copy the file durably to `target`, from the first source that has it whole. It replaces a file of that name.
 
-    A copy that fails stays invisible. CorruptRecordError if no source has the file whole, StorageUnavailableError if
-    the target cannot be written; errors of `pace` are passed on.
+    A copy that fails changes nothing. Raises CorruptRecordError if no source has the whole file,
+    StorageUnavailableError if the target cannot be written, and the errors of `pace`.
     """
     refused: list[str] = []
     for source in sources:
@@ -56,7 +60,7 @@ class _BadSourceError(Exception):
 def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
     digest, copied = xxhash.xxh3_128(), 0
     with contextlib.closing(source.read_blocks(file.path)) as blocks:
-        # Read first, so that a source without the file (the usual fault) leaves the target unchanged.
+        # Read first, so that a source without the file, which is the usual failure, leaves the target unchanged.
         block = _next(blocks)
         copy = target.replace(file.path)
         try:

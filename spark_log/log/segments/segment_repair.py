@@ -1,11 +1,11 @@
-"""Repair: a segment file that is missing or damaged in one log dir is replaced from another. On executors too.
+"""Repairs a segment file that is missing or damaged in one log dir with the file of another. Runs on executors too.
 
-A repair needs no lock and changes no metadata: a segment's name is unique for ever and its content never changes, so
-its checksum is enough to know the right bytes.
+A repair needs no lock and changes no metadata: the name of a segment is never used again and its content never changes,
+so its checksum identifies the right bytes.
 
-- Two readers that repair at the same time write the same bytes, each under a temporary name of its own.
-- A reader that has the bad file open keeps it: the good file replaces the name (by a rename or a PUT).
-- If the segment was retired and its file deleted meanwhile, the repair creates a file that no metadata names. It is
+- Two readers that repair at the same time write the same bytes, each to its own temporary file.
+- A reader that has the bad file open keeps it, because a rename or a PUT gives the name to the good file.
+- If the segment and its file are deleted at the same time, the repair creates a file that no metadata names. It is
   never read, no other segment gets its name, and clean-up deletes it like any orphan.
 """
 
@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def repair(bad: LogDir, good: LogDir, path: str, size: int, checksum: str) -> bool:
-    """Whether the file of `size` bytes and xxh3_128 `checksum` (hex) is whole in `bad` afterwards. Logs why it is not.
+    """Repair the file of `size` bytes and xxh3_128 `checksum` (hex) in `bad`, and return whether it is whole now. The
+    reason for a failure is logged.
 
-    The caller has just verified the id of `bad`, so that no other log dir is written. Only bytes with the checksum are
-    written.
+    The caller must just have verified the id of `bad`, so that no other log dir is written. Only bytes with the
+    checksum are written.
     """
     file = SegmentFile(path, size, checksum)
     try:
@@ -39,7 +40,7 @@ def repair(bad: LogDir, good: LogDir, path: str, size: int, checksum: str) -> bo
 
 
 def _can_be_read(log_dir: LogDir, file: SegmentFile) -> bool:
-    """Whether the file is whole. A read error (bad sector, missing permissions) counts as damage."""
+    """Return whether the file is whole. A read error (bad sector, missing permissions) counts as damage."""
     try:
         return is_whole(log_dir, file)
     except SparkLogError:

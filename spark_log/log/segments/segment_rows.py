@@ -1,4 +1,6 @@
-"""Rows of segments and blobs in the metadata store: inserted and deleted here only."""
+"""Inserts and deletes rows of segments and blobs in the metadata store. No other module does so, except the deletion of
+whole topics (`metadata.cascade`).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,7 +32,9 @@ _DELETE_BELOW = Prepared(
 
 
 class RemovedSegments(NamedTuple):
-    """Segments whose rows were deleted: names of their files, bytes of their blobs, and all their records."""
+    """Segments whose rows were deleted: the names of their files, the bytes of their blobs, and the number of their
+    records.
+    """
 
     files: list[str]
     inline_bytes: int
@@ -38,25 +42,27 @@ class RemovedSegments(NamedTuple):
 
 
 def insert_segments(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert segments; the columns of a producer and of typed columns, and `rewritten`, may be missing in a row."""
+    """Insert segments. A row may lack the columns of the producer and of typed columns, and `rewritten`."""
     if rows:
-        # all columns in each row: the statement is compiled once, for the columns of the first row that it gets
+        # Each row gets all columns, because the statement is compiled once, for the columns of its first row.
         _INSERT_SEGMENTS.run(connection, [{**_OPTIONAL, **row} for row in rows])
 
 
 def insert_blobs(connection: sa.Connection, blobs: Mapping[str, bytes]) -> None:
-    """Insert the blobs: bytes by name."""
+    """Insert blobs, given as bytes by name."""
     if blobs:
         _INSERT_BLOBS.run(connection, [{"name": name, "data": data} for name, data in blobs.items()])
 
 
 def delete_segments_below(connection: sa.Connection, bounds: Sequence[Mapping[str, int]]) -> None:
-    """Delete the segments that end at or below an offset: topic_id, partition and low of each partition."""
+    """Delete the segments that end at or below an offset, but not their blobs. Each of `bounds` has the topic_id and
+    partition of a partition, and the offset as low.
+    """
     _DELETE_BELOW.run(connection, bounds)
 
 
 def delete_segments(connection: sa.Connection, topic_id: int, partition: int, start: int, end: int) -> None:
-    """Delete the segments whose base offset is in [start, end)."""
+    """Delete the segments whose base offset is in [start, end), but not their blobs."""
     here = (SEGMENT.topic_id == topic_id, SEGMENT.partition == partition)
     connection.execute(t.segment.delete().where(*here, SEGMENT.base_offset >= start, SEGMENT.base_offset < end))
 

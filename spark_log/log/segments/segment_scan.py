@@ -1,9 +1,10 @@
-"""Segment files on Spark's own Parquet scan, with its column pruning and push-down; page checksums are verified.
+"""Reads segment files with Spark's own Parquet scan, with its column pruning and push-down. Page checksums are
+verified.
 
-The scan knows of each row only which file it is from; partition, base offset and the like are facts of the file. A row
-finds them by the file's size, a constant of the scan's metadata that costs nothing to compare, and by its name as well
-where two files have the same size. (Spark would take them from a Delta table's partition columns, but planning that
-costs 0.2 to 0.5 s a query.)
+The scan knows only the file of each row; partition, base offset and the like are facts of the file. A row is joined to
+them by the file's size, which is a constant of the scan's metadata and cheap to compare, and also by the file's name if
+two files have the same size. (The partition columns of a Delta table could have them, but planning such a query takes
+0.2 to 0.5 s more.)
 """
 
 import logging
@@ -24,9 +25,9 @@ from spark_log.log.segments.slices import LogDirs, Slice
 logger = logging.getLogger(__name__)
 
 _IN_EXPRESSION_MAX = 64
-"""Segments up to which a row finds its file's facts by an expression: it takes no time that can be measured, a join
-with them a fifth of an aggregate. Beyond, the code of the expression would grow too large for the JVM to compile it
-well."""
+"""Number of segments up to which an expression computes the facts of a row's file. The expression takes no measurable
+time, while a join takes a fifth of the time of an aggregate. For more segments, the code of the expression would become
+too large for the JVM to compile it well."""
 
 _VERIFY = "parquet.page.verify-checksum.enabled"
 
@@ -38,7 +39,8 @@ def scan_segments(
     columns: str | StructType,
     facts: Mapping[str, pa.Array],
 ) -> DataFrame:
-    """All rows of the slices' files: the stored `columns` (DDL, or a type), and a column for each of `facts`.
+    """Return all rows of the slices' files, with the stored `columns` (DDL, or a type) and a column for each of
+    `facts`.
 
     A fact is an int32 or int64 array with a value for each slice, in their order. Raises the error of
     `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
@@ -47,16 +49,17 @@ def scan_segments(
     files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
     check_file_systems(spark, files)
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
-    # overrides the session: a segment that cannot be read is an error, not fewer rows
+    # Overrides the session's settings, so that a segment that cannot be read raises an error instead of losing rows.
     reader = spark.read.schema(columns).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
     return _with_facts(spark, reader.parquet(*files), sealed, facts)
 
 
 def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
-    """The location of each segment: in its first log dir, or in the next one if that has another id, cannot be read, or
-    has no file of the segment's size.
+    """Return the location of each segment: in its first log dir, or in the next one if the first has another id, cannot
+    be read, or has no file of the segment's size.
 
-    Spark skips an empty file without an error, and the rows of a file of another size would join nothing.
+    The size is checked because Spark skips an empty file without an error, and the rows of a file of another size would
+    match no facts.
     """
     opened: dict[LogDirId, LogDir] = {}
     paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]
@@ -92,7 +95,7 @@ def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
 def _with_facts(
     spark: SparkSession, rows: DataFrame, sealed: Sequence[Slice], facts: Mapping[str, pa.Array]
 ) -> DataFrame:
-    """`rows` with the facts of the file that each is from."""
+    """Return `rows` with the facts of the file of each row."""
     sizes = {piece.size for piece in sealed}
     if len(sizes) == len(sealed) <= _IN_EXPRESSION_MAX:
         order = sorted(range(len(sealed)), key=lambda number: sealed[number].size)
@@ -100,7 +103,7 @@ def _with_facts(
         sized = rows.withColumn("file_size", F.col("_metadata.file_size"))
         chosen = {name: F.expr(_choose(bounds, _literals(values.take(order)))) for name, values in facts.items()}
         return sized.withColumns(chosen).drop("file_size")
-    # the facts of the files stay inside the plan, as a local relation
+    # The facts are part of the query plan, as a local relation.
     named = {
         "file_size": pa.array([piece.size for piece in sealed], pa.int64()),
         "file_name": pa.array([piece.name for piece in sealed], pa.string()),
@@ -113,13 +116,15 @@ def _with_facts(
 
 
 def _literals(values: pa.Array) -> list[str]:
-    """The integers as SQL has them, by their type."""
+    """Return the integers as SQL literals of their type."""
     suffix = "L" if pa.types.is_int64(values.type) else ""
     return [f"{value}{suffix}" for value in values.to_pylist()]
 
 
 def _choose(sizes: Sequence[int], values: Sequence[str]) -> str:
-    """SQL for the value that belongs to column file_size, one of `sizes` (ascending): a binary search."""
+    """Return an SQL expression for the value of the file whose size is in column file_size: a binary search in `sizes`,
+    which are ascending.
+    """
     if len(set(values)) == 1:
         return values[0]
     middle = len(sizes) // 2
@@ -128,7 +133,7 @@ def _choose(sizes: Sequence[int], values: Sequence[str]) -> str:
 
 
 def _for_spark(location: str) -> str:
-    """Hadoop's name of an S3 location; the others are the same."""
+    """Return the location as Hadoop names it: with s3a:// instead of s3://."""
     if location.startswith("s3://"):
         return "s3a://" + location.removeprefix("s3://")
     return location

@@ -1,4 +1,4 @@
-"""Slices of segments, with everything that a reader needs and without the address of the metadata store."""
+"""Slices of segments, with all data that a reader needs and without the address of the metadata store."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Slice(NamedTuple):
-    """Records with start <= offset < end of one segment: a file in any of `log_dir_ids`, or the bytes in `data`."""
+    """The records with start <= offset < end of one segment. The segment is a file in each of `log_dir_ids`, or inline
+    in `data`. record_count, size (in bytes) and checksum are those of the whole segment.
+    """
 
     topic: str
     folder: str
@@ -25,13 +27,14 @@ class Slice(NamedTuple):
     name: str
     checksum: str
     leader_epoch: int
-    """Of the newest of its appends, where segments were merged."""
+    """Leader epoch of the append, or of the newest append if segments were merged."""
     log_dir_ids: tuple[LogDirId, ...]
     data: bytes | None
+    """Bytes of an inline segment, empty until `plan.with_inline_data` reads them; None for a file."""
     columns: "TopicColumns | None" = None
-    """The typed columns of the topic."""
+    """The typed columns of the topic, None without typed columns."""
     columns_version: int | None = None
-    """The version of the typed columns in the file; None: it has none."""
+    """The version of the typed columns in the file, None without typed columns."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -46,7 +49,7 @@ class Positions(NamedTuple):
 
 
 class TimestampBounds(NamedTuple):
-    """min_ms <= timestamp < max_ms; None: unbounded. Segments and row groups without such a record are passed over."""
+    """min_ms <= timestamp < max_ms; None is no bound. Segments and row groups without such a record are skipped."""
 
     min_ms: int | None = None
     max_ms: int | None = None
@@ -66,8 +69,8 @@ class Condition(Enum):
 
 
 class FieldFilter(NamedTuple):
-    """A filter on a leaf: its path from the typed column on, the condition, and its values: those of IN,
-    one for a comparison, none for IS_NULL and IS_NOT_NULL.
+    """A filter on a leaf: its path, which begins with the typed column, and the condition with its values. IN has any
+    number of values, a comparison one, IS_NULL and IS_NOT_NULL none.
     """
 
     path: tuple[str, ...]
@@ -76,4 +79,4 @@ class FieldFilter(NamedTuple):
 
 
 LogDirs = dict[LogDirId, "LogDirInfo"]
-"""Log dirs by id, as far as a plan's slices need them."""
+"""The log dirs that a plan's slices need, by id."""

@@ -1,4 +1,4 @@
-"""The first record of a partition at or after a time (KIP-79): where it is, and its timestamp."""
+"""Finds the first record of a partition at or after a time (KIP-79): its offset and its timestamp."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from spark_log.log.segments.plan import TimeLookup, plan_time_lookups
 
 
 class TimedOffset(NamedTuple):
-    """An offset, and the timestamp of the record there."""
+    """An offset, and the timestamp of the record at this offset."""
 
     offset: int
     timestamp_ms: int
@@ -21,8 +21,8 @@ class TimedOffset(NamedTuple):
 def first_records(
     cluster: Cluster, lookups: Mapping[TopicPartition, TimeLookup]
 ) -> dict[TopicPartition, TimedOffset | None]:
-    """The first record that each lookup finds, None if there is none. Reads segments; no change of the metadata since
-    the snapshot of the lookups matters.
+    """Return the first record that each lookup finds, None if there is none. Reads segments, and is not affected by
+    changes of the metadata since the snapshot of the lookups.
     """
     fetcher = Fetcher(cluster.log_dirs())
     return {tp: _first_record(fetcher, lookup) for tp, lookup in lookups.items()}
@@ -31,9 +31,10 @@ def first_records(
 def offsets_for_times(
     cluster: Cluster, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[int, int | None]:
-    """Per partition, the first readable offset with timestamp >= the given one, None if there is none (KIP-79).
+    """Return for each partition the first readable offset with timestamp >= the given one, None if there is none
+    (KIP-79).
 
-    UnknownTopicOrPartitionError if the topic has been deleted or made again, or a partition does not exist.
+    Raises UnknownTopicOrPartitionError if the topic has been deleted or created again, or a partition does not exist.
     """
     lookups = cluster.store.read(lambda connection: plan_time_lookups(connection, topic, timestamps_ms, rack))
     found = first_records(cluster, lookups)

@@ -1,8 +1,7 @@
-"""Reads of typed columns: those in the file if they are the topic's present ones, otherwise decoded from the bytes.
+"""Reads typed columns: from the file if they have the topic's present version, otherwise by decoding keys and values.
 
-Blobs never have typed columns, and a file has those of the version with which it was written. So a reader sees each key
-and value decoded with the definitions that the topic had when the read was planned, whether it is stored like that or
-not.
+Blobs never have typed columns, and a file has the typed columns of the version with which it was written. A reader
+always sees each key and value decoded with the definitions that the topic had when the read was planned.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -16,16 +15,16 @@ from spark_log.log.records.schema import read_schema, typed_fields
 from spark_log.log.segments.slices import Slice
 
 Read = Callable[[Slice, pa.Schema], Iterator[pa.RecordBatch]]
-"""Reads the stored columns of a slice."""
+"""A function that reads the stored columns of a slice as batches of a schema."""
 
 
 def wants_columns(schema: pa.Schema) -> bool:
-    """Whether a read schema has typed columns."""
+    """Return whether a read schema has typed columns."""
     return any(name in schema.names for name in TYPED)
 
 
 def check_typed_columns(topic: str, columns: TopicColumns | None, wanted: Collection[str]) -> TopicColumns:
-    """The typed columns of the topic. InvalidOptionError unless they include those that are named in `wanted`."""
+    """Return the typed columns of the topic. Raise InvalidOptionError if they lack one that is named in `wanted`."""
     there = () if columns is None else columns.fields.names
     for part in PARTS:
         if not {part.error, part.record} & {*wanted} <= {*there}:
@@ -38,17 +37,17 @@ def check_typed_columns(topic: str, columns: TopicColumns | None, wanted: Collec
 
 
 def has_present_columns(piece: Slice) -> bool:
-    """Whether the file has the topic's present columns."""
+    """Return whether the slice is of a file that has the present version of the topic's typed columns."""
     return piece.data is None and piece.columns is not None and piece.columns_version == piece.columns.version
 
 
 def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of `schema`, which has typed columns. InvalidOptionError if the topic does not have them."""
+    """Yield batches of `schema`, which has typed columns. Raise InvalidOptionError if the topic does not have them."""
     wanted = typed_fields(schema)
     columns = check_typed_columns(piece.topic, piece.columns, wanted.names)
     of_topic = pa.struct([columns.fields.field(name) for name in wanted.names])
     if has_present_columns(piece):
-        # of the file only the fields of the schema are read
+        # only the fields of the schema are read from the file
         present = _with_types(schema, common(of_topic, wanted))
         batches = read(piece, present)
     else:
@@ -64,8 +63,8 @@ def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[p
 
 
 def without_columns(schema: pa.Schema) -> pa.Schema:
-    """The schema to read with where the typed columns of `schema` are to be decoded: it has key and value instead
-    of them.
+    """Return the schema to read with before decoding the typed columns of `schema`: it has key and value in place of
+    those that are decoded from them.
     """
     sources = {part.source for part in PARTS if part.error in schema.names or part.record in schema.names}
     names = ({*schema.names} | sources) - {*TYPED}
@@ -75,7 +74,9 @@ def without_columns(schema: pa.Schema) -> pa.Schema:
 def add_columns(
     batches: Iterator[pa.RecordBatch], columns: TopicColumns, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """`batches`, read with `without_columns(schema)`, as batches of `schema`. Also runs in Spark's Python workers."""
+    """Decode the typed columns of batches that were read with `without_columns(schema)`, and yield batches of `schema`.
+    Also runs in Spark's Python workers.
+    """
     for batch in batches:
         for rows in slices(batch, columns, schema.names):
             typed = decoded(rows, columns, schema.names)
@@ -84,7 +85,9 @@ def add_columns(
 
 
 def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:
-    """The fields of `whole`, at any depth and in its order, that `part` has too. A struct without any stays whole."""
+    """Return the type with the fields of `whole`, at any depth and in its order, that `part` has too. A struct that has
+    no such field keeps all its fields.
+    """
     if whole.id != part.id:
         return whole
     if pa.types.is_struct(whole):
@@ -99,7 +102,10 @@ def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:
 
 
 def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`array` with the fields of `kind`, at any depth: others are left out, missing ones are null."""
+    """Return `array` with the fields of `kind`, at any depth. Other fields are left out, and missing ones are null.
+
+    Raises InvalidOptionError if a type of the array differs otherwise.
+    """
     if array.type.equals(kind):
         return array
     if array.type.id != kind.id or not pa.types.is_nested(kind):
@@ -124,5 +130,5 @@ def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_types(schema: pa.Schema, typed: pa.StructType) -> pa.Schema:
-    """`schema` with these types of its typed columns."""
+    """Return `schema` with the types in `typed` of its typed columns."""
     return pa.schema([typed.field(field.name) if field.name in typed.names else field for field in schema])

@@ -1,4 +1,4 @@
-"""Positions in the bytes of many Avro records, and the reading of numbers at all of them."""
+"""Positions in the bytes of many Avro records, and functions that read a number at each position."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from spark_log.log.columns.value_bytes import Ints, offsets_of
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _PADDING = 16
-"""Zero bytes after the data, so that a number may be read before its end is checked."""
+"""Zero bytes after the data, so that a number can be read before its end is checked."""
 TRUNCATED = "the bytes of the Avro record end too early"
 
 
 @dataclass
 class Cursor:
-    """One position for each value that is read, in ascending order: `pos[i] <= end[i]`, in the record of row `row[i]`.
+    """One position for each value to read, in ascending order: `pos[i] <= end[i]`, in the record of row `row[i]`.
 
-    A value that cannot be read makes its row bad; its position is then `end[i]`, which is not after `pos[i + 1]`.
+    A value that cannot be read makes its row bad. Its position is then `end[i]`, which is not after `pos[i + 1]`.
     """
 
     data: "np.ndarray[tuple[int], np.dtype[np.uint8]]"
@@ -30,7 +30,7 @@ class Cursor:
 
     @classmethod
     def of(cls, values: pa.BinaryArray, rows: Ints, bad: Bad) -> "Cursor":
-        """At the start of the values of these rows."""
+        """Return a cursor at the start of the values of these rows."""
         offsets = offsets_of(values).astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
         data = np.zeros(last - first + _PADDING, np.uint8)
@@ -42,18 +42,20 @@ class Cursor:
         return len(self.pos)
 
     def part(self, chosen: Ints) -> "Cursor":
-        """At some of the positions."""
+        """Return a cursor at the chosen positions."""
         return Cursor(self.data, self.pos[chosen], self.end[chosen], self.row[chosen], self.bad)
 
     def fail(self, where: Bools, reason: str) -> None:
-        """Make the rows bad where the condition holds."""
+        """Make the rows bad where `where` is True, and move their positions to their ends."""
         if where.any():
             for row in self.row[where].tolist():
                 self.bad.add(row, reason)
             self.pos = np.where(where, self.end, self.pos)
 
     def skip(self, lengths: Ints | int) -> Ints:
-        """Step over so many bytes. Returns where they begin; a length that is negative or too large fails."""
+        """Advance each position by a number of bytes, and return the old positions. A row with a negative or too large
+        length becomes bad.
+        """
         start = self.pos
         impossible = (lengths > self.end - start) | (np.asarray(lengths) < 0)
         self.pos = start + lengths
@@ -61,7 +63,9 @@ class Cursor:
         return np.where(impossible, self.pos, start) if impossible.any() else start
 
     def numbers(self, path: str, bits: int = 64) -> Ints:
-        """A zigzag varint at each position; 0 where there is none."""
+        """Read a zigzag varint of at most `bits` bits (32 or 64) at each position. A row with another number becomes
+        bad, and its number is 0. `path` is the field for the reason.
+        """
         byte = self.data[self.pos]
         value = (byte & 0x7F).astype(np.uint64)
         more, length = np.flatnonzero(byte & 0x80), 1

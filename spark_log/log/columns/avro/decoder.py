@@ -1,8 +1,9 @@
-"""Avro to columns: one field of all records at a time, with NumPy.
+"""Decodes Avro to columns: one field of all records at a time, with NumPy.
 
-A value has exactly the bytes of one record of its schema. Bad: bytes that are missing or left over, text that is not
-UTF-8, an index of an enum or union that does not exist, a boolean other than 0 and 1, a number of too many bits, a time
-outside of the years 1 to 9999, a decimal with too many digits. Of map entries with the same key the last one counts.
+A value has exactly the bytes of one record of its schema. It is bad if bytes are missing or left over, or if it has
+text that is not UTF-8, an index of an enum or union that does not exist, a boolean other than 0 and 1, a number of too
+many bits, a time outside of the years 1 to 9999, or a decimal with too many digits. Of several map entries with the
+same key, the last one counts.
 """
 
 import pyarrow as pa
@@ -15,16 +16,16 @@ from spark_log.log.columns.schema_id_decoder import Read
 from spark_log.log.columns.value_bytes import Ints
 
 ROWS = 8192
-"""Values whose fields are decoded together."""
+"""Number of values whose fields are decoded together."""
 
 
 def avro_values_per_byte(schema: str, fields: pa.StructType) -> float:
-    """See SchemaIdDecoder."""
+    """Return `values_per_byte` of SchemaIdDecoder for an Avro schema, given as JSON text."""
     return values_per_byte(avro_type(schema), fields)
 
 
 def avro_reader(schema: str, fields: pa.StructType) -> Read:
-    """Function that decodes records of an Avro schema, given as JSON text."""
+    """Return a function that decodes records of an Avro schema, given as JSON text."""
     reader = record_reader(avro_type(schema), fields)
 
     def read(values: pa.BinaryArray, rows: Ints, bad: Bad) -> pa.StructArray:

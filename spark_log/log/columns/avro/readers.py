@@ -1,7 +1,7 @@
-"""Readers of Avro types: each reads one value at every position of a cursor, as an Arrow array.
+"""Readers of Avro types. `read` reads one value at each position of a cursor, as an Arrow array.
 
-A reader without a column steps over its values and returns None. `skip` steps over one value: the items of arrays and
-maps have to be found one by one.
+A reader without a column skips its values and returns None. `skip` skips a single value, because the items of arrays
+and maps have to be found one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,19 @@ class Reader(Protocol):
     def read(self, cursor: Cursor) -> pa.Array | None: ...
 
     def skip(self, data: memoryview, pos: int, end: int) -> int:
-        """The position after the value. IndexError if it exceeds the data."""
+        """Return the position after the value at `pos`, or raise IndexError. A position after `end` means that the
+        value is cut off.
+        """
 
 
 def record_reader(kind: AvroType, fields: pa.StructType) -> Reader:
-    """The reader of a record's columns. Fields that its schema does not have are null."""
+    """Return the reader of a record's columns. Columns that are not fields of its schema are null."""
     return Record(kind, fields, "")
 
 
 def values_per_byte(kind: AvroType, column: pa.DataType | None) -> float:
-    """The most values of structs within arrays and maps that one byte stands for: an item with few fields, or null in a
-    union, takes a byte, and has all fields of the column.
+    """Return the largest number of values in structs within arrays and maps to which one byte can be decoded. An item
+    with few fields, or a null of a union, may take one byte and is decoded to all fields of the column.
     """
     if column is None or kind.column is None:
         return 0
@@ -94,7 +96,7 @@ class Record:
             (name, part, _reader(part, columns.get(name), f"{path}.{name}".lstrip(".")))
             for name, part in zip(kind.names, kind.parts, strict=True)
         ]
-        # a field without bytes is not stepped over: an item of one byte may have thousands of them
+        # Fields without bytes are not skipped one by one, because an item of one byte may have thousands of them.
         self._read = [(name, reader) for name, part, reader in parts if part.min_bytes or name in columns]
         self._skipped = [reader for _, part, reader in parts if part.min_bytes]
 
@@ -189,11 +191,11 @@ _Skip = Callable[[memoryview, int, int], int]
 
 
 def _items(cursor: Cursor, skip: _Skip, width: int, path: str) -> tuple[Cursor, Ints]:
-    """Step over an array or map at each position. Returns a cursor at all their items, and each one's first item.
+    """Skip an array or map at each position. Return a cursor at all their items, and for each array or map the number
+    of its first item, followed by the number of all items.
 
-    Items of `width` values each for which the row has no room make it bad, and are left out.
-
-    Each item has its own end: where one is bad, the positions of those that follow are still larger.
+    If the items, of `width` values each, are too many for the row (`Bad.has_room`), the row is bad and they are left
+    out. Each item has its own end, so that the positions stay in ascending order if an item is bad.
     """
     data = memoryview(cursor.data)  # type: ignore[arg-type]
     bounds, counts, ends = list[int](), list[int](), list[int]()
@@ -220,8 +222,8 @@ def _items(cursor: Cursor, skip: _Skip, width: int, path: str) -> tuple[Cursor, 
 
 
 def _skip_items(data: memoryview, pos: int, end: int, skip: _Skip, bounds: list[int]) -> int:
-    """The position after the blocks of an array or map. `bounds` gets the start and the end of each item. IndexError if
-    they exceed `end`.
+    """Return the position after the blocks of an array or map, and append the start and the end of each item to
+    `bounds`. Raise IndexError if the blocks exceed `end`.
     """
     while True:
         count, pos = zigzag(data, pos)

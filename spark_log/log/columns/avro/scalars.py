@@ -1,4 +1,4 @@
-"""Readers of Avro types without parts. See readers.py."""
+"""Readers of Avro types that have no parts. See readers.py."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,9 @@ _DECIMAL_BYTES = 16
 
 
 def zigzag(data: memoryview, pos: int) -> tuple[int, int]:
-    """A number, and the position after it."""
+    """Return the zigzag varint at `pos`, and the position after it. Raise IndexError if it exceeds the data or has too
+    many bytes.
+    """
     byte = data[pos]
     value, shift = byte & 0x7F, 7
     while byte & 0x80:
@@ -28,7 +30,7 @@ def zigzag(data: memoryview, pos: int) -> tuple[int, int]:
 
 
 class Number:
-    """int and long, as numbers or as times."""
+    """Reads int and long, as numbers or as times."""
 
     def __init__(self, bits: int, logical: str, column: pa.DataType | None, path: str) -> None:
         self._bits, self._logical, self._column, self._path = bits, logical, column, path
@@ -58,7 +60,7 @@ class Number:
 
 
 class Floating:
-    """float and double."""
+    """Reads float and double, of `size` bytes."""
 
     def __init__(self, size: int, column: pa.DataType | None) -> None:
         self._size, self._column = size, column
@@ -102,7 +104,7 @@ class Enum:
 
 
 class Bytes:
-    """string and bytes."""
+    """Reads string and bytes."""
 
     def __init__(self, column: pa.DataType | None, path: str) -> None:
         self._column, self._path = column, path
@@ -141,7 +143,7 @@ class Fixed:
 
 
 class Decimal:
-    """decimal as bytes or fixed: the unscaled number in two's complement, big-endian."""
+    """Reads decimal as bytes or fixed: the unscaled number in two's complement, big-endian."""
 
     def __init__(self, digits: Bytes | Fixed, scale: int, column: pa.DataType | None, path: str) -> None:
         self._digits, self._scale, self._column, self._path = digits, scale, column, path

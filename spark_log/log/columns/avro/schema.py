@@ -1,16 +1,16 @@
-"""Avro schemas as columns.
+"""Converts Avro schemas to columns.
 
     int, long; float, double; boolean; string; bytes, fixed     BIGINT, DOUBLE, BOOLEAN, STRING, BINARY
     enum; uuid of a string                                      STRING
     decimal(p, s); date                                         DECIMAL(p, s), DATE
     timestamp-millis, -micros, -nanos, local or not             TIMESTAMP; digits below microseconds are cut off, and a
                                                                 local time is taken as UTC
-    time-millis, time-micros; duration                          BIGINT, BINARY: the bare numbers and bytes
+    time-millis, time-micros; duration                          BIGINT, BINARY: the stored numbers and bytes
     record, array, map                                          STRUCT, ARRAY, MAP<STRING, ...>
     union                                                       the type of its branches other than null
 
-Refused: a type that contains itself, a union of several families of types, a field that is always null, arrays and
-maps of values without bytes, which could have any length.
+These are refused: a type that contains itself, a union of several families of types, a field that is always null, an
+array or map of nulls, and an array of values that take no bytes, because it could have any length.
 """
 
 import json
@@ -48,8 +48,9 @@ _LOGICAL = {
 class AvroType:
     """A type of an Avro schema with its references resolved.
 
-    `name`: null, int, ..., record, enum, array, map, fixed or union. `column`: None for null.
+    `name`: null, int, ..., record, enum, array, map, fixed or union. `column`: the type of its column, None for null.
     `parts`: the fields of a record, the branches of a union, the items of an array or map. `names`: of the fields.
+    `min_bytes`: the fewest bytes of a value.
     """
 
     name: str
@@ -64,12 +65,14 @@ class AvroType:
 
 
 def avro_schema_fields(schema: str) -> pa.StructType:
-    """The columns of an Avro record, its schema given as JSON text. InvalidSchemaError names a field that has none."""
+    """Return the columns of an Avro record, given as the JSON text of its schema. Raise InvalidSchemaError, which names
+    the field, if a field cannot be a column.
+    """
     return checked(avro_type(schema).column)
 
 
 def avro_type(schema: str) -> AvroType:
-    """The record that the JSON text declares."""
+    """Return the record that the JSON text declares. Raise InvalidSchemaError if it declares none."""
     try:
         parsed = json.loads(schema)
         kind = _Reader().read(parsed, "", ())
@@ -158,7 +161,7 @@ def _union(branches: list[AvroType], path: tuple[str, ...]) -> AvroType:
 
 
 def _decimal(schema: Any) -> pa.Decimal128Type | None:
-    """None for one that is not valid, which is then bytes, as Avro's specification has it."""
+    """Return the type of a decimal, None if it is not valid: Avro's specification ignores the logical type then."""
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
     return pa.decimal128(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
 

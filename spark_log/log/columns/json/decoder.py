@@ -1,8 +1,8 @@
-"""JSON to columns, with msgspec.
+"""Decodes JSON to columns, with msgspec.
 
-A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep, with at most 16,777,216 fields in the
-structs of its arrays and maps, those that are missing included. A field that is missing or null is null;
-fields that the schema does not have are ignored; the last of several fields with the same name counts.
+A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep, with at most 16,777,216 fields,
+including missing ones, in the structs of its arrays and maps. A missing field is null; fields that the schema does not
+have are ignored; the last of several fields with the same name counts.
 
     BIGINT      a whole number of 64 bits, without point and exponent
     DOUBLE      a number within the range of a double, rounded to the nearest one
@@ -15,8 +15,9 @@ fields that the schema does not have are ignored; the last of several fields wit
     DATE        a string such as 2026-11-22
     STRUCT, ARRAY, MAP   an object, an array, an object
 
-Each record is decoded to an object of a class made for the schema, which msgspec checks as it parses. A record that
-does not fit its class is decoded again field by field, which finds the reason, and accepts what the class cannot.
+Each record is decoded to an object of a class that is created for the schema; msgspec checks the types while it parses.
+A record that does not fit the class is decoded again field by field. This finds the reason, and accepts valid values
+that the class does not, such as a number in a STRING.
 """
 
 from typing import Any
@@ -36,13 +37,13 @@ from spark_log.log.columns.python_columns import Bad, Columns, Leaf, Split
 from spark_log.log.columns.value_bytes import bytes_of, data_of, parts
 
 _ROWS, _FIELDS = 2048, 1 << 20
-"""Records, and fields of records, that are Python objects at the same time."""
+"""Limits of the records, and of their fields, that exist as Python objects at the same time."""
 
 
 class JsonDecoder:
     """Decodes JSON objects to a struct of the fields. Threads may share it.
 
-    `framed`: they follow Confluent's framing. Any schema id is accepted: the fields alone decide.
+    `framed` is whether they follow Confluent's framing. Any schema id is accepted, because values name their fields.
     """
 
     def __init__(self, fields: pa.StructType, framed: bool = False) -> None:
@@ -63,7 +64,7 @@ class JsonDecoder:
         return len(values) * self._width + self._most_in_items(values)
 
     def _most_in_items(self, values: pa.BinaryArray) -> int:
-        """At most how many values are in the structs of arrays and maps."""
+        """Return an upper bound of the number of values in the structs of arrays and maps."""
         if not self._widest:
             return 0
         data = data_of(values)
@@ -96,7 +97,7 @@ class JsonDecoder:
         return Decoded(record, pa.array([bad.reasons.get(row) for row in range(len(objects))], pa.string()))
 
     def _is_plain(self, values: pa.BinaryArray) -> bool:
-        """Whether all values are UTF-8, and none can be nested too deep or have too many fields."""
+        """Return whether all values are UTF-8, and none can be nested too deep or have too many fields."""
         try:
             values.cast(pa.string())
         except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""JSON records that do not fit their class: decoded field by field, for what is valid, or for the reason."""
+"""Decodes JSON records that do not fit their class field by field, to accept them or to find the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from spark_log.log.columns.types import type_name
 from spark_log.log.columns.value_bytes import Bytes
 
 MAX_NESTING = 200
-"""Levels of a JSON text. Python's limit of recursion would depend on who calls."""
+"""Levels of a JSON text. With Python's recursion limit alone, the limit would depend on the depth of the caller."""
 
 _COUNTED_BYTES = 1 << 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -52,14 +52,14 @@ class FieldByField:
         self._widest = widest_item(fields)
 
     def check(self, value: bytes) -> None:
-        """BadRecordError for a text that is bad whatever the types of its fields are."""
+        """Raise BadRecordError for a text that is bad for any types of its fields (`check_text`)."""
         check_text(value, self._widest)
 
     def needs_check(self, values: pa.BinaryArray) -> bool:
         return needs_check(values, self._widest)
 
     def record(self, value: bytes) -> Any:
-        """BadRecordError with the reason."""
+        """Return the record as an object of its class, or raise BadRecordError with the reason."""
         self.check(value)
         try:
             return self._record(value)
@@ -141,8 +141,8 @@ def _unexpected(kind: pa.DataType, path: str, raw: bytes) -> str:
 
 
 def check_text(value: bytes, widest: int = 0) -> None:
-    """BadRecordError for a text that is no JSON whatever its fields are, that is nested too deep, or whose objects have
-    too many fields if each has as many as `widest`.
+    """Raise BadRecordError for a text that is empty, begins with a byte order mark, is not UTF-8, is nested too deep,
+    or whose objects have too many fields if each has `widest` fields.
     """
     if not value.strip():
         raise BadRecordError("empty, which is not valid JSON")
@@ -158,7 +158,7 @@ def check_text(value: bytes, widest: int = 0) -> None:
 
 
 def needs_check(values: pa.BinaryArray, widest: int) -> bool:
-    """Whether a value has so many brackets that it may be nested too deep or have too many fields."""
+    """Return whether a value has so many brackets that it may be nested too deep or have too many fields."""
     length = pc.max(pc.binary_length(values)).as_py()
     if length is None or length <= 2 * MAX_NESTING:
         return False
@@ -168,10 +168,10 @@ def needs_check(values: pa.BinaryArray, widest: int) -> bool:
 
 
 def most_items(data: Bytes) -> int:
-    """At most how many structs JSON texts have in their arrays and maps: each is an object or null."""
+    """Return an upper bound of the number of structs in arrays and maps of JSON texts: each is an object or null."""
     count = 0
-    for start in range(0, len(data), _COUNTED_BYTES):  # intermediate results stay in the processor's cache
-        part = data[start : start + _COUNTED_BYTES + 1]  # an item that two parts have in common may count twice
+    for start in range(0, len(data), _COUNTED_BYTES):  # in parts whose intermediate results fit the processor's cache
+        part = data[start : start + _COUNTED_BYTES + 1]  # a byte that two parts share may be counted twice
         nulls = (part[:-1] == ord("n")) & (part[1:] == ord("u"))
         count += int(np.count_nonzero(part == ord("{")) + np.count_nonzero(nulls))
     return count

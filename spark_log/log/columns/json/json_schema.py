@@ -1,4 +1,4 @@
-"""JSON Schemas as columns.
+"""Converts JSON Schemas to columns.
 
     object with properties; with additionalProperties alone   STRUCT, MAP<STRING, ...>
     array with items                                          ARRAY
@@ -9,8 +9,8 @@
     allOf                                                     the fields of all
     anything else, such as several types                      STRING: the JSON text of the value
 
-$ref is followed within the schema (`#/definitions/...`, `#/$defs/...`), and to imported schemas by their name. A schema
-that contains itself becomes STRING where it does.
+A $ref may refer to a part of the schema (`#/definitions/...`, `#/$defs/...`), or to an imported schema by its name. If
+a schema contains itself, the inner one becomes STRING.
 """
 
 import json
@@ -24,19 +24,22 @@ from spark_log.log.columns.column_limits import MAX_FIELDS, checked
 from spark_log.log.columns.types import list_of
 
 IMPORTS = "$imports"
-"""Key under which a text has the schemas that it refers to by other names."""
+"""Key of a text under which it has the imported schemas, by name."""
 
 _TYPES_MAX = 16 * MAX_FIELDS
-"""Types, references, branches and names that are looked at: references to references multiply them."""
+"""Limit of the types, references, branches and names that are visited, because references to references multiply them.
+"""
 _NAME_CHARACTERS = 256
-"""Characters of the name of a reference that take as long as a type."""
+"""Characters of the name of a reference that count as one type, because they take as much time."""
 
 _SCALARS = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _STRINGS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
 
 
 def json_schema_fields(text: str) -> pa.StructType:
-    """The columns of the objects of a JSON Schema. InvalidSchemaError if its values are not objects with properties."""
+    """Return the columns of the objects of a JSON Schema. Raise InvalidSchemaError if its values are not objects with
+    properties.
+    """
     try:
         root = json.loads(text)
         kind = _Schema(root).type_of(root, ())
@@ -52,7 +55,7 @@ class _Schema:
         self._root, self._types = root, 0
 
     def type_of(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
-        """`within`: the references that lead here."""
+        """Return the type of the column of a schema. `within` has the references that lead to the schema."""
         found = self._resolved(schema, within)
         if found is None:
             return pa.string()
@@ -78,7 +81,9 @@ class _Schema:
         return pa.map_(pa.string(), self.type_of(more, within)) if isinstance(more, dict) else pa.string()
 
     def _resolved(self, schema: Any, within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
-        """The schema without $ref, allOf and unions with null; None if it allows several types, or contains itself."""
+        """Return the schema with $ref, allOf and unions with null resolved, and the references that lead to it; None if
+        it allows several types or contains itself.
+        """
         while isinstance(schema, dict):
             self._count(1)
             if name := schema.get("$ref"):

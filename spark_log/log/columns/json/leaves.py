@@ -1,4 +1,4 @@
-"""The leaf columns of JSON: texts to times and decimals, by Arrow's casts."""
+"""Converts the leaf values of JSON to columns: texts to times and decimals, by Arrow's casts."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _TIMESTAMP = (
 
 
 def json_leaf(kind: pa.DataType) -> Leaf:
-    """The leaf columns of JSON. Times come as texts, decimals as the bytes of their JSON text."""
+    """Return how the values of a leaf type are converted. Times are given as texts, decimals as bytes of JSON text."""
     if kind == _UTC:
         return Leaf(_timestamps, "not an ISO 8601 time of the years 1 to 9999", _matching(_TIMESTAMP))
     if kind == pa.date32():
@@ -62,15 +62,15 @@ def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.A
 
 
 _ARROW_CHARACTERS_MAX = 38
-"""Arrow's cast of longer texts wraps around, and its cast of exponents such as 1e-99999 reads beyond a table."""
+"""Arrow's cast of longer texts overflows, and its cast of exponents such as 1e-99999 reads beyond a table."""
 _WIDE_DIGITS = 76
-"""Of DECIMAL of 256 bits: 38 before the point, and 38 after it."""
+"""Digits of a DECIMAL of 256 bits: 38 before the point and 38 after it."""
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)0*([0-9]*))?")
 _EXPONENT_DIGITS_MAX = 9
 
 
 def _plain(text: str | None) -> str | None:
-    """A number as a text that Arrow casts as it is. ValueError if no DECIMAL holds it exactly."""
+    """Return a number as a text that Arrow casts correctly. Raise ValueError if no DECIMAL can represent it exactly."""
     if text is None or (len(text) <= _ARROW_CHARACTERS_MAX and "e" not in text and "E" not in text):
         return text
     parts = _NUMBER.fullmatch(text)

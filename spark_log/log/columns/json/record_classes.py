@@ -1,4 +1,4 @@
-"""Classes of msgspec for the structs of a schema: a record is parsed and checked in one step."""
+"""Creates msgspec classes for the structs of a schema, so that a record is parsed and checked in one step."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ _LEAVES: dict[pa.DataType, Any] = {
 
 
 class RecordClasses:
-    """The classes of the structs of one schema. Attribute `f3` has the field at position 3, None if it is missing."""
+    """The classes of the structs of one schema. Attribute `f3` is the field at position 3, None if it is missing."""
 
     def __init__(self) -> None:
         self._classes: dict[pa.StructType, type[msgspec.Struct]] = {}
@@ -29,7 +29,7 @@ class RecordClasses:
         if kind not in self._classes:
             names = {f"f{position}": field.name for position, field in enumerate(kind)}
             fields = [(f"f{position}", self._type(field.type), None) for position, field in enumerate(kind)]
-            # Objects of it are never part of a cycle; without == they are compared by identity.
+            # gc=False, because the objects are never part of a cycle; eq=False, because they are never compared.
             self._classes[kind] = msgspec.defstruct("Record", fields, rename=names, gc=False, eq=False)
         return self._classes[kind]
 
@@ -49,14 +49,14 @@ class RecordClasses:
 
 
 def leaf_class(kind: pa.DataType) -> Any:
-    """The class of a leaf that is not a DECIMAL."""
+    """Return the class of a leaf that is not a DECIMAL."""
     return _LEAVES[kind]
 
 
 def splitting(kind: pa.StructType) -> Callable[[Sequence[Any]], Iterable[Sequence[Any]]]:
-    """Function from objects of the struct's class to the values of each field.
+    """Return a function from objects of the struct's class to the values of each field.
 
-    Its source is generated: a comprehension that names the attribute takes half the time of attrgetter.
+    Its source is generated, because a comprehension with the attribute's name takes half the time of attrgetter.
     """
     each = [_attribute(position) for position in range(kind.num_fields)]
     return lambda objects: (values(objects) for values in each)

@@ -1,8 +1,8 @@
-"""Protobuf messages to Arrow columns, with Google's parser: it takes one message at a time; the messages then become
-columns field by field.
+"""Converts Protobuf messages to Arrow columns. Google's parser parses them one at a time; the parsed messages are then
+converted field by field.
 
-These errors are checked after parsing, because the parser ignores them: a known field of another wire type, a required
-field that is missing, a proto2 string that is not UTF-8, a Timestamp out of range.
+These errors are found after parsing, because the parser ignores them: a known field of another wire type, a missing
+required field, a proto2 string that is not UTF-8, a Timestamp out of range.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 def message_columns(
     values: Sequence[bytes | None], kind: Any, arrow: pa.StructType, errors: dict[int, str]
 ) -> pa.StructArray:
-    """The messages as structs of these columns; one that the message does not have is null. `errors` gets why the bytes
-    at a position are bad.
+    """Return the messages as structs of the columns `arrow`. Columns that are not fields of the message are null. The
+    reason why the value at a position is bad is added to `errors`.
     """
     widest = widest_repeated(kind.DESCRIPTOR)
     messages = [_parsed(value, row, kind, widest, errors) for row, value in enumerate(values)]
@@ -34,7 +34,7 @@ def message_columns(
 
 
 def structs_of(values: pa.Array, kind: Any, arrow: pa.StructType) -> pa.Array:
-    """Structs of `value`, the message's columns, and `error`, why the bytes are bad (null if they are valid)."""
+    """Return structs of `value`, the columns of the message, and `error`, why bytes are bad (null for others)."""
     errors: dict[int, str] = {}
     columns = message_columns(values.to_pylist(), kind, arrow.field("value").type, errors)
     reasons = pa.array([errors.get(row) for row in range(len(values))], pa.string())
@@ -61,12 +61,12 @@ def _parsed(value: bytes | None, row: int, kind: Any, widest: int, errors: dict[
 
 
 class _Columns:
-    """Messages as Arrow arrays. `rows` has the row of each value; `errors` keeps the first error of each row."""
+    """Converts messages to Arrow arrays. `rows` has the row of each value; `errors` gets each row's first error."""
 
     def __init__(self, errors: dict[int, str]) -> None:
         self._errors = errors
         self._counts: dict[int, int] = {}
-        """Values in the repeated messages of each row."""
+        """Number of values in the repeated messages of each row."""
 
     def structs(
         self, messages: Sequence[Any], rows: Sequence[int], kind: Descriptor, arrow: pa.StructType, path: str
@@ -85,7 +85,9 @@ class _Columns:
         return pa.StructArray.from_arrays(columns, fields=list(arrow), mask=absent)
 
     def _check_unknown(self, unknown: Any, row: int, kind: Descriptor, path: str) -> None:
-        """A known field among the unknown ones has another wire type, or a value that its enum does not have."""
+        """Make the row bad if the unknown field has the number of a known field: then it has another wire type, unless
+        it is a value that a closed enum does not have.
+        """
         field = kind.fields_by_number.get(unknown.field_number)
         if field is None or _is_of_closed_enum(field, unknown.wire_type):
             return
@@ -108,7 +110,7 @@ class _Columns:
         if width := struct_width(item_type(arrow)):
             for place, (row, each) in enumerate(zip(rows, several, strict=True)):
                 self._counts[row] = self._counts.get(row, 0) + len(each) * width
-                if self._counts[row] > MAX_VALUES:  # two bytes, an empty message, may stand for thousands of values
+                if self._counts[row] > MAX_VALUES:  # an empty message of two bytes may become thousands of values
                     self._errors.setdefault(row, f"field {where}: more than {MAX_VALUES} values in its messages")
                     several[place] = ()
         if is_map(field):
@@ -150,7 +152,7 @@ class _Columns:
             return []
 
     def _text(self, value: Any, row: int, path: str) -> str:
-        """The parser returns bytes for a proto2 string that is not UTF-8."""
+        """Return the text, or make the row bad: the parser returns bytes for a proto2 string that is not UTF-8."""
         if isinstance(value, str):
             return value
         self._errors.setdefault(row, f"field {path}: not UTF-8")
@@ -164,13 +166,15 @@ class _Columns:
 
 
 def _key(key: Any, arrow: pa.DataType) -> Any:
-    """The key of a map, as in Protobuf's JSON if the column has text for it."""
+    """Return the key of a map, as in Protobuf's JSON if the keys of the column are strings."""
     if isinstance(key, str) or not pa.types.is_string(arrow):
         return key
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _is_of_closed_enum(field: FieldDescriptor, wire_type: int) -> bool:
-    """Whether the unknown field is a number, or a map entry with one, that is not a value of its proto2 enum."""
+    """Return whether the unknown field is a number, or a map entry with a number, that its closed (proto2) enum does
+    not have.
+    """
     value = field.message_type.fields_by_name["value"] if is_map(field) else field
     return bool(value.enum_type and value.enum_type.is_closed) and wire_type == (2 if is_map(field) else 0)

@@ -1,4 +1,4 @@
-"""Protobuf messages to columns. See columns.py for what is bad."""
+"""Decodes Protobuf messages to columns. columns.py describes which values are bad."""
 
 import pyarrow as pa
 
@@ -12,21 +12,21 @@ from spark_log.log.columns.schema_id_decoder import Read
 from spark_log.log.columns.value_bytes import Ints
 
 ROWS = 2048
-"""Values whose messages exist at the same time."""
+"""Number of values whose messages exist at the same time."""
 
 _FIRST_MESSAGE = (b"\0", b"\2\0")  # Confluent's short form, and the list with the one index 0
 
 
 def protobuf_values_per_byte(schema: str, fields: pa.StructType) -> float:
-    """See SchemaIdDecoder. An empty message takes two bytes."""
+    """Return `values_per_byte` of SchemaIdDecoder. An empty message takes two bytes."""
     return max(widest_item(fields), widest_repeated(message_of(schema)[0].DESCRIPTOR)) / 2
 
 
 def protobuf_reader(schema: str, fields: pa.StructType, framed: bool) -> Read:
-    """Function that decodes messages of a text of `protobuf_schema`.
+    """Return a function that decodes messages of a text of `protobuf_schema`.
 
-    `framed`: between the schema's id and the message is the message's index in the schema's file; it has to be that of
-    the schema's message.
+    `framed` is whether each message follows its index in the schema's file, as in Confluent's framing. The index must
+    be that of the schema's message.
     """
     kind, name, descriptor_set = message_of(schema)
     indexes = message_indexes(name, descriptor_set) if framed else b""

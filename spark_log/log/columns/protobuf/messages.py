@@ -1,4 +1,4 @@
-"""Protobuf's messages and fields, from a descriptor set."""
+"""Messages and fields of Protobuf, from a descriptor set."""
 
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,9 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 @lru_cache(maxsize=64)
 def message_class(name: str, descriptor_set: bytes) -> Any:
-    """The class of the message with this full name, created once per process. InvalidOptionError if there is none."""
+    """Return the class of the message with this full name. Each process caches the last 64 classes. Raise
+    InvalidOptionError if the descriptor set is not valid or does not have the message.
+    """
     pool = descriptor_pool.DescriptorPool()
     try:
         for file in FileDescriptorSet.FromString(descriptor_set).file:
@@ -39,19 +41,19 @@ def is_timestamp(field: FieldDescriptor) -> bool:
 
 
 def below(path: str, field: FieldDescriptor) -> str:
-    """The path of the field: `stops[].name`, `fares{}`."""
+    """Return the path of the field, such as `stops[].name` or `fares{}`."""
     own = "{}" if is_map(field) else "[]" if field.is_repeated else ""
     return f"{path}.{field.name}{own}".lstrip(".")
 
 
 def type_name(field: FieldDescriptor) -> str:
-    """The type's name in a .proto file: sint32."""
+    """Return the name of the field's type in a .proto file, such as sint32."""
     return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
 
 
 def message_indexes(name: str, descriptor_set: bytes) -> bytes:
-    """The bytes after the schema's id in Confluent's framing: the message's position in the schema's file as zigzag
-    numbers, one zero byte for the first message.
+    """Return the bytes after the schema's id in Confluent's framing: the message's position in the schema's file as
+    zigzag numbers, or one zero byte for the first message.
     """
     message = message_class(name, descriptor_set).DESCRIPTOR
     file = FileDescriptorProto()
@@ -66,7 +68,7 @@ def message_indexes(name: str, descriptor_set: bytes) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """Varint of a number >= 0, zigzag encoded."""
+    """Return the zigzag varint of a number >= 0."""
     number *= 2
     out = bytearray()
     while number > 127:

@@ -1,5 +1,5 @@
-"""The size of a message once it is parsed. The parser allocates all fields of each message within it: two bytes, an
-empty message, may take tens of thousands of bytes, and may be there many times.
+"""Estimates the size of a parsed message. The parser allocates all fields of each nested message, so an empty message
+of two bytes may take tens of thousands of bytes, and a value may have it many times.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -8,7 +8,7 @@ from spark_log.log.columns.protobuf.messages import is_map
 
 
 def widest_repeated(kind: Descriptor) -> int:
-    """The largest number of fields of a message that may be there many times in one of this kind, at any depth."""
+    """Return the largest number of fields of a message that one of this kind may have many times, at any depth."""
     most, seen, stack = 0, {kind.full_name}, [kind]
     while stack:
         for field in stack.pop().fields:
@@ -22,8 +22,8 @@ def widest_repeated(kind: Descriptor) -> int:
 
 
 def repeated_fields(value: bytes, kind: Descriptor) -> int:
-    """The number of fields of the messages in a message that may be there many times, those that are missing included.
-    The count leaves out what cannot be parsed.
+    """Return the number of fields, including missing ones, of all nested messages that a message may have many times.
+    Bytes that cannot be parsed are not counted.
     """
     count, stack = 0, [(0, len(value), kind)]
     while stack:
@@ -56,7 +56,9 @@ def repeated_fields(value: bytes, kind: Descriptor) -> int:
 
 
 def _fields_of_item(field: FieldDescriptor) -> int:
-    """0 for a message that is parsed once. One of a oneof is allocated anew after another one."""
+    """Return the number of fields of a message that may be allocated many times, 0 for one that is allocated once. A
+    message of a oneof is allocated again after another field of the oneof.
+    """
     in_oneof = field.containing_oneof is not None and len(field.containing_oneof.fields) > 1
     if not (field.is_repeated or in_oneof):
         return 0

@@ -1,4 +1,4 @@
-"""Protobuf messages as columns.
+"""Converts Protobuf messages to columns.
 
     double, float                                   DOUBLE
     int32, int64, uint32 and their other encodings  BIGINT
@@ -47,30 +47,34 @@ _SCALARS = {
 
 
 def protobuf_schema(message: str, descriptor_set: bytes) -> str:
-    """The source text of a definition's schema: the message's full name and the descriptor set that declares it
-    (protoc --include_imports --descriptor_set_out).
+    """Return the source text of a definition's schema, from the message's full name and the descriptor set that
+    declares it (protoc --include_imports --descriptor_set_out).
     """
     return json.dumps({"message": message, "descriptor": base64.b64encode(descriptor_set).decode()})
 
 
 def protobuf_schema_fields(schema: str) -> pa.StructType:
-    """The columns of the message of a text of `protobuf_schema`. InvalidSchemaError names a field that has none."""
+    """Return the columns of the message of a text of `protobuf_schema`. Raise InvalidSchemaError, which names the
+    field, if a field cannot be a column.
+    """
     return checked(_Types().struct(message_of(schema)[0].DESCRIPTOR, "", ()))
 
 
 class MessageColumns:
-    """The columns of messages of one descriptor pool, which is read once for all of them."""
+    """Finds the columns of messages of one descriptor pool. It converts each message once for all that use it."""
 
     def __init__(self) -> None:
         self._types = _Types()
 
     def fields(self, message: Descriptor) -> pa.StructType:
-        """As `protobuf_schema_fields`."""
+        """Return the columns of the message. Raises as `protobuf_schema_fields`."""
         return checked(self._types.struct(message, "", ()))
 
 
 def message_of(schema: str) -> tuple[Any, str, bytes]:
-    """The message's class, its full name and the descriptor set, of a text of `protobuf_schema`."""
+    """Return the message's class, its full name and the descriptor set, from a text of `protobuf_schema`. Raise
+    InvalidSchemaError for another text.
+    """
     try:
         parsed = json.loads(schema)
         name, descriptor_set = parsed["message"], base64.b64decode(parsed["descriptor"], validate=True)
@@ -82,7 +86,7 @@ def message_of(schema: str) -> tuple[Any, str, bytes]:
 
 
 class _Types:
-    """The types of messages. Each message has one, however often it is used: uses of uses multiply."""
+    """The types of messages. Each message is converted once, because nested uses would multiply the work."""
 
     def __init__(self) -> None:
         self._known: dict[str, pa.StructType] = {}

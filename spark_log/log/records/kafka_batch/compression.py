@@ -1,4 +1,4 @@
-"""The records of a batch, decompressed, with a bound on what a small frame may become."""
+"""Decompresses the records of a batch, with a limit of the decompressed size."""
 
 import pyarrow as pa
 
@@ -15,17 +15,19 @@ _STREAMS: dict[CompressionType, str] = {
 }
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
-"""The magic, then two version numbers of 4 bytes."""
+"""The magic number, then two version numbers of 4 bytes each."""
 
 
 class Budget:
-    """How many bytes the batches of one call may become. What a malformed batch became counts too: it took the time."""
+    """The number of bytes to which the batches of one call may still be decompressed. A malformed batch counts too,
+    because its decompression took time.
+    """
 
     def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> None:
         self.bytes_max = self.left = bytes_max
 
     def spend(self, size: int) -> None:
-        """MessageSizeTooLargeError if there is not so much left."""
+        """Subtract `size` bytes. Raise MessageSizeTooLargeError if fewer are left."""
         self.left -= size
         if self.left < 0:
             self.left = 0
@@ -33,8 +35,10 @@ class Budget:
 
 
 def decompress(data: memoryview, compression: CompressionType, budget: Budget) -> memoryview | bytes:
-    """The records in `data`. InvalidRecordError if it cannot be decompressed, MessageSizeTooLargeError beyond the
-    budget, of which not more than that is held in memory.
+    """Return the decompressed records in `data`. Data without compression does not count for the budget.
+
+    Raises InvalidRecordError if the data cannot be decompressed; MessageSizeTooLargeError as soon as the budget is
+    exceeded, so that memory is bounded.
     """
     if compression is CompressionType.NONE:
         return data
@@ -49,7 +53,7 @@ def decompress(data: memoryview, compression: CompressionType, budget: Budget) -
 def _stream(data: memoryview, codec: str, budget: Budget) -> memoryview | bytes:
     parts: list[pa.Buffer] = []
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
-        # not read(): that never frees its bytes if the stream is malformed (pyarrow 26)
+        # not read(), which never frees its bytes if the stream is malformed (pyarrow 26)
         while len(part := stream.read_buffer(_PART_BYTES)):
             budget.spend(len(part))
             parts.append(part)
@@ -71,7 +75,7 @@ def _snappy(data: memoryview, budget: Budget) -> bytes:
 
 
 def _block(block: memoryview, budget: Budget) -> bytes:
-    """A raw snappy block; it begins with its decompressed size as a varint."""
+    """Return a raw snappy block decompressed. It begins with its decompressed size as a varint."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift

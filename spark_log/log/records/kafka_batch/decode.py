@@ -1,7 +1,7 @@
-"""Record batches to tables of RECORD_SCHEMA: many batches together, without a loop over fields.
+"""Decodes record batches to tables of RECORD_SCHEMA: many batches together, without a loop over fields.
 
-A loop over the records reads only their lengths, which tell where the next one begins; everything else is arrays. A few
-records are decoded one by one, which is faster than a dozen array operations.
+A loop over the records reads only their lengths, to find where the next record begins; array operations read all other
+fields. If there are few records, they are decoded one by one, which is faster than a dozen array operations.
 """
 
 import logging
@@ -39,9 +39,9 @@ Flags = npt.NDArray[np.bool_]
 
 RECORDS_MAX = 1_000_000
 FEW = 32
-"""Up to so many records in all, records are decoded one by one."""
+"""Batches with at most this number of records in total are decoded record by record."""
 _BODY_BYTES_MAX = 1 << 30
-"""Bytes that are decoded together: positions in them are int32 in Arrow."""
+"""Bytes that are decoded together. They are limited because Arrow's positions in them are int32."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
 _BASE_TIMESTAMP_MS_MAX = 1 << 62
 _FEW_HEADERS = 8
@@ -49,8 +49,8 @@ _FEW_HEADERS = 8
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """A batch that was sent: its header, and its records as RECORD_SCHEMA. The timestamp of a record that has none
-    (-1, Kafka's NO_TIMESTAMP) is null.
+    """A batch of a producer: its header, and its records as a table of RECORD_SCHEMA. The timestamp of a record without
+    one (-1, Kafka's NO_TIMESTAMP) is null.
     """
 
     header: BatchHeader
@@ -68,7 +68,7 @@ class _Body:
 
 @dataclass(frozen=True)
 class DecodingLimits:
-    """Limits of the decoded batches of one call, all together."""
+    """Limits of all batches of one call of `decode` together."""
 
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     records_max: int = RECORDS_MAX
@@ -77,12 +77,13 @@ class DecodingLimits:
 def decode(
     batches: Sequence[memoryview | bytes], limits: DecodingLimits | None = None
 ) -> list[DecodedBatch | SparkLogError]:
-    """Each batch decoded, or the error that refuses it; a bad one does not affect the others.
+    """Return for each item the decoded batch, or the error for which it is refused. A bad item does not affect the
+    others.
 
-    Each item holds exactly one batch, as a produce request has it for one partition. CorruptRecordError for a wrong
-    checksum or length; InvalidRecordError for records that are malformed, in another format, or of a control batch;
-    InvalidTimestampError for a batch with timestamp type LogAppendTime, which only a broker may set;
-    MessageSizeTooLargeError for one that goes beyond the limits.
+    Each item must be exactly one batch, as a produce request has it for one partition. The errors are
+    CorruptRecordError for a wrong checksum or length; InvalidRecordError for records that are malformed, in another
+    format, or of a control batch; InvalidTimestampError for timestamp type LogAppendTime, which only a broker may set;
+    MessageSizeTooLargeError for a batch that exceeds the limits.
     """
     limits = limits or DecodingLimits()
     budget, records_left = Budget(limits.decompressed_bytes_max), limits.records_max
@@ -102,7 +103,9 @@ def decode(
 
 
 def each_alone(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R | SparkLogError]:
-    """The results of a function of many items; if it fails, each item's own result, or the error of that item alone."""
+    """Return the results of `function` for all items. If it raises, call it for each item alone and return for each
+    item its result or its error.
+    """
     try:
         return [*function(items)]
     except Exception as error:
@@ -112,7 +115,9 @@ def each_alone(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -
 
 
 def _refusal(error: Exception) -> SparkLogError:
-    """The error without its frames: they refer to the records of the batch, and to the error itself."""
+    """Return the error without its traceback, whose frames would keep the records of the batch in memory. An unexpected
+    exception is logged and becomes InvalidRecordError.
+    """
     if isinstance(error, SparkLogError):
         error.__context__ = None
         return error.with_traceback(None)
@@ -174,7 +179,7 @@ def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
     expected = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
     bad = fields.bad | (fields.offset_deltas != expected)
     bases = np.array([body.header.base_timestamp_ms for body in bodies], np.int64)
-    # with the base cut off the sum does not overflow, and remains out of range: a delta of 8 bytes is below 2^55
+    # A clipped base does not let the sum overflow, and the sum stays out of range: a delta of 8 bytes is below 2^55.
     times = np.clip(bases, -_BASE_TIMESTAMP_MS_MAX, _BASE_TIMESTAMP_MS_MAX)[batch_of] + fields.timestamp_deltas
     bad |= np.abs(times) > _TIMESTAMP_MS_MAX
     good[batch_of[bad]] = False
@@ -184,7 +189,9 @@ def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
 
 
 def _boundaries(data: bytes, at: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
-    """Add where each of `count` records begins, after its length, and where it ends. Whether they fill the bytes."""
+    """Append the position where each of `count` records begins, after its length, to `starts`, and the position where
+    it ends to `ends`. Return whether the records fill the bytes from `at` to `end`.
+    """
     for _ in range(count):
         if at >= end:
             return False
@@ -210,12 +217,12 @@ def _boundaries(data: bytes, at: int, end: int, count: int, starts: list[int], e
 
 
 class _Fields:
-    """The fields of all records, as positions in `data`. `bad`: the record is malformed, its fields mean nothing."""
+    """The fields of all records, as positions in `data`. `bad` marks malformed records, whose fields are not valid."""
 
     def __init__(self, data: bytes, starts: Longs, ends: Longs) -> None:
         self.data, self._varints = data, Varints(data)
         self.bad: Flags = ends - starts < RECORD_BYTES_MIN
-        at = starts + 1  # after the attributes, of which Kafka uses none
+        at = starts + 1  # after the attributes of the record, which Kafka does not use
         self.timestamp_deltas, at = self._varints.read(at, self.bad)
         self.offset_deltas, at = self._varints.read(at, self.bad)
         self.key_starts, self.key_ends, self.key_is_null, at = self._bytes(at, ends, self.bad)
@@ -226,7 +233,9 @@ class _Fields:
         self.headers = self._headers(at, ends)
 
     def _bytes(self, at: Longs, ends: Longs, bad: Flags) -> tuple[Longs, Longs, Flags, Longs]:
-        """A length and so many bytes; length -1 for null."""
+        """Read a length and as many bytes at each position; the length is -1 for null. Return the starts, the ends,
+        which are null, and the positions after the bytes.
+        """
         sizes, starts = self._varints.read(at, bad)
         bad |= (sizes < -1) | (sizes > ends - starts)
         sizes = np.where(bad, 0, sizes)
@@ -235,7 +244,9 @@ class _Fields:
         return starts, after, is_null, after
 
     def _headers(self, at: Longs, ends: Longs) -> "_Headers":
-        """Reads the first header of all records, then the second, and so on; the rest one by one when few have more."""
+        """Read the first header of all records, then the second, and so on. When at most _FEW_HEADERS records have more
+        headers, read these one by one.
+        """
         rows = np.flatnonzero(self.header_counts)
         at = at.copy()
         parts: list[tuple[Longs, ...]] = [(np.empty(0, np.int64),) * 6]
@@ -260,7 +271,7 @@ class _Fields:
         )
 
     def _headers_of(self, row: int, at: int, end: int, count: int) -> tuple[list[tuple[int, ...]], int]:
-        """`count` headers of one record, and the position after them; -1 if they are malformed."""
+        """Return `count` headers of one record, and the position after them, -1 if they are malformed."""
         headers: list[tuple[int, ...]] = []
         try:
             for _ in range(count):
@@ -280,7 +291,7 @@ class _Fields:
 
 @dataclass(frozen=True)
 class _Headers:
-    """All headers, in no particular order: the record, and the positions of key and value."""
+    """All headers, in no particular order: the record of each, and the positions of its key and its value."""
 
     rows: Longs
     key_starts: Longs
@@ -290,20 +301,20 @@ class _Headers:
     value_is_null: Longs
 
     def of(self, records: Flags) -> "_Headers":
-        """Those of the marked records, in their order."""
+        """Return the headers of the marked records, in the order of the data."""
         where = np.flatnonzero(records[self.rows])
         where = where[np.argsort(self.key_starts[where], kind="stable")]
         return _Headers(*(each[where] for each in vars(self).values()))
 
     def keys(self, data: bytes) -> pa.StringArray:
-        """ArrowInvalid if one is not UTF-8. Only for headers in order."""
+        """Return the keys of headers that are in the order of the data. Raise ArrowInvalid if one is not UTF-8."""
         return slices(pa.py_buffer(data), self.key_starts, self.key_ends).cast(pa.string())
 
 
 def _tables(
     fields: _Fields, keep: Longs, times_ms: Longs, counts: Longs, good: Flags
 ) -> list[pa.Table | SparkLogError]:
-    """The table of each batch; an error for those that are not good."""
+    """Return the table of each batch, or an error for a batch that is not good."""
     data = pa.py_buffer(fields.data)
     keys = _binary(data, fields.key_starts[keep], fields.key_ends[keep], fields.key_is_null[keep])
     values = _binary(data, fields.value_starts[keep], fields.value_ends[keep], fields.value_is_null[keep])
@@ -325,7 +336,7 @@ def _tables(
 
 
 def _check_header_keys(fields: _Fields, batch_of: Longs, good: Flags) -> None:
-    """A batch with a header key that is not UTF-8 is not good."""
+    """Set `good` to False for each batch with a header key that is not UTF-8."""
     headers = fields.headers.of(good[batch_of])
     try:
         headers.keys(fields.data)
@@ -338,7 +349,7 @@ def _check_header_keys(fields: _Fields, batch_of: Longs, good: Flags) -> None:
 
 
 def _header_lists(fields: _Fields, keep: Longs) -> pa.Array:
-    """The headers of the records at `keep`; null for a record without any."""
+    """Return the headers of the records at `keep`, null for a record without headers."""
     if not len(fields.headers.rows):
         return pa.nulls(len(keep), HEADERS)
     kept = np.zeros(len(fields.header_counts), bool)

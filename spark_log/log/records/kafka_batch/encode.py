@@ -1,4 +1,4 @@
-"""Records to one record batch: columns to bytes without a loop over records."""
+"""Encodes records as one record batch: columns to bytes, without a loop over the records."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,15 @@ from spark_log.log.records.kafka_batch.varint import Longs, put_varints, varint_
 from spark_log.log.records.schema import TimestampType
 
 FEW = 16
-"""Up to so many records are encoded one by one."""
+"""Batches of at most this number of records are encoded record by record."""
 _EMPTY = pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True)
 class StoredRecords:
-    """Records of one partition, of one leader epoch and timestamp type, in order of their offsets.
+    """Records of one partition, leader epoch and timestamp type, in the order of their offsets.
 
-    `headers` is of type HEADERS, or None if no record has any.
+    `headers` is of type HEADERS, or None if no record has headers.
     """
 
     offsets: Longs
@@ -40,9 +40,11 @@ def encode(
     leader_epoch: int,
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> bytes:
-    """One batch without compression, from `base_offset` to `last_offset`, both included. Offsets between them without
-    a record are gaps, as compaction leaves them; without any record it is an empty batch, which moves a consumer past
-    the gap. Records of type LogAppendTime must have the same timestamp: consumers take the batch's largest one.
+    """Return one batch without compression, from `base_offset` to `last_offset`, both inclusive.
+
+    Offsets without a record are gaps, as compaction leaves them. Without records it is an empty batch, which moves a
+    consumer past the gap. Records of type LogAppendTime must all have the same timestamp, because consumers use the
+    batch's largest timestamp.
     """
     pack = partial(
         packed,
@@ -94,14 +96,14 @@ def _encoded(records: StoredRecords, timestamp_deltas: Longs, offset_deltas: Lon
 
 
 def _joined(*columns: pa.Array | pa.Scalar) -> bytes:
-    """The bytes of all columns, row by row."""
+    """Return the bytes of all columns, row by row."""
     whole = pc.binary_join_element_wise(*columns, _EMPTY)
     offsets = np.frombuffer(whole.buffers()[1], np.int32)[whole.offset : whole.offset + len(whole) + 1]
     return whole.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes()  # type: ignore[no-any-return]
 
 
 def _varint_rows(columns: list[np.ndarray[tuple[int], np.dtype[np.uint64]] | None]) -> pa.Array:
-    """For each row the varints of the columns, one after the other; a zero byte for None."""
+    """Return for each row the varints of its columns, concatenated. A column None is a zero byte in each row."""
     count = next(len(column) for column in columns if column is not None)
     sizes = [np.ones(count, np.int64) if column is None else varint_sizes(column) for column in columns]
     offsets = np.zeros(count + 1, np.int64)
@@ -117,7 +119,7 @@ def _varint_rows(columns: list[np.ndarray[tuple[int], np.dtype[np.uint64]] | Non
 
 
 def _header_bytes(headers: pa.ListArray) -> pa.Array:
-    """The header count and the headers of each record, as they are on the wire."""
+    """Return the number of headers and the headers of each record, as bytes on the wire."""
     items = headers.flatten()
     keys, values = pc.struct_field(items, "key").cast(pa.binary()), pc.struct_field(items, "value")
     counts = pc.fill_null(pc.list_value_length(headers), 0)
@@ -137,7 +139,7 @@ def _header_bytes(headers: pa.ListArray) -> pa.Array:
 
 
 def _sizes(values: pa.Array) -> Longs:
-    """The length of each value, -1 for null."""
+    """Return the length of each value, -1 for null, shape (values,)."""
     lengths = pc.binary_length(values)
     return np.asarray(pc.fill_null(lengths, -1) if values.null_count else lengths).astype(np.int64)
 

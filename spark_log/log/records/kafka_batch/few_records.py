@@ -1,4 +1,4 @@
-"""Decoding and encoding of a few records, one by one."""
+"""Decodes and encodes records one by one, which is faster than array operations for few records."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,9 @@ _MICROSECONDS_MAX = 2**63 - 1
 
 
 def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | SparkLogError:
-    """The records as RECORD_SCHEMA, or why they are malformed."""
+    """Return the decompressed records `data` as a table of RECORD_SCHEMA, or an InvalidRecordError if they are
+    malformed.
+    """
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: list[Headers | None] = []
@@ -30,7 +32,7 @@ def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | Spar
             end = at + size
             if size < 0 or end > len(data):
                 raise ValueError("cut off")
-            delta, at = read_varint(data, at + 1, end)  # after the attributes, of which Kafka uses none
+            delta, at = read_varint(data, at + 1, end)  # after the attributes of the record, which Kafka does not use
             offset_delta, at = read_varint(data, at, end)
             if offset_delta != number:
                 raise ValueError("offset deltas do not count from 0")
@@ -89,7 +91,7 @@ def encode_few(
     timestamp_deltas: Sequence[int],
     offset_deltas: Sequence[int],
 ) -> bytes:
-    """The records of a batch."""
+    """Return the encoded records of a batch. Each argument has one item per record."""
     parts = []
     for key, value, header, timestamp_delta, offset_delta in zip(
         keys, values, headers, timestamp_deltas, offset_deltas, strict=True

@@ -12,9 +12,9 @@ from spark_log.log.records.schema import TimestampType
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = _HEADER.size
 _LENGTH_END = 12
-"""Where the part begins that the field batchLength counts."""
+"""Bytes of a batch that its field batchLength does not count: baseOffset and batchLength itself."""
 _CHECKED_FROM = 21
-"""The checksum covers the bytes from the attributes on."""
+"""The checksum covers the bytes from the attributes to the end of the batch."""
 RECORD_BYTES_MIN = 6
 MAGIC = 2
 NO_PRODUCER_ID = -1
@@ -35,7 +35,7 @@ class CompressionType(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """The fields of a record batch before its records, as they are on the wire."""
+    """The header fields of a record batch, in their order on the wire."""
 
     base_offset: int
     batch_length: int
@@ -53,12 +53,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
         return self.batch_length + _LENGTH_END
 
     @property
     def compression(self) -> CompressionType:
-        """InvalidRecordError for a number that Kafka does not define."""
+        """The compression type. Raises InvalidRecordError for a number that Kafka does not define."""
         try:
             return CompressionType(self.attributes & _CODEC_MASK)
         except ValueError:
@@ -78,9 +78,10 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(batch: memoryview) -> BatchHeader:
-    """The header of the batch that `batch` holds, and nothing after it, with its checksum checked.
+    """Return the header of `batch`, which must be exactly one record batch, after verifying its checksum.
 
-    CorruptRecordError for a batch that is cut off or damaged, InvalidRecordError for another format version.
+    Raises CorruptRecordError for a batch that is cut off or damaged, InvalidRecordError for another format version or
+    for bytes after the batch.
     """
     if len(batch) <= 16:
         raise CorruptRecordError(f"a record batch of {len(batch)} bytes is too short")
@@ -100,12 +101,14 @@ def read_header(batch: memoryview) -> BatchHeader:
 
 
 def claimed_compression(batch: memoryview | bytes) -> int:
-    """The compression type that a batch says, unchecked; 0 if it is too short to say any."""
+    """Return the compression type in the header of a batch that is not verified, 0 if the batch is too short."""
     return batch[_CHECKED_FROM + 1] & _CODEC_MASK if len(batch) >= HEADER_BYTES else 0
 
 
 def claimed_records(batch: memoryview | bytes) -> int:
-    """The number of records that a batch says, unchecked; never more than fit into its bytes uncompressed."""
+    """Return the number of records in the header of a batch that is not verified, but at most as many as its bytes can
+    hold uncompressed; 0 if the batch is too short.
+    """
     if len(batch) < HEADER_BYTES:
         return 0
     count = int.from_bytes(batch[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True)
@@ -113,7 +116,7 @@ def claimed_records(batch: memoryview | bytes) -> int:
 
 
 def checksum(data: memoryview | bytes) -> int:
-    """CRC-32C."""
+    """Return the CRC-32C of the bytes."""
     return int(google_crc32c.value(bytes(data)))
 
 
@@ -128,7 +131,7 @@ def packed(
     max_timestamp_ms: int = NO_TIMESTAMP,
     record_count: int = 0,
 ) -> bytes:
-    """A whole batch without a producer id. `records` are its encoded records."""
+    """Return a whole batch without a producer id and without compression. `records` are its encoded records."""
     attributes = _LOG_APPEND_TIME if timestamp_type == TimestampType.LOG_APPEND_TIME else 0
     tail = struct.pack(
         ">hiqqqhii",

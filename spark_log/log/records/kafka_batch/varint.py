@@ -1,4 +1,4 @@
-"""Zigzag varints, as in Protocol Buffers: of one number, and of many at once."""
+"""Reads and writes zigzag varints, as in Protocol Buffers, one at a time or many at once."""
 
 from typing import Any
 
@@ -9,26 +9,28 @@ Longs = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 WINDOW = 8
-"""Bytes that must follow the last byte of data, so that a window can be read at each position."""
+"""Bytes of padding that must follow the data, so that a window of this size can be read at each position."""
 
 READ_BYTES_MAX = WINDOW
-"""A longer varint is refused. The numbers of a batch need at most 7 bytes, except for times that no topic accepts."""
+"""A longer varint is refused. The numbers of a batch take at most 7 bytes, except timestamps that no topic accepts."""
 
 _STOP = np.uint64(0x8080808080808080)
 _BYTE_MAX = 10
 
 
 class Varints:
-    """The varints at any positions of `data`, which ends with WINDOW bytes that belong to nothing."""
+    """Reads the varints at many positions of `data`, which ends with WINDOW bytes of padding."""
 
     def __init__(self, data: bytes) -> None:
         self.end = len(data) - WINDOW
-        """The first position without data."""
+        """The position after the last byte of data."""
         self._windows: _Words = np.ndarray((self.end + 1,), "<u8", data, strides=(1,))
 
     def read(self, positions: Longs, bad: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
-        """The number at each position, and the position after it. Sets `bad` where it has more than READ_BYTES_MAX
-        bytes; the position is then the one given. Positions beyond the data are read as if they were its end.
+        """Return the number at each position, and the position after it.
+
+        Sets `bad` where a number has more than READ_BYTES_MAX bytes; the position after it is then the given one.
+        Positions after the end are read as if they were the end.
         """
         words = self._windows[np.minimum(positions, self.end)]
         stops = ~words & _STOP
@@ -40,7 +42,7 @@ class Varints:
 
 
 def _joined(words: _Words) -> _Words:
-    """The seven low bits of each byte, side by side."""
+    """Return the seven low bits of each byte, concatenated."""
     words = words & np.uint64(0x7F7F7F7F7F7F7F7F)
     words = (words & np.uint64(0x007F007F007F007F)) | ((words & np.uint64(0x7F007F007F007F00)) >> np.uint64(1))
     words = (words & np.uint64(0x00003FFF00003FFF)) | ((words & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2))
@@ -48,18 +50,18 @@ def _joined(words: _Words) -> _Words:
 
 
 def unzigzag(numbers: _Words) -> Longs:
-    """0, -1, 1, -2, ... of 0, 1, 2, 3, ..."""
+    """Decode zigzag numbers: 0, 1, 2, 3 become 0, -1, 1, -2."""
     return ((numbers >> np.uint64(1)) ^ (~(numbers & np.uint64(1)) + np.uint64(1))).view(np.int64)
 
 
 def zigzag(numbers: Longs) -> _Words:
-    """Inverse of `unzigzag`."""
+    """Encode numbers as zigzag numbers, the inverse of `unzigzag`."""
     return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
 
 
 def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
-    """The number at a position, and the position after it. ValueError if it does not end before `end`, or has more than
-    READ_BYTES_MAX bytes.
+    """Return the number at a position, and the position after it. Raise ValueError if the number does not end before
+    `end`, or has more than READ_BYTES_MAX bytes.
     """
     shift = value = 0
     for at in range(position, min(end, position + READ_BYTES_MAX)):
@@ -72,7 +74,7 @@ def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
 
 
 def varint(number: int) -> bytes:
-    """The bytes of one number."""
+    """Return the zigzag varint of one number."""
     value = (number << 1) ^ (number >> 63)
     if value < 0x80:
         return _ONE_BYTE[value]
@@ -89,7 +91,7 @@ _LIMITS = np.array([1 << (7 * size) for size in range(1, _BYTE_MAX)], np.uint64)
 
 
 def varint_sizes(zigzagged: _Words) -> Longs:
-    """The number of bytes of each varint."""
+    """Return the size in bytes of each varint, shape (numbers,)."""
     largest = int(zigzagged.max(initial=np.uint64(0)))
     if largest < 0x80:
         return np.ones(len(zigzagged), np.int64)
@@ -97,7 +99,7 @@ def varint_sizes(zigzagged: _Words) -> Longs:
 
 
 def put_varints(data: npt.NDArray[np.uint8], positions: Longs, zigzagged: _Words, sizes: Longs) -> None:
-    """Write each varint at its position."""
+    """Write each varint, of `sizes` bytes, at its position in `data`."""
     for number in range(int(sizes.max(initial=0))):
         longer = sizes > number + 1
         byte = (zigzagged & np.uint64(0x7F)).astype(np.uint8) | (longer.astype(np.uint8) << np.uint8(7))
