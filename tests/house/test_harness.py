@@ -1,6 +1,8 @@
 """The test servers have the promised durability and isolation: tests on other servers would prove nothing."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.fs
@@ -12,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresServer
+from tests.support.python_process import PythonProcess, output_of
 from tests.support.s3 import S3Server
 
 
@@ -80,3 +83,14 @@ def test_spark_reads_and_writes_delta(spark: SparkSession, tmp_path: Path) -> No
 def test_tests_of_one_spark_session_run_in_one_worker(request: pytest.FixtureRequest, spark: SparkSession) -> None:
     in_groups = request.config.getoption("loadgroup", False)  # pytest-xdist's, in its workers
     assert request.node.nodeid.endswith("@spark") == in_groups
+
+
+def test_a_process_that_a_failed_test_dropped_fails_no_later_start() -> None:
+    """Python asks processes that were dropped while they ran for their state before it starts another one."""
+    dropped = PythonProcess("-c", "input()", stdin=subprocess.PIPE)
+    assert dropped._reports is not None and dropped.stdin is not None
+    dropped._reports.close()  # as the garbage collector does
+    subprocess._active.append(dropped)  # type: ignore[attr-defined]
+    assert output_of("print(1)") == "1\n"
+    assert dropped.returncode == sys.maxsize
+    dropped.stdin.close()

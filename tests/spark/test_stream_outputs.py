@@ -1,11 +1,15 @@
 """A streaming query writes each row through `write_stream` once, to any output and after any crash."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
@@ -90,6 +94,55 @@ def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, 
             (0, 2),
             (1, 3),
         ]
+
+
+@pytest.fixture
+def rocksdb(spark: SparkSession) -> Iterator[None]:
+    """The state store that transformWithState needs; conf/spark-defaults.conf sets it too."""
+    name = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    yield
+    spark.conf.unset(name)
+
+
+def test_state_of_ones_own_and_functions_on_arrow(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, rocksdb: None, tmp_path: Path
+) -> None:
+    """transformWithStateInPandas in mode update, then mapInArrow; a repeated batch changes nothing."""
+    make(cluster, "in")
+    make(cluster, "out", cleanup_policy="compact")
+    append(log, "in", "1", "2", "3", "4", "5")
+
+    class Sums(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.sum = handle.getValueState("sum", "sum int")
+
+        def handleInputRows(
+            self, key: tuple[int, ...], rows: Iterator[pd.DataFrame], timerValues: TimerValues
+        ) -> Iterator[pd.DataFrame]:
+            stored = self.sum.get()
+            total = (0 if stored is None else stored[0]) + int(sum(part.n.sum() for part in rows))
+            self.sum.update((total,))
+            yield pd.DataFrame({"odd": [key[0]], "sum": [total]})
+
+        def close(self) -> None:
+            pass
+
+    def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            texts = [pc.cast(batch[name], pa.string()) for name in ("odd", "sum")]
+            yield pa.record_batch(texts, ["key", "value"])
+
+    keyed = numbers(spark, cluster).withColumn("odd", F.col("n") % 2).groupBy("odd")
+    sums = keyed.transformWithStateInPandas(Sums(), "odd int, sum int", "update", "none")
+    rows = sums.mapInArrow(records, "key string, value string")
+    for _ in range(2):
+        write_stream(
+            rows, TopicOutput(str(cluster.store.address), "out"), checkpoint=str(tmp_path / "sums"),
+            trigger="available-now", output_mode="update",
+        ).awaitTermination()  # fmt: skip
+        uncommit(tmp_path / "sums", 1)
+    assert all_stored(cluster, "out") == ["2", "4", "6", "9"]
 
 
 def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:

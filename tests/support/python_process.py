@@ -79,11 +79,19 @@ class PythonProcess(subprocess.Popen[Any]):
                 return self.pid, status
 
     def _internal_poll(self, _deadstate: Any = None, **_: Any) -> int | None:
+        """Popen calls this for processes that were dropped while they ran, whenever another one starts.
+
+        The garbage collector may have closed the socket of such a process. An error here would fail every later start.
+        """
         if self.returncode is None and self._reports is not None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
             try:
                 pid, status = self._try_wait(os.WNOHANG)
                 if pid == self.pid:
                     self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            except OSError:
+                if _deadstate is None:
+                    raise
+                self.returncode = _deadstate
             finally:
                 self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode

@@ -338,11 +338,12 @@ def numbered_consumer(address, poll_records):
 def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cluster, log, cluster_address):
     """Killed repeatedly between processing and commit; the next consumer repeats from the last commit."""
     make(cluster, "t", 2)
-    fill(log, "t", [12, 12])
     processed = {0: [], 1: []}
     last_commit = {0: 0, 1: 0}
 
-    def start():
+    def start(number):
+        """The consumer that is killed may read and commit everything before that: the next one has new records."""
+        fill(log, "t", [12, 12], first=12 * number)
         return numbered_consumer(cluster_address, 2)
 
     def run(process, polls):
@@ -364,8 +365,8 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
             elif word == "committed":
                 last_commit.update(here)
 
-    for polls in (5, 8):
-        process = start()
+    for number, polls in enumerate((5, 8)):
+        process = start(number)
         run(process, polls)
         process.kill()
         for line in process.stdout.read().splitlines():  # it went on until it was killed
@@ -374,13 +375,13 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
                 processed[int(rest[0])].append(int(rest[1]))
         process.communicate(timeout=20)
         last_commit = {partition: committed(cluster).get(("t", partition), 0) for partition in (0, 1)}
-    process = start()
-    run(process, 24 - sum(last_commit.values()))
+    process = start(2)
+    run(process, 72 - sum(last_commit.values()))
     process.stdin.close()
     process.stdout.read()
     assert process.wait(30) == 0
     for offsets in processed.values():
-        assert sorted(set(offsets)) == list(range(12))
+        assert sorted(set(offsets)) == list(range(36))
 
 
 def test_the_remaining_member_takes_over_from_a_killed_one(cluster, log, cluster_address, consume):
