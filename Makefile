@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -135,6 +135,9 @@ bench-soak: venv java delta  ## an hour of producers, a group, a stream and all 
 
 bench-kafka: venv java  ## spark-log beside a real Kafka broker, its clients and Spark's connector for it
 	$(WITH_JAVA) $(PYTHON) -m benchmarks kafka
+
+bench-real-time: venv java  ## Spark's real-time mode through a gateway beside a real Kafka broker
+	$(WITH_JAVA) $(PYTHON) -m benchmarks real-time
 
 bench-gateway: venv java postgres  ## a gateway for Kafka clients beside a real Kafka broker
 	$(WITH_JAVA) $(PYTHON) -m benchmarks gateway

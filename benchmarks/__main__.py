@@ -1,5 +1,5 @@
 """`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -typed, -transactions, -scale,
--console and -kafka: on a PostgreSQL of their own too where it is installed.
+-console, -real-time and -kafka: on a PostgreSQL of their own too where it is installed.
 """
 
 import argparse
@@ -21,6 +21,7 @@ SETS = {
     "scale": ("benchmarks.scale", "benchmarks.writers"),
     "gateway": ("benchmarks.gateway", "benchmarks.quotas"),
     "console": ("benchmarks.console_search", "benchmarks.console_pages"),
+    "real-time": ("benchmarks.real_time",),
     "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }
 
