@@ -2,7 +2,7 @@
 
 >>> from spark_log import Cluster, create_topic, read_topic          # doctest: +SKIP
 
-Names are looked up when they are used: executors import this package for every task and need few of them.
+Names are imported on first use, because executors import this package for every task and need few of them.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m spark_log`: the command line where the script `spark-log` is not on the path."""
+"""`python -m spark_log` runs the command line where the script `spark-log` is not on the path."""
 
 from spark_log.cli.main import app
 

@@ -1,6 +1,6 @@
-"""The host's clocks; no other module reads them.
+"""The host's clocks. Other modules read clocks through this one, except `console.access` and CPU times of threads.
 
-Leases are judged by the store's clock (`metadata.store.StoreClock`).
+Leases are compared with the store's clock (`metadata.store.StoreClock`).
 """
 
 import functools
@@ -9,23 +9,25 @@ from pathlib import Path
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970-01-01 UTC by the host's clock. For CreateTime and for display."""
+    """Return milliseconds since 1970-01-01 UTC by the host's clock, which may be set back."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_s() -> float:
-    """Seconds of a clock that is never set back, for timeouts and renewals inside one process."""
+    """Return seconds of a clock that is never set back, for timeouts and renewals inside one process."""
     return time.monotonic()
 
 
 def boot_ms() -> int:
-    """Milliseconds since this host booted, sleep included: the same in every process, never set back."""
+    """Return milliseconds since this host booted, including sleep. The clock is never set back, and is the same in
+    every process.
+    """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 @functools.cache
 def boot_id() -> str:
-    """Id of this boot of this host. Times of `boot_ms` are comparable only under the same id."""
+    """Return the id of this boot of the host. Times of `boot_ms` are comparable only within one boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""One error tree. Class names are kafka-python's wherever Kafka has the error.
+"""The tree of spark-log's errors. Class names are kafka-python's wherever Kafka has the error.
 
 SparkLogError
 ├── RetriableError                    the same call may succeed later; `retriable` is True
@@ -18,7 +18,8 @@ SparkLogError
     │   └── MetadataConflictError         (a MetadataStoreError)
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
-    ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
+    ├── InvalidRecordError
+    │   └── MessageSizeTooLargeError, InvalidTimestampError   (InvalidRecordErrors)
     ├── InvalidSchemaError, IncompatibleSchemaError, SchemaRegistryError
     │   └── SchemaNotFoundError           (a SchemaRegistryError)
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
@@ -764,8 +765,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def storage_error(message: str, error: OSError) -> StorageUnavailableError:
-    """A StorageUnavailableError with this message; if `error` is of a full disk or quota, a DiskFullError with the
-    remedy.
+    """Return a StorageUnavailableError with this message. If `error` says that the disk or the quota is full, return a
+    DiskFullError, whose message also has the remedy.
     """
     if error.errno not in _FULL:
         return StorageUnavailableError(message)
@@ -776,17 +777,20 @@ def storage_error(message: str, error: OSError) -> StorageUnavailableError:
 
 
 def redact(text: str) -> str:
-    """`text` with the secrets of every URL in it replaced, for messages, logs, reprs and Spark plans.
+    """Return `text` with every secret in it replaced by ***, for messages, logs, reprs and Spark plans.
 
-    Secrets are passwords, user information that is a token (`https://TOKEN@host`), and parameters such as `token=`. A
-    password ends at the last @ before a space, so that one with an unescaped / is hidden too; of `http://h:80/a@b`,
-    more is hidden than necessary.
+    Secrets are the passwords of URLs, user information of URLs that is a token (`https://TOKEN@host`), and parameters
+    such as `token=`. A password ends at the last @ before a space, so that one with an unescaped / is hidden too. In
+    `http://h:80/a@b`, more is hidden than necessary.
     """
     return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(_without_secret, text))
 
 
 def _without_secret(found: re.Match[str]) -> str:
-    """Only where a user name is no secret, it stays: Git servers and schema registries take tokens in its place."""
+    """Return the replacement of a URL's user information. A user name is kept only where it cannot be a token.
+
+    For http and https it is replaced, because Git servers and schema registries accept tokens there.
+    """
     before = _SCHEME.search(found.string[max(0, found.start() - _SCHEME_LENGTH_MAX) : found.start()])
     scheme = before[0].lower() if before else ""
     if scheme.startswith("postgres"):
@@ -797,7 +801,7 @@ def _without_secret(found: re.Match[str]) -> str:
 
 
 def install_extra(name: str) -> str:
-    """How to install an extra (an entry of `optional-dependencies` in pyproject.toml): the end of an error message.
+    """Return the end of an error message that says how to install an extra (pyproject.toml, `optional-dependencies`).
 
     No package index has spark-log, so another project could take the name there: the message must not suggest a
     `pip install` of the bare name.

@@ -1,8 +1,8 @@
-"""Named points where a test can kill this process, to check what a crash there leaves behind.
+"""Named points where a test can kill or stop this process, to check which state a crash leaves there.
 
-`SPARK_LOG_FAILPOINT=append.committed` kills the process with SIGKILL the first time it passes the point;
-`append.committed:3` the third time; `append.committed:3:stop` stops it (SIGSTOP). Without the variable a point costs
-one dictionary look-up.
+`SPARK_LOG_FAILPOINT=append.committed` kills the process with SIGKILL when it reaches the point for the first time,
+`append.committed:3` when it reaches it for the third time. `append.committed:3:stop` stops the process with SIGSTOP
+instead. Without the variable, a point costs one dictionary look-up.
 """
 
 import os
@@ -71,7 +71,7 @@ _passed: dict[str, int] = {}
 
 
 def failpoint(name: str) -> None:
-    """Kill or stop this process if the environment names this point. `name` is a key of `POINTS`."""
+    """Kill or stop this process if SPARK_LOG_FAILPOINT names this point. `name` is a key of `POINTS`."""
     wanted = os.environ.get(_ENVIRONMENT_VARIABLE)
     if wanted is None:
         return
@@ -83,6 +83,6 @@ def failpoint(name: str) -> None:
     _passed[name] = _passed.get(name, 0) + 1
     if _passed[name] == int(count or 1):
         if action == "stop":
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread first, and with it all others
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops at once, then all others
         else:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Types of ids, so that mypy tells them apart; partitions and ranges of offsets."""
+"""Types of ids, so that mypy distinguishes them, and the types of partitions and of ranges of offsets."""
 
 from typing import NamedTuple, NewType
 
@@ -9,14 +9,14 @@ BrokerId = NewType("BrokerId", int)
 LogDirId = NewType("LogDirId", int)
 
 WriteId = NewType("WriteId", str)
-"""A writer's registered right to create files; it prefixes the name of every file that it writes."""
+"""Id of a writer's lease of the right to create files. The names of all its files begin with it."""
 
 
 class TopicPartition(NamedTuple):
     """A topic's name and the number of one of its partitions.
 
-    Equal (and of equal hash) to kafka-python's `TopicPartition`, which is a tuple too. That one is not imported here
-    because importing its package takes 0.3 s in every Spark worker.
+    It equals kafka-python's `TopicPartition` with the same values, and has the same hash, because both are tuples.
+    kafka-python is not imported here because that takes 0.3 s in every Spark worker.
     """
 
     topic: str
@@ -27,7 +27,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """Records with start <= offset < end."""
+    """A half-open range of offsets: start <= offset < end."""
 
     start: int
     end: int

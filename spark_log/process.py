@@ -1,13 +1,13 @@
 """Threads, the exit of the interpreter, and signals.
 
-Threads also work while the interpreter exits: a producer that was not closed appends its records then. Since Python
-3.12 no thread can be started at that time, so each caller of `start_thread` and `in_parallel` can do the work without a
-new one.
+spark-log also works while the interpreter exits: a producer that was not closed appends its records then. Since Python
+3.12 no thread can be started at that time, so `in_parallel` and each caller of `start_thread` can do the work without
+a new thread.
 
 Before the interpreter exits, spark-log stops its threads, and closes the producers that are still open. A daemon thread
 that is in native code (Arrow, Delta) while the interpreter and its libraries are torn down crashes the process: SIGABRT
-or SIGSEGV after the program's last line. Other threads may still run and register more: sets are copied in one step
-(`list`), which no thread can interrupt.
+or SIGSEGV after the program's last line. Other threads may still run and register owners and finalizers. Therefore the
+sets are copied in one step (`list`), which no thread can interrupt.
 """
 
 import atexit
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a daemon thread; None if the interpreter is exiting and starts none."""
+    """Start a daemon thread and return it. Return None if the interpreter is exiting, since it then starts none."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
@@ -41,9 +41,10 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread | No
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
-    """The results of `work` for all items, in their order, from at most `threads` threads; the caller's is one of them.
+    """Return the results of `work` for all items, in their order. It runs in at most `threads` threads, one of which is
+    the caller's.
 
-    After an error no further item is begun. It is raised when all threads have ended.
+    After an error no further item is begun. The first error is raised when all threads have ended.
     """
     results: dict[int, R] = {}
     errors: list[BaseException] = []
@@ -75,21 +76,23 @@ EXIT_S_MAX = 30.0
 
 class Stoppable(Protocol):
     def request_stop(self) -> Iterable[threading.Thread]:
-        """Ask the threads to end, without waiting for them; returns them."""
+        """Ask the threads to end, without waiting for them, and return them."""
         ...
 
 
 def stop_at_exit(owner: Stoppable) -> None:
-    """Stop the threads of `owner` when the interpreter exits; in the calling process, not in a forked child."""
+    """Stop the threads of `owner` when the interpreter exits. This applies to the calling process, not to its forked
+    children.
+    """
     _owners.add(weakref.ref(owner, _owners.discard))
 
 
 class Finalizer:
-    """Calls a function once: when `owner` is garbage-collected, or when the interpreter exits, after the program's
-    threads have ended.
+    """Calls a function once: when `owner` is garbage-collected, or when the interpreter exits and the program's threads
+    have ended.
 
-    `weakref.finalize` promises the same, but calls nothing at exit if another thread makes or drops a finalizer at that
-    moment, as SQLAlchemy does when its modules are imported (CPython iterates over its registry in Python).
+    `weakref.finalize` promises the same. But it iterates over its registry in Python code, and calls nothing at exit if
+    another thread creates or drops a finalizer at that moment, as SQLAlchemy does when its modules are imported.
     """
 
     def __init__(self, owner: object, function: Callable[..., object], *arguments: object) -> None:
@@ -102,7 +105,7 @@ class Finalizer:
             self._function(*self._arguments)
 
     def detach(self) -> bool:
-        """Never call the function. Returns False if it has been called, or was detached before."""
+        """Cancel the call of the function. Return False if it was called or cancelled before."""
         return _finalizers.pop(self, self) is None
 
 
@@ -131,7 +134,7 @@ os.register_at_fork(after_in_child=_owners.clear)
 
 
 class Stop:
-    """Like threading.Event, but `set` may be called by a signal handler at any point.
+    """A stop flag like threading.Event, whose `set` is safe to call in a signal handler.
 
     `Event.set` takes a lock that is not reentrant: a handler that interrupts a `wait` or another handler's `set` can
     deadlock. `SimpleQueue.put` is documented to be reentrant.
@@ -149,7 +152,7 @@ class Stop:
         return self._set
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is set. Waits for that for at most `timeout_s` seconds."""
+        """Wait until the flag is set, for at most `timeout_s` seconds. Return whether it is set."""
         if not self._set:
             try:
                 self._wake_ups.get(timeout=timeout_s)
@@ -159,7 +162,7 @@ class Stop:
         return True
 
     def on_signals(self) -> "Stop":
-        """Let SIGTERM and SIGINT set it. To be called in the main thread; returns itself."""
+        """Let SIGTERM and SIGINT set the flag, and return this object. Call it in the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.set())
         return self

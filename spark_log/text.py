@@ -1,6 +1,6 @@
-"""Text for people: counts, sizes, intervals and times, formatted and parsed.
+"""Formats and parses counts, sizes, intervals and times for people.
 
-Text of clients for terminals and logs: control characters are escaped, which terminals would obey.
+It also escapes control characters in text that comes from clients, because terminals would obey them.
 """
 
 import logging
@@ -34,12 +34,12 @@ _SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
 
 
 def count_of(count: int, what: str, plural: str | None = None) -> str:
-    """`1 record`, `2,000 records`; `plural` where it is not formed with an s."""
+    """Return text such as `1 record` or `2,000 records`. Give `plural` if it is not formed with an s."""
     return f"{count:,} {what if count == 1 else plural or f'{what}s'}"
 
 
 def bytes_of(size: int) -> str:
-    """`999 B`, `1.5 KiB`, `2.0 GiB`."""
+    """Return text such as `999 B`, `1.5 KiB` or `2.0 GiB`."""
     if size < 1024:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 4)
@@ -47,12 +47,14 @@ def bytes_of(size: int) -> str:
 
 
 def rate_of(count: int, seconds: float) -> str:
-    """`, 2,000 records/s`; empty for less than 1,000 records or a second, which measure the start of a program."""
+    """Return text such as `, 2,000 records/s`. It is empty for less than 1,000 records or less than a second, because
+    these measure mainly the start of a program.
+    """
     return f", {count / seconds:,.0f} records/s" if seconds >= 1 and count >= 1_000 else ""
 
 
 def duration_of(milliseconds: int) -> str:
-    """`350 ms`, `12 s`, `90 min`, `5 h`, `3 d`; whole ones, rounded down."""
+    """Return text such as `350 ms`, `12 s`, `90 min`, `5 h` or `3 d`, rounded down to a whole number."""
     for unit, size, most in (("ms", 1, 1_000), ("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
         if milliseconds < size * most:
             return f"{milliseconds // size} {unit}"
@@ -60,12 +62,12 @@ def duration_of(milliseconds: int) -> str:
 
 
 def is_unlimited(config: str) -> bool:
-    """Whether this value of a topic config stands for no limit: -1, or the largest number of 64 bits."""
+    """Return whether this value of a topic config means no limit: -1, or the largest signed number of 64 bits."""
     return config in ("-1", "9223372036854775807")
 
 
 def exact_duration_of(milliseconds: int) -> str:
-    """`7 days`, `36 hours`, `1 second`, `1,500 ms`: the largest unit that divides it."""
+    """Return text such as `7 days`, `36 hours`, `1 second` or `1,500 ms`, in the largest unit that divides it."""
     for unit, size in _DURATIONS:
         if milliseconds > 0 and milliseconds % size == 0:
             return count_of(milliseconds // size, unit)
@@ -73,32 +75,41 @@ def exact_duration_of(milliseconds: int) -> str:
 
 
 def parse_time_ms(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time (2026-01-31T12:00:00Z), UTC if it has no zone; or ValueError."""
+    """Return the milliseconds since 1970 of an ISO 8601 time (2026-01-31T12:00:00Z), which is UTC if it has no zone.
+
+    Raise ValueError for other text.
+    """
     moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def time_of(wall_ms: int) -> str:
-    """`2026-01-31T12:00:00.000Z`."""
+    """Return text such as `2026-01-31T12:00:00.000Z`."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_interval_ms(text: str) -> int:
-    """Milliseconds of `10 minutes`, `10m` or `500 ms`, rounded down; or ValueError."""
+    """Return the milliseconds of an interval such as `10 minutes`, `10m` or `500 ms`, rounded down.
+
+    Raise ValueError for other text.
+    """
     return _interval_ms(text.strip().lower(), _NAMED_UNITS_US | _SHORT_UNITS_US)
 
 
 def parse_sql_interval_ms(text: str) -> int:
-    """Milliseconds of an interval in Spark SQL's syntax, such as `10 minutes`; or ValueError."""
+    """Return the milliseconds of an interval in Spark SQL's syntax, such as `10 minutes`.
+
+    Raise ValueError for other text.
+    """
     if text.count(" ") != 1:
         raise ValueError(f"expected an interval such as '10 minutes', got {text!r}")
     return _interval_ms(text, _NAMED_UNITS_US)
 
 
 def parse_time_string_ms(text: str) -> int:
-    """Milliseconds of a time string of Spark's settings: `15m`, `1h`, `250` (ms), rounded down.
+    """Return the milliseconds of a time string of Spark's settings: `15m`, `1h`, `250` (ms), rounded down.
 
-    ValueError with Spark's explanation (JavaUtils.timeStringAsMs).
+    Raise ValueError for other text, with the message of Spark's JavaUtils.timeStringAsMs, and for 2^63 ms or more.
     """
     try:
         if " " in text.strip():
@@ -115,7 +126,7 @@ def parse_time_string_ms(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes, at least 1, of `1000`, `50MB` (millions) or `50MiB` (2^20 each); or ValueError."""
+    """Return the bytes of `1000`, `50MB` (10^6 each) or `50MiB` (2^20 each). Raise ValueError for 0 and other text."""
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match is not None:
@@ -134,8 +145,9 @@ def _interval_ms(text: str, units_us: Mapping[str, int], digits_max: int = 9) ->
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with every character escaped that is not printable, such as the beginning of an escape sequence, a line
-    break or a change of direction; except those of `keep`.
+    """Return the text with every character escaped that is neither printable nor in `keep`.
+
+    Escaped are, for example, the beginning of an escape sequence, a line break, or a change of the text's direction.
     """
     if text.isprintable():
         return text
@@ -145,7 +157,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def printable_json(text: str) -> str:
-    """A JSON document with the characters of its strings escaped that are not printable. It means the same."""
+    """Return the JSON document with unprintable characters in its strings escaped. Its value does not change."""
     return text if text.isprintable() else re.sub(r"[^\n -~]", _escaped, text)
 
 
@@ -158,7 +170,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """One line for each message; a traceback has several."""
+    """Formats a message as one line, and a traceback as several, with unprintable characters escaped."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

@@ -9,22 +9,21 @@ from spark_log.config.values import DAY_MS, GIB, INT64_MAX, MIB
 from spark_log.errors import InvalidConfigurationError
 
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
-"""Settings that may be -1."""
+"""Settings for which -1 is valid too."""
 
 _CHOICES = {
     "store_promotion_accept": ("manual", "synchronous"),
     "group_consumer_migration_policy": ("bidirectional", "upgrade", "downgrade", "disabled"),
 }
-"""The values of settings that are words."""
+"""The valid values of the settings that are words."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Limits and leases of the whole cluster, not of one topic. Most values are positive whole numbers; -1
-    switches metrics.interval.ms off.
+    """The settings of the whole cluster, not of one topic. Most are positive whole numbers.
 
     Values that differ from the defaults are stored with the cluster (`cluster/settings.py`). Clients and coordinators
-    read them on first use, and again after some seconds (`Store.settings`).
+    read them on first use, and again when they are older than 5 s (`Store.settings`).
     """
 
     plan_tasks_max: int = 200
@@ -188,7 +187,10 @@ class ClusterSettings:
 
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
-        """From dotted names and text. InvalidConfigurationError names the setting and the value."""
+        """Return the settings of these dotted names and texts, with defaults for the others.
+
+        Raise InvalidConfigurationError that names an unknown setting, or a setting and its invalid value.
+        """
         settings = {entry.name: entry for entry in fields(cls)}
         values: dict[str, Any] = {}
         for dotted, text in pairs.items():
@@ -204,12 +206,12 @@ class ClusterSettings:
 
     @classmethod
     def from_stored(cls, overrides: Mapping[str, str]) -> "ClusterSettings":
-        """As `parse`, but settings of a newer spark-log that this version does not know are left out."""
+        """Parse stored settings. Those of a newer spark-log that this version does not know are left out."""
         known = cls().as_text()
         return cls.parse({name: text for name, text in overrides.items() if name in known})
 
     def as_text(self) -> dict[str, str]:
-        """Every setting's dotted name and value as text; `parse` of it gives equal settings."""
+        """Return every setting's dotted name and value as text. `parse` of the result returns equal settings."""
         return {entry.name.replace("_", "."): str(getattr(self, entry.name)).lower() for entry in fields(self)}
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The definition of a config, next to the field that has its value."""
+"""The definition of a topic config, which is part of the dataclass field for its value."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,14 +8,14 @@ from spark_log.config.values import ValueType
 
 @dataclass(frozen=True)
 class ConfigDefinition:
-    """One topic config, for reference pages and `describe_configs`. Texts only."""
+    """The description of one topic config, for reference pages and `describe_configs`."""
 
     name: str
     """Kafka's dotted name, or that of a config that only spark-log has."""
     kind: str
-    """Kafka's name of the type: long, int, double, boolean, string, list."""
+    """Kafka's name of the type: long, int, double, boolean, string or list."""
     default: str
-    """The default as a user would type it."""
+    """The default, as a user would type it."""
     valid: str
     """The accepted values, in words."""
     unit: str

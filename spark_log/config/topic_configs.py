@@ -1,9 +1,8 @@
 """Topic configs, each documented where it is defined.
 
-Names, units and meaning of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs); a config
-whose default differs says so and gives the reason. All are dynamic: an altered value applies from the next append, plan
-or maintenance run. Only the overrides are stored, as text; `TopicConfig.from_overrides` is the one place where text
-becomes types.
+Names, units and meanings of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs). A config
+whose default differs says so and gives the reason. All configs are dynamic: a new value applies from the next append,
+read plan or maintenance run. Only the overrides are stored, as text; only `TopicConfig.from_overrides` parses them.
 """
 
 import difflib
@@ -255,9 +254,9 @@ class TopicConfig:
 
     @classmethod
     def from_overrides(cls, overrides: Mapping[str, str]) -> "TopicConfig":
-        """The defaults, overridden by `overrides` (dotted name -> text).
+        """Return the defaults, overridden by `overrides` (dotted name to text).
 
-        Raises InvalidConfigurationError that names the config, the value and the expected values.
+        Raise InvalidConfigurationError that names the config and, if it exists, the value and the expected values.
         """
         named = canonical(overrides)
         parsed = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
@@ -270,7 +269,7 @@ class TopicConfig:
 
     @property
     def compacts(self) -> bool:
-        """Whether only the last value of a key is kept."""
+        """Whether the topic is compacted, so that only the last value of each key is kept."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -284,22 +283,25 @@ class TopicConfig:
         return tuple(map(self.part, SOURCES))
 
     def part(self, source: str) -> PartConfigs:
-        """The configs of the keys or of the values. `source`: key or value."""
+        """Return the configs of the keys or of the values. `source` is key or value."""
         return PartConfigs(source, *(getattr(self, f"{source}_{name}") for name in PartConfigs._fields[1:]))
 
     def as_text(self) -> dict[str, str]:
-        """Every config's dotted name and value as text; `from_overrides` of it gives an equal config."""
+        """Return every config's dotted name and value as text, from which `from_overrides` makes an equal config."""
         return {name: entry.metadata["type"].show(getattr(self, entry.name)) for name, entry in _FIELDS_BY_NAME.items()}
 
 
 _FIELDS_BY_NAME = {entry.metadata["definition"].name: entry for entry in fields(TopicConfig)}
 
 _OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
-"""Other accepted names of configs, which may also be stored."""
+"""Other names that are accepted for configs, and may also be stored: other name to name in `definitions`."""
 
 
 def canonical(values: Mapping[str, V]) -> dict[str, V]:
-    """`values` under the names in `definitions`. InvalidConfigurationError if a config is given under two names."""
+    """Return `values` under the names in `definitions`.
+
+    Raise InvalidConfigurationError if a config is given under two names.
+    """
     named: dict[str, V] = {}
     for name, value in values.items():
         its_name = _OTHER_NAMES.get(name, name)
@@ -324,16 +326,16 @@ _WITHOUT_MEANING = {
     "segment.index.bytes": "the metadata store is the index",
     "segment.jitter.ms": "sealing is spread by the coordinator",
 }
-"""Kafka's configs that cannot apply here, with the reasons: they are refused by name, not ignored."""
+"""Kafka's configs that have no meaning here, with the reasons. They are refused, not ignored."""
 
 
 def definitions() -> list[ConfigDefinition]:
-    """All topic configs, in the order of the reference page."""
+    """Return the definitions of all topic configs, in the order of the reference page."""
     return [entry.metadata["definition"] for entry in _FIELDS_BY_NAME.values()]
 
 
 def validate_overrides(overrides: Mapping[str, str]) -> None:
-    """Raises InvalidConfigurationError as `TopicConfig.from_overrides` does; for callers that store the text."""
+    """Raise InvalidConfigurationError as `TopicConfig.from_overrides` does. For callers that store the text."""
     TopicConfig.from_overrides(overrides)
 
 

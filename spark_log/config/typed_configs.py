@@ -1,4 +1,4 @@
-"""Configs of typed topics, each once for the keys and once for the values of a topic."""
+"""Configs of typed columns. Each exists once for the keys and once for the values of a topic."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,11 @@ from spark_log.config.definition import config
 from spark_log.config.values import Choice, Text
 
 SOURCES = ("key", "value")
-"""The parts of a record that may have typed columns; the prefixes of their configs."""
+"""The parts of a record that may have typed columns. They are also the prefixes of their configs."""
 
 
 class PartConfigs(NamedTuple):
-    """The configs of the keys, or of the values, of a topic. `source`: key or value."""
+    """The configs of the keys, or of the values, of a topic. `source` is key or value."""
 
     source: str
     format: str

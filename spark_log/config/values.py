@@ -1,7 +1,8 @@
-"""Text of one config value -> its type. No rule here depends on the name of a config.
+"""Types of config values, which parse and format text. No rule here depends on the name of a config.
 
-A `ValueType` refuses texts that Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN): the stored value
-is the typed one, and `parse(text) -> value`, `show(value) -> text` are inverse up to the spelling of numbers.
+A `ValueType` refuses texts that Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN), so that the
+stored text has one meaning. `parse(show(value))` is `value`. `show(parse(text))` may spell a value differently: "TRUE"
+becomes "true", "007" becomes "7".
 """
 
 import math
@@ -21,7 +22,7 @@ _NOT_STORED = re.compile("[\0\ud800-\udfff]")
 
 
 def can_be_stored(text: str) -> bool:
-    """Whether the metadata store can keep the text: PostgreSQL stores neither NUL nor a lone surrogate."""
+    """Return whether the metadata store can keep the text. PostgreSQL stores neither NUL nor a lone surrogate."""
     return _NOT_STORED.search(text) is None
 
 
@@ -37,16 +38,18 @@ class ValueType(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> Any:
-        """The typed value of `text`. Raises ValueError; its text, if any, is a reason beyond `expected`."""
+        """Return the typed value of `text`. Raise ValueError if it is invalid, with a reason where `expected` does not
+        explain it.
+        """
 
     def show(self, value: Any) -> str:
-        """The text that `parse` would read as `value`."""
+        """Return the text that `parse` would read as `value`."""
         return str(value)
 
 
 @dataclass(frozen=True)
 class Integer(ValueType):
-    """A whole number in decimal digits, least <= value <= most."""
+    """A whole number in decimal digits. least <= value <= most."""
 
     least: int
     most: int = INT64_MAX
@@ -66,7 +69,7 @@ class Integer(ValueType):
 
 @dataclass(frozen=True)
 class Decimal(ValueType):
-    """A finite decimal fraction without an exponent, least <= value <= most."""
+    """A finite decimal number without a sign or an exponent. least <= value <= most."""
 
     least: float
     most: float
@@ -87,7 +90,7 @@ class Decimal(ValueType):
 
 @dataclass(frozen=True)
 class Boolean(ValueType):
-    """true or false, in any case as in Kafka."""
+    """true or false, in upper or lower case, as in Kafka."""
 
     kind: str = "boolean"
 
@@ -107,7 +110,9 @@ class Boolean(ValueType):
 
 @dataclass(frozen=True)
 class Choice(ValueType):
-    """One of some words; `aliases` are other spellings, `refused` are words that are refused with a reason."""
+    """One of `words`. `aliases` has pairs of another spelling and its word, `refused` pairs of a word that is refused
+    and the reason.
+    """
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -148,7 +153,7 @@ class WordSet(ValueType):
 
 @dataclass(frozen=True)
 class Text(ValueType):
-    """Any text that the metadata store can keep; `meaning` says what it is."""
+    """Any text that the metadata store can keep. `meaning` describes the text for error messages."""
 
     meaning: str
     kind: str = "string"

@@ -16,10 +16,10 @@ _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
 
 @dataclass(frozen=True)
 class Address:
-    """A cluster's address, parsed once.
+    """The parsed address of a cluster. `str()` and `repr()` show no password.
 
-    `url` is what SQLAlchemy opens; `folder` is set for an embedded cluster only. `str()` and `repr()` show no password.
-    `allow_insecure`: the connection may cross a network without verified TLS.
+    SQLAlchemy opens `url`. `folder` is None for PostgreSQL. With `allow_insecure`, the connection may cross a network
+    without verified TLS.
     """
 
     url: str
@@ -28,13 +28,16 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """`/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`.
+        """Parse `/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`.
 
-        Several hosts, of which one is the primary: `postgresql+psycopg://user@host1:5432,host2:5432/database`, or
-        libpq's lists `?host=host1,host2&port=5432,5432`. `url` has these lists, and connects to the primary only.
+        PostgreSQL may have several hosts, of which one is the primary:
+        `postgresql+psycopg://user@host1:5432,host2:5432/database`, or libpq's lists
+        `?host=host1,host2&port=5432,5432`. `url` then has libpq's lists, and connects to the primary only.
 
-        Or the path of a file whose first line is the address, so that a password in it is in no command line.
-        `host:9092` is taken for a folder only if a folder of this name exists.
+        `text` may also be the path of a file whose first line is the address, which keeps a password out of command
+        lines. `host:9092` is a folder only if a folder of this name exists.
+
+        Raise InvalidConfigurationError if `text` is not an address.
         """
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             raise InvalidConfigurationError(f"cluster: expected a folder or a postgresql+psycopg:// URL, got {text!r}")
@@ -61,19 +64,19 @@ class Address:
 
     @property
     def without_password(self) -> str:
-        """For a command that a user can repeat, who gives the password in PGPASSWORD or ~/.pgpass."""
+        """The address for a command that a user can run with the password in PGPASSWORD or ~/.pgpass."""
         return str(self) if self.folder else str(self).replace(":***@", "@", 1)
 
     @property
     def connect_timeout_s(self) -> int:
-        """How long to wait for one host: the URL's connect_timeout, else less where others may answer."""
+        """How long to wait for one host: the URL's connect_timeout, or 10 s for a single host and 3 s for several."""
         query = dict(parse_qsl(urlsplit(self.url).query))
         text = query.get("connect_timeout", "")
         return int(text) if text.isdecimal() else _CONNECT_S_OF_SEVERAL if _several(query) else _CONNECT_S
 
     @property
     def with_password(self) -> str:
-        """The text that `parse` accepts, for another process or a data source. It is not for people to read."""
+        """The text that `parse` accepts, for another process or a data source. Never show it: it has the password."""
         if self.folder:
             return str(self.folder)
         flag = f"{'&' if '?' in self.url else '?'}{_ALLOW_INSECURE}=true" if self.allow_insecure else ""
@@ -94,7 +97,10 @@ _FILE_BYTES_MAX = 8192
 
 
 def _first_line(text: str) -> str:
-    """The first line of the file at this path; the text itself if there is no such file."""
+    """Return the first line of the file at this path, or the text itself if there is no such file.
+
+    Raise InvalidConfigurationError if the file cannot be read, or its first line is neither a folder nor a URL.
+    """
     if "://" in text or not os.path.isfile(os.path.expanduser(text)):
         return text
     try:
@@ -108,7 +114,10 @@ def _first_line(text: str) -> str:
 
 
 def _without_flag(rest: str) -> tuple[str, bool]:
-    """The URL without parameter allow_insecure, and whether it is true. InvalidConfigurationError for another value."""
+    """Return the URL without the parameter allow_insecure, and whether the parameter is true.
+
+    Raise InvalidConfigurationError if its value is neither true nor false.
+    """
     place, _, query = rest.partition("?")
     parts = [part for part in query.split("&") if part]
     flags = [part.partition("=")[2] for part in parts if part.partition("=")[0] == _ALLOW_INSECURE]
@@ -119,8 +128,10 @@ def _without_flag(rest: str) -> tuple[str, bool]:
 
 
 def _with_lists_of_hosts(place: str) -> str:
-    """The part of the URL after `://`, with several hosts as libpq's lists in its query. InvalidConfigurationError for
-    hosts in both places, a port that is no number, and a target_session_attrs that a standby satisfies.
+    """Return `place`, the part of the URL after `://`, with several hosts as libpq's lists in its query.
+
+    Raise InvalidConfigurationError for hosts both before the / and in the query, for a port that is not a number, and
+    for a target_session_attrs that a standby satisfies.
     """
     before, _, query = place.partition("?")
     authority, slash, database = before.partition("/")
@@ -150,7 +161,10 @@ def _with_lists_of_hosts(place: str) -> str:
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
-    """`db`, `5432` of `db:5432`; `::1`, `5432` of `[::1]:5432`; the port may be missing."""
+    """Split `db:5432` into `db` and `5432`, `[::1]:5432` into `::1` and `5432`. Without a port, it is "".
+
+    Raise InvalidConfigurationError if there is no host, or the port is not a port number.
+    """
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         port = rest.removeprefix(":")
@@ -164,14 +178,15 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 
 def _several(query: Mapping[str, str]) -> bool:
-    """Whether the parameters of the URL name several hosts."""
+    """Return whether the parameters of the URL name several hosts."""
     return any("," in query.get(name, "") for name in ("host", "hostaddr"))
 
 
 def check_transport(address: Address, environ: Mapping[str, str] = os.environ) -> None:
-    """InvalidConfigurationError if the URL names a host of the network without sslmode=verify-full.
+    """Raise InvalidConfigurationError if the URL names a remote host without sslmode=verify-full or allow_insecure.
 
-    Hosts and modes of a service file are known when it is connected: `refuse_insecure`.
+    libpq's environment variables are considered too. The hosts and modes of a service file are known only after
+    connecting; `refuse_insecure` then checks them.
     """
     parts = urlsplit(address.url)
     query = parse_qs(parts.query)
@@ -187,7 +202,7 @@ def check_transport(address: Address, environ: Mapping[str, str] = os.environ) -
 
 
 def refuse_insecure(address: Address, host: str, sslmode: str) -> None:
-    """InvalidConfigurationError for a connection that others on the network could read or answer."""
+    """Raise InvalidConfigurationError for a connection that others on the network could read or answer."""
     local = not host or host.startswith(("/", "@")) or is_loopback(host)
     if not (local or address.allow_insecure or sslmode == "verify-full"):
         raise InvalidConfigurationError(
@@ -198,7 +213,7 @@ def refuse_insecure(address: Address, host: str, sslmode: str) -> None:
 
 
 def _host(text: str) -> str:
-    """`db` of `db:5432`; `::1` of `[::1]:5432` and of `::1`."""
+    """Return `db` for `db:5432`, and `::1` for `[::1]:5432` and for `::1`."""
     text = unquote(text)
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -206,7 +221,7 @@ def _host(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach the host name or IP address."""
+    """Return whether only processes of this machine can reach the host name or IP address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -214,7 +229,7 @@ def is_loopback(host: str) -> bool:
 
 
 def cluster_not_found(address: Address) -> ClusterNotFoundError:
-    """The error for an address that has no cluster. Its message has the command that creates one."""
+    """Return the error for an address that has no cluster. Its message has the command that creates one."""
     log_dir = "" if address.folder else " --log-dir FOLDER-OR-URI"
     return ClusterNotFoundError(
         f"no cluster at {address}: create one with `spark-log init {address.without_password}{log_dir}`"
@@ -226,13 +241,14 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     " fuse.ceph-fuse fuse.gcsfuse fuse.geesefs fuse.glusterfs fuse.goofys fuse.juicefs fuse.mount-s3 fuse.rclone"
     " fuse.s3fs fuse.sshfs fuse.vmhgfs-fuse".split()
 )
-"""Includes file systems that share a host's folder with its virtual machines."""
+"""Types of file systems. They include those that share a host's folder with its virtual machines."""
 
 
 def refuse_network_file_system(folder: Path, mounts: str) -> None:
-    """UnsupportedStoreError on a network file system, which lacks the shared memory and locks that SQLite's WAL needs.
+    """Raise UnsupportedStoreError if the folder is on a network file system.
 
-    `mounts` is the content of /proc/mounts.
+    Such file systems lack the shared memory and the locks that SQLite's write-ahead log needs. `mounts` is the content
+    of /proc/mounts.
     """
     best, kind = "", ""
     real = os.path.realpath(folder)

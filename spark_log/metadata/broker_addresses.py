@@ -1,15 +1,15 @@
-"""Recognises the address of Kafka's brokers where the address of a spark-log cluster is expected."""
+"""Recognises addresses of Kafka brokers where the address of a spark-log cluster is expected."""
 
 import os
 import re
 
 _BROKER = r"(?:[A-Za-z_]+://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 _BROKERS = re.compile(rf"{_BROKER}(?:\s*,\s*{_BROKER})*,?")
-"""`host:port`, a comma-separated list of them, each with a listener's protocol before it or not."""
+"""A comma-separated list of `host:port` or `PROTOCOL://host:port`."""
 
 
 def broker_refusal(cluster: str) -> str | None:
-    """The text of an error if `cluster` is such an address, and no folder has this name."""
+    """Return an error message if `cluster` is an address of Kafka brokers, and no folder has this name; else None."""
     if not _BROKERS.fullmatch(cluster) or os.path.isdir(cluster):
         return None
     return (

@@ -1,13 +1,14 @@
 """Waits for changes of the store without polling it all the time.
 
-    version = changes.current()        a number; the read below sees everything committed before this line
+    version = changes.current()        a number that changes with commits; take it before the read
     ... read the store, find nothing new ...
-    changes.wait(version, timeout_s)   returns after the next commit since `version`, or at the timeout
+    changes.wait(version, timeout_s)   returns after a commit that is later than `version`, or at the timeout
 
-SQLite: `PRAGMA data_version` costs microseconds, and is polled less often the longer nothing changes.
-PostgreSQL: one connection of the process listens. Committing clients send NOTIFY afterwards, in the background and
-throttled (a NOTIFY inside the transaction would make commits wait for each other). While the listener is not connected,
-waits are short, which is polling with a bounded interval.
+SQLite: `PRAGMA data_version` costs microseconds. It is polled, and less often the longer nothing changes.
+PostgreSQL: one connection of the process listens. After a commit with `announce` (`Store.transact`), the client sends
+NOTIFY in the background and throttled, because a NOTIFY inside the transaction would make commits wait for each other.
+Other commits are not detected. While the listener is not connected, each wait returns within 50 ms, so that its caller
+polls the store.
 """
 
 import sqlite3
@@ -25,15 +26,15 @@ _POLL_S_MIN, _POLL_S_MAX = 0.0005, 0.01
 
 
 class Changes(Protocol):
-    """Safe to share between threads."""
+    """Detects commits of one store, also those of other processes. Safe to share between threads."""
 
     exact: bool
-    """Whether `current` has changed as soon as another connection has committed, and takes microseconds."""
+    """Whether `current` takes microseconds, and its value differs as soon as another connection has committed."""
 
     def current(self) -> int: ...
 
     def wait(self, seen: int, timeout_s: float) -> bool:
-        """Whether anything was committed since `current` returned `seen`."""
+        """Return True if there may have been a commit since `current` returned `seen`, False at the timeout."""
         ...
 
     def announce(self) -> None:
@@ -93,7 +94,7 @@ class SqliteChanges:
         self.dispose()
 
     def dispose(self, close: bool = True) -> None:
-        """Close the connection; `current` opens another one. `close=False`, in a forked child, only forgets it."""
+        """Close the connection; `current` opens another one. With `close=False`, in a forked child, only drop it."""
         if not close:
             self._lock = threading.Lock()
             self._connection = None

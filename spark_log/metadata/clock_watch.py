@@ -3,27 +3,29 @@
 import threading
 
 STEP_MS_MAX = 3_600_000
-"""If the clocks drift apart by more than this between two readings, the wall clock was set."""
+"""If the difference of the clocks changes by more than this between two readings, the wall clock was set."""
 
 DISTRUSTED_MS = 24 * 3_600_000
-"""How long the wall clock is not trusted after it was set, unless it is set back. A day to notice an error."""
+"""How long the wall clock is not trusted after it was set, unless it is set back. Operators have a day to notice a
+wrong clock.
+"""
 
 
 class ClockWatch:
-    """Whether ages by the wall clock can be trusted. Safe to share between threads.
+    """Decides whether ages measured by the wall clock can be trusted. Safe to share between threads.
 
-    It detects only steps after its first reading: a process that starts after the step trusts the clock.
+    It detects only steps after its first reading: a process that starts after a step trusts the clock.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trusted: int | None = None
-        """Wall clock minus boot clock, when the wall clock was last trusted."""
+        """Wall clock minus boot clock, in ms, when the wall clock was last trusted."""
         self._stepped: tuple[int, int] | None = None
-        """The difference after the last step, and the boot clock at that time."""
+        """Wall clock minus boot clock after the last step, and the boot clock at that time, in ms."""
 
     def is_steady(self, wall_ms: int, boot_ms: int) -> bool:
-        """Compare new readings of both clocks. False while the wall clock is not trusted."""
+        """Compare new readings of both clocks, and return whether the wall clock is trusted."""
         ahead = wall_ms - boot_ms
         with self._lock:
             if self._trusted is None or abs(ahead - self._trusted) <= STEP_MS_MAX:

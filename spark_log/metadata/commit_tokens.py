@@ -2,18 +2,19 @@
 
 The last statement of a write transaction inserts a token that is used once, in the same message to the server as
 COMMIT. If the answer is lost, `was_committed` inserts the same token with committed = false. The primary key makes this
-insert wait while the server still runs the transaction, and its result is final: if the row is the transaction's, it
-was committed; if it is the one of `was_committed`, the transaction can never be committed, however late its COMMIT
-reaches the server.
+insert wait while the server still runs the transaction. Its result is final. If the table has the transaction's row,
+the transaction was committed. If it has the row of `was_committed`, the transaction can never be committed, however
+late its COMMIT reaches the server.
 
 A COMMIT that is answered with a warning is in doubt too: an operator has cancelled the wait for the synchronous
-standby, so a failover may lose the transaction. The question is itself a synchronous commit, later in the write-ahead
-log: its answer, without a warning, proves that the standby has both.
+standby, so a failover may lose the transaction. `was_committed` is itself a synchronous commit, later in the
+write-ahead log. If it is answered without a warning, the standby has both commits.
 
-A transaction id would not do. PostgreSQL does not flush the assignment of an id, and assigns it again after a crash.
+A PostgreSQL transaction id cannot replace the token: PostgreSQL does not flush the assignment of an id, and may assign
+the same id again after a crash.
 
-Each connection deletes its earlier tokens, some at a time, so the table holds a few rows for each connection and one
-for each lost answer, until `expire`.
+Each connection deletes its answered tokens in batches. The table therefore has a few rows for each connection, and one
+for each lost answer until `expire` deletes it.
 """
 
 import os
@@ -27,7 +28,7 @@ from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, one_message
 from spark_log.metadata.sql_columns import COMMIT_TOKEN
 
 ASKED_MS_MAX = 24 * 3_600_000
-"""How long after its COMMIT a client may still ask about a transaction."""
+"""How long after its COMMIT a client may ask whether a transaction was committed."""
 
 KEPT_MS = 2 * ASKED_MS_MAX
 """The shortest time for which a token is kept."""
@@ -52,9 +53,10 @@ def new_token() -> str:
 
 
 def commit(connection: sa.Connection, token: str, *, durable: bool, always: bool = False) -> None:
-    """Commit the open transaction under a new token, in one round trip with its last changes (`sent_with_commit`). One
-    that wrote nothing leaves no token, except with `always`. With `durable=False` the server does not wait until the
-    commit is on disk. Raises OperationalError, as for a lost answer, if the server warns.
+    """Commit the open transaction under `token`, in one round trip with its last changes (`sent_with_commit`).
+
+    A transaction that wrote nothing leaves no token, except with `always`. With `durable=False` the server does not
+    wait until the commit is on disk. Raise OperationalError, as for a lost answer, if the server sends a warning.
     """
     driver = _driver(connection)
     answered: list[str] = connection.info.setdefault(_ANSWERED, [])
@@ -76,8 +78,10 @@ def commit(connection: sa.Connection, token: str, *, durable: bool, always: bool
 
 
 def was_committed(engine: sa.Engine, token: str) -> bool:
-    """Whether the transaction with that token was committed, and the synchronous standby has it. If not, it can never
-    be. Raises OperationalError if the server warns: to be asked again.
+    """Return whether the transaction with this token was committed and, if there is a synchronous standby, is on it.
+
+    If False, the transaction can never be committed. Raise OperationalError if the server sends a warning: then call
+    it again.
     """
     with engine.connect() as connection:
         with connection.begin():
@@ -95,7 +99,7 @@ def _driver(connection: sa.Connection) -> Any:
 
 
 def _refuse_warnings(connection: sa.Connection) -> None:
-    """Raise the error of a commit in doubt if the server has sent a warning."""
+    """Raise OperationalError if the server has sent a warning: the commit is then in doubt."""
     warnings = _driver(connection).warnings
     if warnings:
         error = connection.dialect.loaded_dbapi.OperationalError(f"the commit is in doubt: {'; '.join(warnings)}")
@@ -103,10 +107,13 @@ def _refuse_warnings(connection: sa.Connection) -> None:
 
 
 def may_ask(committed_at_boot_ms: int) -> bool:
-    """Whether an answer received now can be trusted: the token has certainly not expired."""
+    """Return whether an answer that was just received can be trusted, because the token cannot have expired.
+
+    `committed_at_boot_ms` is the time of the COMMIT by `clock.boot_ms`.
+    """
     return clock.boot_ms() - committed_at_boot_ms < ASKED_MS_MAX
 
 
 def expire(connection: sa.Connection, now_ms: int) -> None:
-    """Delete the tokens that no client may ask about any more."""
+    """Delete the tokens that are too old for any client to ask about. `now_ms` is the store clock."""
     connection.execute(t.commit_token.delete().where(COMMIT_TOKEN.at_ms < now_ms - KEPT_MS))

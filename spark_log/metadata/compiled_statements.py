@@ -1,7 +1,7 @@
-"""Compiled SQL statements, which all engines of a process share.
+"""A cache of compiled SQL statements that all engines of a process share.
 
-SQLAlchemy takes a millisecond or more to compile a statement. It caches the result for each engine. A process that
-opens several clusters, or one cluster several times, would compile the same statements again for each.
+SQLAlchemy takes a millisecond or more to compile a statement, and by default has one cache for each engine. A process
+that opens several clusters, or one cluster several times, would compile the same statements again for each engine.
 """
 
 from typing import Any
@@ -12,9 +12,10 @@ _Key = tuple[Any, ...]
 
 
 class _CompiledStatements(LRUCache[_Key, Any]):
-    """SQLAlchemy's `compiled_cache`, whose keys begin with the engine's dialect.
+    """A `compiled_cache` of SQLAlchemy that serves several engines.
 
-    Each engine has a dialect object of its own. Statements depend only on its class and on the server's version.
+    SQLAlchemy's keys begin with the engine's own dialect object. A compiled statement depends only on the dialect's
+    class and on the server's version, which replace the object here.
     """
 
     def get(self, key: _Key, default: Any = None) -> Any:
@@ -30,4 +31,4 @@ def _shared(key: _Key) -> _Key:
 
 
 COMPILED_STATEMENTS = _CompiledStatements(1000)
-"""Those used last. Pass it to an engine as its execution option `compiled_cache`."""
+"""The statements that were used last. Pass it to an engine as the execution option `compiled_cache`."""

@@ -1,4 +1,4 @@
-"""Inserts rows that may exist already. Only the dialect in use is imported, which saves time."""
+"""Inserts rows that may exist already. Only the SQLAlchemy dialect in use is imported, which saves time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,15 @@ import sqlalchemy as sa
 
 
 def insert_if_missing(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """INSERT ... ON CONFLICT DO NOTHING."""
+    """Insert a row unless it violates a unique key (ON CONFLICT DO NOTHING)."""
     connection.execute(_insert(connection, table).values(values).on_conflict_do_nothing())
 
 
 def insert_or_replace(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, all with the same columns, in one statement; those with the same primary key are replaced."""
+    """Insert rows in one statement. A row whose primary key exists updates the existing row.
+
+    All rows have the same columns. Columns that they do not have keep their values in existing rows.
+    """
     statement = _insert(connection, table).values(list(rows))
     keys = list(table.primary_key.columns)
     values = {name: statement.excluded[name] for name in rows[0] if name not in {key.name for key in keys}}

@@ -1,4 +1,4 @@
-"""Changes of a PostgreSQL store, by LISTEN and NOTIFY."""
+"""Detects changes of a PostgreSQL store by LISTEN and NOTIFY."""
 
 import contextlib
 import os
@@ -36,17 +36,17 @@ class PostgresqlChanges:
         _living.add(self)
 
     def _begin(self) -> None:
-        """The state without threads, which start when they are needed."""
+        """Reset the state to that without threads, which start when they are needed."""
         self._condition = threading.Condition()
         self._due = threading.Event()
         self._listening = False
         self._connections = 0
-        """Grows when the listener must connect again."""
+        """Number of calls of `reconnect`. The listener connects again when it changes."""
         self._listener: threading.Thread | None = None
         self._announcer: threading.Thread | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: the threads do not exist here, and may have held any of the locks."""
+        """Reset the state in a forked child: the parent's threads do not exist here, and may have held any lock."""
         closed, self._closed = self._closed.is_set(), threading.Event()
         if closed:
             self._closed.set()
@@ -67,7 +67,7 @@ class PostgresqlChanges:
                     return False
                 if not self._listening:
                     self._condition.wait(min(left, _DISCONNECTED_WAIT_S_MAX))
-                    return True  # unknown: the caller reads the store itself
+                    return True  # there may have been a commit: the caller reads the store to find out
                 self._condition.wait(left)
             return True
 

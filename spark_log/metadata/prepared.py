@@ -1,9 +1,9 @@
-"""Statements that are compiled once: SQLAlchemy's own work for each execution takes ten times as long as SQLite's.
+"""Statements that are compiled once, because SQLAlchemy's work for each execution takes ten times as long as SQLite's.
 
-They are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers accept and return
-numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans).
+Prepared statements are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers
+accept and return numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans).
 
-A round trip to PostgreSQL takes longer than most statements. Statements share one in two ways:
+A round trip to PostgreSQL takes longer than most statements. Statements can share a round trip in two ways:
 
     with one_message(connection):         sent together: queries by `Prepared.ask`, whose rows are read after the block
     with sent_with_commit(connection):    the last changes of a transaction, sent in one message with COMMIT
@@ -23,13 +23,13 @@ _Row = tuple[Any, ...]
 
 
 class Answer:
-    """The rows of a query that has been sent."""
+    """The answer to a query that has been sent."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
     def rows(self) -> list[_Row]:
-        """Read the rows, once."""
+        """Return the rows. Call it once."""
         try:
             found: list[_Row] = self._cursor.fetchall()
             return found
@@ -38,22 +38,24 @@ class Answer:
 
 
 class Prepared:
-    """A statement with named parameters, all of which each execution gives. Safe to share between threads."""
+    """A statement with named parameters. Each execution passes all of them. Safe to share between threads."""
 
     def __init__(self, statement: sa.Executable) -> None:
         self._statement = statement
         self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
 
     def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> list[_Row]:
-        """Run a query."""
+        """Run a query and return its rows."""
         return self.ask(connection, parameters).rows()
 
     def ask(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Answer:
-        """Send a query. Inside `one_message` its rows can be read after the block."""
+        """Send a query and return its answer. Inside `one_message`, read the rows only after the block."""
         return Answer(self._run(connection, [parameters]))
 
     def run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Run an INSERT, UPDATE or DELETE once for each set of parameters."""
+        """Run an INSERT, UPDATE or DELETE once for each set of parameters. Inside `sent_with_commit`, PostgreSQL runs
+        it with the commit.
+        """
         last = LastChanges.of(connection)
         if last is not None and last.collecting:
             last.add(self, parameters)
@@ -78,7 +80,7 @@ class Prepared:
         return cursor
 
     def _text(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> tuple[str, Sequence[str] | None]:
-        """The statement's text for the driver, and the order of its parameters if the driver has no named ones."""
+        """Return the statement's text for the driver, and the order of its parameters if they are positional."""
         name = connection.dialect.name
         if name not in self._compiled:
             assert isinstance(self._statement, sa.ClauseElement)
@@ -91,7 +93,9 @@ class Prepared:
 
 @contextlib.contextmanager
 def one_message(connection: sa.Connection) -> Iterator[None]:
-    """Send the prepared statements of the block to PostgreSQL together. No other statements may be run in it."""
+    """Send the prepared statements of the block to PostgreSQL together. The block must not execute statements through
+    SQLAlchemy.
+    """
     if connection.dialect.name != "postgresql":
         yield
         return
@@ -105,8 +109,10 @@ def one_message(connection: sa.Connection) -> Iterator[None]:
 
 
 def _end_with_sync(pipeline: Any) -> Iterator[Any]:
-    """The end of psycopg's pipeline, without the Flush that it sends after Sync: PostgreSQL would stop the clock of
-    idle_in_transaction_session_timeout, and a process that is stopped now would keep its locks.
+    """End psycopg's pipeline as psycopg does, but without the Flush message after Sync.
+
+    After a Flush, PostgreSQL does not count idle_in_transaction_session_timeout, so a process that is stopped at that
+    moment would keep its locks.
     """
     try:
         pipeline._enqueue_sync()
@@ -116,7 +122,7 @@ def _end_with_sync(pipeline: Any) -> Iterator[Any]:
 
 
 class LastChanges:
-    """The changes that a transaction on PostgreSQL sends with COMMIT. Kept in the options of its connection."""
+    """The changes that a transaction on PostgreSQL sends with COMMIT. They are kept in its connection's options."""
 
     OPTION = "spark_log_last_changes"
 
@@ -133,15 +139,16 @@ class LastChanges:
         self._changes.append((statement, parameters))
 
     def send(self, connection: sa.Connection) -> None:
-        """For the commit, inside `one_message`."""
+        """Send the changes. Only the commit calls this, inside `one_message`."""
         for statement, parameters in self._changes:
             statement.run(connection, parameters)
 
 
 @contextlib.contextmanager
 def sent_with_commit(connection: sa.Connection) -> Iterator[None]:
-    """Let the commit send the changes that the block makes with `Prepared.run`. They are the last statements of the
-    transaction; their errors are raised by the commit.
+    """On PostgreSQL, let the commit send the changes that the block makes with `Prepared.run`.
+
+    They must be the last statements of the transaction. The commit raises their errors.
     """
     last = LastChanges.of(connection)
     if last is None:
@@ -155,7 +162,7 @@ def sent_with_commit(connection: sa.Connection) -> Iterator[None]:
 
 
 def as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:
-    """The driver's error as SQLAlchemy would raise it, which is what `Store.transact` handles."""
+    """Return the driver's error as the SQLAlchemy exception that `Store.transact` handles."""
     dialect = connection.dialect
     base = dialect.loaded_dbapi.Error
     lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)  # type: ignore[arg-type]

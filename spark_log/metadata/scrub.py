@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 WAIT_MS = 5_000
-"""How long a scrub waits for another program's transaction. Writers wait during that time."""
+"""How long a scrub waits for another program's transaction. Writers of the store wait during that time."""
 
 _FIRST_READER_LOCK, _READER_LOCKS = 123, 5
-"""Bytes of the -shm file on which SQLite's readers hold locks while they see an older state of the write-ahead log."""
+"""First and number of the bytes of the -shm file that SQLite's readers lock while they read an older state of the
+write-ahead log.
+"""
 
 POSTGRESQL_KEEPS = (
     "PostgreSQL keeps deleted data: in its data files until `VACUUM FULL blob` and the next checkpoint, in its"
@@ -17,9 +19,10 @@ POSTGRESQL_KEEPS = (
 
 
 def scrub_sqlite(driver: Any, path: Path) -> str | None:
-    """Rewrite the file and empty the write-ahead log. None if that succeeded, else what is left, where, and why.
+    """Rewrite the file and empty the write-ahead log. `driver` is a sqlite3 connection to the file at `path`.
 
-    Raises sqlite3's errors.
+    Return None if that succeeded, else a message for the user that says what is left, where and why. Raise
+    sqlite3.Error.
     """
     [timeout_ms] = driver.execute("PRAGMA busy_timeout").fetchone()
     driver.execute(f"PRAGMA busy_timeout={WAIT_MS}")
@@ -36,12 +39,15 @@ def scrub_sqlite(driver: Any, path: Path) -> str | None:
 
 
 def still_there(path: Path, why: str) -> str:
-    """The report of a SQLite file that still contains deleted data. `why` ends with when to try again."""
+    """Return the message about a SQLite file that may still contain deleted data. `why` ends with when to try again."""
     return f"{path} and its write-ahead log {path.name}-wal may still hold deleted data, since {why}, erase again"
 
 
 def _readers(path: Path) -> list[int]:
-    """Ids of the processes that keep the write-ahead log from being emptied, as far as the kernel shows."""
+    """Return the ids of the processes whose reads prevent the truncation of the write-ahead log.
+
+    The list is empty if the kernel does not show them.
+    """
     try:
         inode = os.stat(f"{path}-shm").st_ino
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The columns of each table under the table's name in capitals, the same in every module: `PARTITION.leader`."""
+"""The columns of each table, in a constant with the table's name in capitals: `PARTITION.leader`."""
 
 from spark_log.metadata import tables as t
 

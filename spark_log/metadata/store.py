@@ -1,4 +1,4 @@
-"""The metadata store: snapshots for reads, transactions for writes, and the one place that retries."""
+"""The metadata store: snapshots for reads and transactions for writes, with the only retries of database errors."""
 
 import contextlib
 import math
@@ -37,32 +37,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_MS = 120_000
-"""How long a write is retried: Kafka's delivery.timeout.ms."""
+"""How long a write is retried. It is the default of Kafka's delivery.timeout.ms."""
 
 READ_TIMEOUT_MS = 10_000
-"""How long a read is retried while the store is away."""
+"""How long a read is retried while the store is unavailable."""
 
 _SERVER_TIME_MS = Prepared(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
 
 SILENT_MS = 10_000
-"""The session of a process that has stopped while it sent statements is ended after this time, if others wait."""
+"""If other processes wait for its locks, the session of a process that was stopped while it sent statements is ended
+after this time.
+"""
 
 _CLOCK_INTERVAL_MS = 5_000
 
 SETTINGS_AGE_S_MAX = 5.0
-"""Maximum age of the cluster's settings in an open client."""
+"""Maximum age of the cluster's settings in an open client, while the store is available."""
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
-"""Driver errors as SQLAlchemy raises them, and an exhausted connection pool."""
+"""Driver errors as SQLAlchemy raises them, and the error of an exhausted connection pool."""
 
 
 @dataclass(frozen=True)
 class StoreClock:
-    """The store's clock inside one transaction.
+    """A reading of the store's clock.
 
-    `wall_ms` is for timestamps. `lease_ms` judges leases; its values are comparable only within one `clock_epoch`.
-    On SQLite it is the host's boot clock, which is never set back, and the clock epoch is the boot id; on PostgreSQL it
-    is the server's clock, and the clock epoch is empty.
+    `wall_ms` is for timestamps. Leases are compared with `lease_ms`, whose values are comparable only within one
+    `clock_epoch`. On SQLite, `lease_ms` is the host's boot clock, which is never set back, and the clock epoch is the
+    boot id. On PostgreSQL, `lease_ms` is the server's clock, and the clock epoch is empty.
     """
 
     wall_ms: int
@@ -70,24 +72,27 @@ class StoreClock:
     clock_epoch: str
 
     def expired(self, until_ms: int, clock_epoch: str) -> bool:
-        """Whether a lease until `until_ms`, written in `clock_epoch`, has ended."""
+        """Return whether a lease until `until_ms` has ended. `clock_epoch` is that in which `until_ms` was written."""
         return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
 
     def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
-        """The same as a condition of SQL, for the columns `until_ms` and `clock_epoch` of a table."""
+        """Return the same condition in SQL, for the columns `until_ms` and `clock_epoch` of a table."""
         return sa.or_(row.clock_epoch != self.clock_epoch, row.until_ms <= self.lease_ms)
 
 
 @dataclass
 class Attempt:
-    """The number of an attempt to commit a transaction. `transact` makes sure that no earlier one was committed."""
+    """The number of an attempt to commit a transaction, from 0. No earlier attempt was committed."""
 
     number: int = 0
 
 
 @dataclass(frozen=True)
 class _InDoubt(Generic[T]):
-    """A transaction whose COMMIT was sent to PostgreSQL and not answered, with the result of its body."""
+    """A transaction whose COMMIT was sent to PostgreSQL but not answered, with the result of its body.
+
+    `boot_ms` is the time at which the token was made.
+    """
 
     token: str
     boot_ms: int
@@ -95,12 +100,12 @@ class _InDoubt(Generic[T]):
 
 
 class Store:
-    """The metadata store of one cluster. Safe to share between threads; not carried to other processes."""
+    """The metadata store of one cluster. It may be shared between threads, but not sent to other processes."""
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
         self.address = address
         self.sqlite = address.folder is not None
-        self.timeout_ms_max = math.inf  # an upper limit of the time-outs of all calls
+        self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
         hosts = None if self.sqlite else _hosts(self._answer_limit)
         self.engine = engines.create_engine(address, create=create, hosts=hosts)
@@ -115,7 +120,10 @@ class Store:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The cluster's settings, at most SETTINGS_AGE_S_MAX old; older ones while the store is unavailable."""
+        """The cluster's settings, at most SETTINGS_AGE_S_MAX old. Older ones are used while the store is unavailable.
+
+        Raises SparkLogError if they cannot be read and were never read before.
+        """
         now_s, cached = clock.monotonic_s(), self._settings
         if cached is None or now_s - cached[0] >= SETTINGS_AGE_S_MAX:
             try:
@@ -129,20 +137,20 @@ class Store:
         return cached[1]
 
     def keep_settings(self, overrides: Mapping[str, str]) -> ClusterSettings:
-        """Use these settings, which were just read."""
+        """Use these stored settings, which were just read, and return them parsed."""
         settings = ClusterSettings.from_stored(overrides)
         self._settings = (clock.monotonic_s(), settings)
         self._answer_limit.seconds = settings.store_answer_timeout_ms / 1000
         return settings
 
     def forget_settings(self) -> None:
-        """Let the next access of `settings` read them; if that fails, the known ones still apply."""
+        """Make the next access of `settings` read them. If that fails, the previous ones still apply."""
         if self._settings is not None:
             self._settings = (-math.inf, self._settings[1])
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
-        """A short read-only transaction that sees one state of everything."""
+        """Open a short transaction that reads one consistent state of all tables, and must not write."""
         try:
             with self.engine.connect() as connection:
                 if not self.sqlite:
@@ -155,9 +163,10 @@ class Store:
             raise translate(error, self.address) from error
 
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
-        """The result of `body` in a snapshot; repeated while the store is unavailable, for `timeout_ms` at most.
+        """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` while the store is unavailable.
 
-        It is repeated once in any case if its connection was lost: a server that did not answer may have been replaced.
+        If the first attempt loses its connection, there is always a second one, since a server that did not answer may
+        have been replaced. Raise MetadataStoreUnavailableError when the time is over.
         """
         deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         for number in range(10_000):
@@ -172,12 +181,12 @@ class Store:
         raise AssertionError("unreachable: _back_off raises at the deadline")
 
     def read_as_primary(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> T:
-        """The result of `body` in a snapshot of a server that was still the primary after it.
+        """Return the result of `body` in a snapshot of a server that was still the primary after it.
 
-        Files are deleted, and removed from Delta tables, only because of what such a read returned. After a failover
-        the old primary may still answer, and does not know the files of the new one. So the transaction that reads also
-        writes: its commit needs the synchronous standby, which the old primary has lost. If `body` returns None, there
-        is nothing to delete, and nothing is written. On SQLite this is `read`.
+        Files are deleted, or removed from Delta tables, only because of the result of such a read. After a failover the
+        old primary may still answer, but has no rows of the new primary's files. Therefore the transaction that reads
+        also writes a commit token: its commit needs the synchronous standby, which the old primary has lost. If `body`
+        returns None, the caller deletes nothing, and no token is written. On SQLite this is `read`.
         """
         if self.sqlite:
             return self.read(body, timeout_ms=timeout_ms)
@@ -194,13 +203,15 @@ class Store:
         announce: bool = False,
         unlimited: bool = False,
     ) -> T:
-        """Run `body` in one write transaction and return what it returned, once the commit is done.
+        """Run `body` in one write transaction, commit it, and return the result of `body`.
 
-        Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
-        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: if the
-        answer to a COMMIT was lost, the server is asked for the outcome of that transaction before the next attempt.
-        With `durable=False` the commit is not forced to disk (flush.messages). With `announce`, waiters on `changes`
-        are notified in all processes. With `unlimited`, a statement may take longer than store.answer.timeout.ms.
+        Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`, after which
+        MetadataStoreUnavailableError is raised. `body` may therefore run more than once, but is committed at most once:
+        if the answer to a COMMIT was lost, the server is asked for the outcome before the next attempt.
+
+        With `durable=False` the commit is not forced to disk (flush.messages). With `announce`, threads that wait for
+        `changes` are notified in all processes. With `unlimited`, a statement may take longer than
+        store.answer.timeout.ms.
         """
         return self._transact(body, timeout_ms, durable=durable, announce=announce, unlimited=unlimited)
 
@@ -258,7 +269,7 @@ class Store:
                 attempt.number += 1
 
     def _mend(self, error: Exception) -> None:
-        """Do what may let the next attempt succeed."""
+        """Reconnect after a lost connection or a failover; end sessions of stopped processes after a lock timeout."""
         state = state_of(error) if isinstance(error, sa.exc.DBAPIError) else ""
         if _is_lost(error) or state == READ_ONLY:
             self._reconnect()
@@ -267,7 +278,7 @@ class Store:
                 engines.end_silent_sessions(self.engine, SILENT_MS)
 
     def _reconnect(self) -> None:
-        """Use new connections from now on: they may reach the new primary."""
+        """Use new connections from now on, because they may reach a new primary."""
         if not self.sqlite:
             self.engine.dispose()
             self.changes.reconnect()
@@ -308,11 +319,13 @@ class Store:
                 driver.execute("PRAGMA synchronous=FULL")
 
     def clock(self, connection: sa.Connection) -> StoreClock:
-        """The store's time in this transaction."""
+        """Return the store's current time, read through this connection."""
         return self.ask_clock(connection)()
 
     def ask_clock(self, connection: sa.Connection) -> Callable[[], StoreClock]:
-        """As `clock`; inside `one_message` the time can be read after the block."""
+        """Ask for the store's time, and return a function that returns it. Inside `one_message`, call the function
+        after the block.
+        """
         if self.sqlite:
             return self.now
         answer = _SERVER_TIME_MS.ask(connection, {})
@@ -324,10 +337,10 @@ class Store:
         return read
 
     def now(self) -> StoreClock:
-        """The store's time for the timestamps of records; leases are judged by `clock`, inside a transaction.
+        """Return the store's time for the timestamps of records. For leases, use `clock` inside a transaction.
 
-        On SQLite it is the host's. On PostgreSQL the server is asked every few seconds, and the host's monotonic clock
-        is added in between, so the timestamps are right even if the host's wall clock is wrong.
+        On SQLite it is the host's time. On PostgreSQL the server is asked every 5 s, and the host's monotonic clock
+        measures the time since then, so the timestamps are right even if the host's wall clock is wrong.
         """
         if self.sqlite:
             return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
@@ -339,23 +352,23 @@ class Store:
                 ahead_ms = told_ms - int(clock.monotonic_s() * 1000)
                 self._ahead = (host_ms, ahead_ms)
             except MetadataStoreUnavailableError:
-                if asked_ms < 0:  # else the last answer still serves, so that an append survives an unavailable store
+                if asked_ms < 0:  # else the last answer is still used, so that an append survives an unavailable store
                     raise
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
     def clock_is_steady(self) -> bool:
-        """Whether the store's wall clock was not set recently, as far as this process can see (`ClockWatch`).
+        """Return False if this process has seen that the store's wall clock was set recently (`ClockWatch`).
 
-        To be checked before anything is deleted because of its age.
+        Check it before anything is deleted because of its age.
         """
         wall_ms = clock.wall_ms() if self.sqlite else self.read(self.clock).wall_ms
         return self._clock_watch.is_steady(wall_ms, clock.boot_ms())
 
     def scrub(self) -> str | None:
-        """Remove the bytes of deleted rows from the store's files. None if that succeeded, else what is left, where,
-        and what to do about it.
+        """Remove the bytes of deleted rows from the store's files.
 
-        SQLite rewrites its file, about a second for 100 MB; writers wait during that time.
+        Return None if that succeeded, else a message that says which data is left and where. SQLite rewrites its file
+        in about a second for 100 MB; writers wait during that time. On PostgreSQL nothing is removed.
         """
         if self.address.folder is None:
             return POSTGRESQL_KEEPS
@@ -381,7 +394,7 @@ def _hosts(limit: AnswerLimit) -> "Hosts":
 
 
 def _is_lost(error: BaseException | None) -> bool:
-    """Whether the error ended its connection."""
+    """Return whether the connection was lost with this error."""
     return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
 
 
@@ -392,7 +405,11 @@ def _driver_connection(connection: sa.Connection) -> Any:
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:
-    """Wait before the next attempt: 1 ms doubling to 500 ms, with jitter. At the deadline, raise `cause`."""
+    """Wait before the next attempt: 1 ms doubling to 500 ms, with a jitter of 50 %.
+
+    After the deadline, raise MetadataStoreUnavailableError with the message of `cause`; without `cause`, raise the
+    current exception again.
+    """
     if clock.monotonic_s() >= deadline:
         if cause is not None:
             raise MetadataStoreUnavailableError(str(cause)) from cause

@@ -14,9 +14,9 @@ from spark_log.metadata.store_schema import read_overrides
 
 
 def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
-    """A new store with all its tables, the cluster's row and the rows that `fill` adds, all in one transaction.
+    """Create a store with all tables, the cluster's row and the rows that `fill` adds, in one transaction.
 
-    Raises ClusterAlreadyExistsError.
+    Raise ClusterAlreadyExistsError if there is a cluster at the address.
     """
     if address.folder:
         address.folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,9 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
 
 
 def open_store(address: Address) -> Store:
-    """The store at `address`, upgraded if an earlier release created it.
+    """Open the store at `address`, and upgrade it if an earlier release created it.
 
-    Raises ClusterNotFoundError if there is none, UnsupportedVersionError if this version cannot upgrade it.
+    Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store.
     """
     store = Store(address)
     try:
@@ -72,8 +72,9 @@ def open_store(address: Address) -> Store:
 
 
 def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str]]:
-    """The revision of a store that has a cluster, None if there is no store, or only its tables. And the stored
-    settings, if the store needs no upgrade.
+    """Return the store's revision, or None if it has no cluster, and its stored settings.
+
+    The settings are empty if the store has no cluster or needs an upgrade.
     """
     revision = store_schema.revision_of(connection)
     if store_schema.is_empty(connection, revision):

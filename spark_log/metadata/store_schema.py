@@ -1,4 +1,4 @@
-"""The schema of a metadata store: its revision, creation, upgrade from an earlier release, and stored settings."""
+"""The schema of a metadata store: its revision, its creation, its upgrade from an earlier release; stored settings."""
 
 import functools
 import json
@@ -18,20 +18,20 @@ _REVISIONS = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""Alembic's table, which has one row."""
+"""Alembic's table of the store's revision. It has one row."""
 
 _SETTINGS = sa.select(CLUSTER.settings)
 
 
 def revision_of(connection: sa.Connection) -> str | None:
-    """The revision of the store, None where there is no store."""
+    """Return the store's revision, or None if the database has no store."""
     if not sa.inspect(connection).has_table(_REVISIONS.name):
         return None
     return connection.execute(sa.select(_REVISIONS.c.version_num)).scalar_one_or_none()
 
 
 def create(connection: sa.Connection) -> None:
-    """All tables, in an empty database."""
+    """Create all tables in an empty database."""
     _REVISIONS.create(connection, checkfirst=False)
     connection.execute(_REVISIONS.insert(), {"version_num": tables.SCHEMA_REVISION})
     if connection.dialect.name == "postgresql":
@@ -42,7 +42,7 @@ def create(connection: sa.Connection) -> None:
 
 @functools.cache
 def _postgresql_statements() -> str:
-    """Every CREATE and COMMENT, to be sent at once: they are 280, and each sent alone would be a round trip."""
+    """Return all CREATE and COMMENT statements as one text, which saves hundreds of round trips."""
     statements: list[str] = []
 
     def add(statement: sa.schema.ExecutableDDLElement, *_: object, **__: object) -> None:
@@ -54,14 +54,17 @@ def _postgresql_statements() -> str:
 
 
 def is_empty(connection: sa.Connection, revision: str | None) -> bool:
-    """Whether a store of `revision` has its tables but no cluster yet, as a copy of a template database has."""
+    """Return whether a store of this revision has its tables but no cluster yet.
+
+    A copy of a template database is such a store.
+    """
     if revision != tables.SCHEMA_REVISION:
         return False
     return connection.execute(sa.select(tables.cluster.c.cluster_id)).first() is None
 
 
 def check_known(revision: str | None, address: Address) -> None:
-    """UnsupportedVersionError unless this version of spark-log can upgrade a store of this revision."""
+    """Raise UnsupportedVersionError unless this version of spark-log can upgrade a store of this revision."""
     from spark_log.metadata import migrations  # imports Alembic, which only an upgrade needs
 
     if revision in migrations.known_revisions():
@@ -80,7 +83,10 @@ def check_known(revision: str | None, address: Address) -> None:
 
 
 def upgrade(connection: sa.Connection, address: Address) -> None:
-    """Upgrade the store to SCHEMA_REVISION. Of several processes that do so at once, one does and the others wait."""
+    """Upgrade the store to SCHEMA_REVISION. If several processes call this at once, one upgrades and the others wait.
+
+    Raise UnsupportedVersionError as `check_known` does.
+    """
     from spark_log.metadata import migrations
 
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
@@ -93,11 +99,11 @@ def upgrade(connection: sa.Connection, address: Address) -> None:
 
 
 def read_overrides(connection: sa.Connection) -> dict[str, str]:
-    """The cluster settings that are stored: dotted name to text."""
+    """Return the stored cluster settings: dotted name to text."""
     overrides: dict[str, str] = json.loads(connection.execute(_SETTINGS).scalar_one())
     return overrides
 
 
 def write_overrides(connection: sa.Connection, overrides: Mapping[str, str]) -> None:
-    """Store these cluster settings in place of the stored ones."""
+    """Replace all stored cluster settings by these."""
     connection.execute(tables.cluster.update().values(settings=json.dumps(dict(overrides), sort_keys=True)))

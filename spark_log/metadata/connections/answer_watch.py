@@ -1,13 +1,15 @@
-"""Ends connections whose server does not answer: a frozen server keeps its sockets open, and a client that waits for
-its answer would wait for ever. TCP's own time-outs do not help, since the kernel of the server still acknowledges.
+"""Ends connections whose server does not answer.
+
+A frozen server keeps its sockets open, so a client that waits for its answer would wait for ever. TCP's own timeouts do
+not help, since the kernel of the server still acknowledges packets.
 
 One thread of the process counts how long each message has been waiting. If nothing was received for the time limit
-(`store.answer.timeout.ms`), it shuts the socket down. The thread that waits then gets the driver's error of a lost
-connection; if the message had a COMMIT, its outcome is asked of the server that answers now (`commit_tokens`).
+(`store.answer.timeout.ms`), it shuts the socket down. The waiting thread then gets the driver's error of a lost
+connection. If the message had a COMMIT, the client asks the server that answers now for its outcome (`commit_tokens`).
 
-The time limit is above lock_timeout (`engine`), so a message that waits for a lock is answered in time. A long answer
-is not overdue while its parts arrive. Without a limit: the creation and the upgrade of a store, and the deletion of all
-rows of a topic (`Store.transact` with `unlimited`).
+The default time limit is above lock_timeout (`engine`), so that a message that waits for a lock is answered in time. A
+long answer is not overdue while its parts arrive. The creation and the upgrade of a store, and the deletion of all rows
+of a topic, have no time limit (`Store.transact` with `unlimited`).
 """
 
 import contextlib
@@ -20,14 +22,14 @@ from spark_log import clock
 from spark_log.process import start_thread
 
 STEP_S = 0.5
-"""How often the thread counts."""
+"""The interval at which the thread counts."""
 
 _LAST_DATA_RECEIVED = slice(52, 56)
-"""Field tcpi_last_data_recv of Linux's struct tcp_info: milliseconds since data was received."""
+"""Bytes of the field tcpi_last_data_recv in Linux's struct tcp_info: milliseconds since data was received."""
 
 
 class AnswerLimit:
-    """The time limit of the connections of one store, which a new value of the setting changes."""
+    """The time limit of the connections of one store. It changes when the setting changes."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -44,7 +46,7 @@ class Waiting(Protocol):
 
 
 def begin(connection: Waiting) -> None:
-    """The connection has sent a message. Ends with `end`."""
+    """Begin to count the time of a connection that sends a message. `end` ends it."""
     connection.waited_s = 0.0
     _waiting[id(connection)] = connection
     if _thread is None:
@@ -52,8 +54,10 @@ def begin(connection: Waiting) -> None:
 
 
 def end(connection: Waiting) -> None:
-    """The answer is complete, or has failed. If it came at the time limit, the socket may still be shut down: then the
-    next message finds a lost connection, and is repeated.
+    """Stop counting, because the answer is complete or has failed.
+
+    If the answer arrived just at the time limit, the socket may be shut down nevertheless. The next message then finds
+    a lost connection, and is repeated.
     """
     _waiting.pop(id(connection), None)  # without the lock: it would be taken for each message
 
@@ -69,14 +73,14 @@ def _watch() -> None:
     while True:
         clock.sleep_s(STEP_S)
         for connection in list(_waiting.values()):
-            # steps are counted, not the time: after a pause of this process, answers may be there to be read
+            # steps are counted instead of elapsed time: after a pause of this process, unread answers may have arrived
             connection.waited_s += STEP_S
             if connection.waited_s > connection.limit.seconds:
                 _shut_if_silent(connection)
 
 
 def _shut_if_silent(connection: Waiting) -> None:
-    # any error: a connection that was lost meanwhile has no socket, and the driver says so with its own class
+    # any error is suppressed: a connection that was lost meanwhile has no socket, and the driver has its own errors
     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as end_of_ours:
         silent_s = _silent_s(end_of_ours)
         if silent_s is not None and silent_s < connection.limit.seconds:
@@ -87,7 +91,7 @@ def _shut_if_silent(connection: Waiting) -> None:
 
 
 def _silent_s(end_of_ours: socket.socket) -> float | None:
-    """Seconds since data was received; None for a Unix socket."""
+    """Return the seconds since data was received, or None for a Unix socket."""
     try:
         info = end_of_ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.stop)
     except OSError:
@@ -101,7 +105,7 @@ _thread: threading.Thread | None = None
 
 
 def _forget_parent() -> None:
-    """In a forked child: the thread does not exist here, and may have held the lock."""
+    """Reset the state in a forked child: the parent's thread does not exist here, and may have held the lock."""
     global _lock, _thread
     _lock = threading.Lock()
     _waiting.clear()

@@ -1,4 +1,4 @@
-"""Maps database errors to errors of our tree, by PostgreSQL's SQLSTATE or SQLite's error name."""
+"""Maps database errors to spark-log's error classes, by PostgreSQL's SQLSTATE or SQLite's error name."""
 
 import re
 
@@ -16,14 +16,14 @@ from spark_log.errors import (
 )
 
 READ_ONLY = "25006"
-"""Read-only transaction: a server during a failover, or one that its operator made read-only."""
+"""SQLSTATE of a write in a read-only transaction: the server is in a failover, or its operator made it read-only."""
 LOCK_NOT_AVAILABLE = "55P03"
-"""The lock was held for longer than lock_timeout."""
+"""SQLSTATE of a statement that waited for a lock for longer than lock_timeout."""
 
 _UNAVAILABLE = (
     "08",  # connection exceptions
     READ_ONLY,
-    "25P03",  # idle in the transaction for too long: this process was stopped
+    "25P03",  # idle in the transaction for too long, because this process was stopped
     "25P04",  # transaction timeout
     "40",  # serialisation failure, deadlock
     "53",  # out of memory, too many connections
@@ -33,20 +33,22 @@ _UNAVAILABLE = (
     "SQLITE_LOCKED",
 )
 _STORAGE = ("53100", "58", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
-"""Disk full, I/O error."""
+"""A full disk, or an I/O error."""
 _FULL = ("53100", "SQLITE_FULL")
 _CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
-"""Integrity constraint violation; duplicate table or object, when two clients create it at once."""
+"""A violated integrity constraint; or a table or an object that exists, because two clients create it at once."""
 
 _WRONG_ADDRESS = re.compile(
     r'FATAL: +(password authentication failed|(database|role) ".*" does not exist|no pg_hba.conf entry)'
     r"|no password supplied"
 )
-"""Refused connections, which have no SQLSTATE. Retrying them is pointless; messages in other languages are retried."""
+"""Messages of refused connections, which have no SQLSTATE, and which are not retried. The pattern is English:
+connections that are refused in another language are retried.
+"""
 
 
 def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -> SparkLogError:
-    """The error of our tree for an error of the database or of its connection pool."""
+    """Return spark-log's error for an error of the database or of its connection pool."""
     if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
     message = redact(f"metadata store at {address}: {error.orig}")
@@ -67,11 +69,14 @@ def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -
 
 
 def state_of(error: sa.exc.DBAPIError) -> str:
-    """SQLSTATE, SQLite's error name, or "" where the error has none."""
+    """Return the error's SQLSTATE or SQLite's error name, or "" if it has none."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None) or ""
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether PostgreSQL answered that it does not commit. FATAL says nothing: it may follow a completed commit."""
+    """Return whether PostgreSQL answered with ERROR, so that the transaction is not committed.
+
+    FATAL is no such answer: it may follow a completed commit.
+    """
     diagnosis = getattr(getattr(error, "orig", None), "diag", None)
     return getattr(diagnosis, "severity_nonlocalized", None) == "ERROR"

@@ -1,4 +1,4 @@
-"""Opens the databases with the settings that make a commit durable."""
+"""Creates engines for the databases, with the settings that make a commit durable."""
 
 import contextlib
 import os
@@ -39,10 +39,10 @@ _APPLICATION = "spark-log"
 _POSTGRESQL_OPTIONS = (
     "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000 -c client_min_messages=warning"
 )
-"""Warnings put a commit in doubt (`commit_tokens`).
+"""Warnings are requested because they put a commit in doubt (`commit_tokens`).
 
-A process that is stopped during a transaction holds its locks for 10 s at most. The server's clock for that does not
-run while it expects more statements of a message: then the first process that has waited for a lock for 15 s ends the
+A process that is stopped during a transaction holds its locks for at most 10 s. The server does not count this time
+while it waits for the rest of a message. In that case, the first process that has waited for a lock for 15 s ends the
 session (`end_silent_sessions`).
 """
 _END_SILENT = sa.text(
@@ -54,7 +54,11 @@ _END_SILENT = sa.text(
 
 
 def create_engine(address: Address, *, create: bool = False, hosts: "Hosts | None" = None) -> sa.Engine:
-    """An engine for `address`; `create` allows to create the SQLite file. PostgreSQL needs `hosts`."""
+    """Return an engine for `address`. With `create`, the SQLite file may be created. PostgreSQL needs `hosts`.
+
+    Raise ClusterNotFoundError if there is no SQLite file, UnsupportedStoreError if it is on a network file system, and
+    InvalidConfigurationError if PostgreSQL would be reached over a network without verified TLS.
+    """
     if address.folder:
         return _sqlite_engine(address, address.folder, create)
     assert hosts is not None
@@ -62,14 +66,14 @@ def create_engine(address: Address, *, create: bool = False, hosts: "Hosts | Non
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
-    """The same connection, for one write transaction; it takes SQLite's write lock when it begins."""
+    """Return the connection with options for one write transaction, which takes SQLite's write lock when it begins."""
     if connection.dialect.name == "sqlite":
         return connection.execution_options(**{_WRITES: True})
     return connection.execution_options(**{_WRITES: True, LastChanges.OPTION: LastChanges()})
 
 
 def is_write(connection: sa.Connection) -> bool:
-    """Whether the connection came through `begin_write`."""
+    """Return whether the connection is one that `begin_write` returned."""
     return bool(connection.get_execution_options().get(_WRITES, False))
 
 
@@ -89,7 +93,7 @@ def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN comes too late and is not IMMEDIATE
+        connection.isolation_level = None  # the driver would send BEGIN late, and never BEGIN IMMEDIATE
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
@@ -163,7 +167,7 @@ def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
 
 @contextlib.contextmanager
 def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
-    """Let the connection wait for an answer for any time (`answer_watch`)."""
+    """Remove the time limit of answers for a PostgreSQL connection inside the block (`answer_watch`)."""
     driver: Any = connection.connection.driver_connection
     driver.unlimited = True
     try:
@@ -173,7 +177,10 @@ def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
 
 
 def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:
-    """End sessions of stopped processes: those that have begun to send statements, and sent nothing for so long."""
+    """End sessions of stopped processes on PostgreSQL.
+
+    These are sessions that have begun to send a message, and have sent nothing for `silent_ms`.
+    """
     with engine.begin() as connection:
         connection.execute(_END_SILENT, {"application": _APPLICATION, "silent_ms": silent_ms})
 
@@ -183,8 +190,9 @@ _postgresql_connections: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def _leave_sessions_to_parent() -> None:
-    """In a forked child: disconnect inherited sockets, so that nothing that this process sends reaches a session of the
-    parent, not even at the end of a transaction during which the parent forked.
+    """Disconnect inherited sockets in a forked child, so that it sends nothing to a session of the parent.
+
+    This includes the end of a transaction during which the parent forked.
     """
     ours, theirs = socket.socketpair()
     theirs.close()

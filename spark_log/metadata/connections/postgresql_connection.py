@@ -1,5 +1,6 @@
-"""Connections to PostgreSQL whose waits have a time limit, and which keep the server's warnings. Of several hosts, the
-one that served last is tried first.
+"""Connections to PostgreSQL that limit the time to wait for an answer, and keep the server's warnings.
+
+If the address has several hosts, the one that served last is tried first.
 """
 
 import sys
@@ -20,7 +21,7 @@ class Hosts:
     """The hosts of one store, in the order in which they are tried. Safe to share between threads.
 
     A host that did not answer goes to the end, and so does an old primary: a server on an earlier timeline than one
-    that this process has used. It may answer for some time after a failover, if its machine had been frozen.
+    that this process has used. An old primary may still answer after a failover if its machine had been frozen.
     """
 
     def __init__(self, limit: AnswerLimit) -> None:
@@ -31,7 +32,7 @@ class Hosts:
         """The newest timeline of each system identifier."""
 
     def connect(self, conninfo: str = "", **parameters: Any) -> "WatchedConnection":
-        """As `psycopg.connect`. The limit does not count for connecting, which has connect_timeout for each host."""
+        """Connect as `psycopg.connect` does. `limit` does not apply here: each host has connect_timeout."""
         settings: dict[str, Any] = conninfo_to_dict(
             conninfo, **{name: parameters.pop(name) for name in _PLACE if name in parameters}
         )
@@ -57,14 +58,14 @@ class Hosts:
             }
 
     def _move_to_the_end(self, *, before: tuple[str, str]) -> None:
-        """Move the hosts before this one to the end: they did not answer, or are standbys."""
+        """Move the hosts before this one to the end, because they did not answer or are standbys."""
         with self._lock:
             if before in self._order:
                 first = self._order.index(before)
                 self._order = self._order[first:] + self._order[:first]
 
     def failed(self, connection: "WatchedConnection") -> None:
-        """The host of the connection goes to the end."""
+        """Move the host of the connection to the end."""
         place = (connection.info.host, str(connection.info.port))
         with self._lock:
             if place in self._order:
@@ -72,7 +73,9 @@ class Hosts:
                 self._order.append(place)
 
     def refuse_old_primary(self, connection: "WatchedConnection", system_identifier: str, timeline: int) -> None:
-        """OperationalError if the connection's server is on an earlier timeline than one that was used before."""
+        """Raise psycopg.OperationalError if the connection's server is on an earlier timeline than one that was used
+        before. Does nothing if the address has one host.
+        """
         if connection.hosts is None:
             return
         with self._lock:
@@ -90,17 +93,17 @@ _PORT = "5432"
 
 
 class WatchedConnection(psycopg.Connection[Any]):
-    """A connection of psycopg. `warnings` has the texts of the server's warnings since they were read last.
+    """A connection of psycopg. `warnings` has the server's warnings, at most 10, since the list was last cleared.
 
-    No statement of ours causes a warning. The server sends one if it commits a transaction, but stops to wait for its
-    synchronous standby, because an operator has cancelled this wait.
+    The statements of spark-log cause no warnings. The server sends one if it commits a transaction without waiting
+    until the synchronous standby has it, because an operator has cancelled this wait.
     """
 
     limit: AnswerLimit
     hosts: Hosts | None = None
     """Set if the address has several hosts."""
     unlimited = False
-    """Whether the present transaction may wait for an answer for any time."""
+    """Whether the current transaction has no limit of the time to wait for an answer."""
     waited_s = 0.0
     overdue = False
 
@@ -110,7 +113,10 @@ class WatchedConnection(psycopg.Connection[Any]):
         self.add_notice_handler(_keeper(self.warnings))
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        """Wait for the answer to a message; all statements of psycopg do that here."""
+        """Wait for the answer to a message. psycopg calls this method for all statements.
+
+        Raise psycopg.OperationalError if the answer took longer than `limit`.
+        """
         if self.unlimited:
             return super().wait(*arguments, **options)
         answer_watch.begin(self)
@@ -127,7 +133,10 @@ class WatchedConnection(psycopg.Connection[Any]):
 
 
 def _keeper(warnings: list[str]) -> Any:
-    """A handler of notices without a reference to the connection, which is then freed when its user forgets it."""
+    """Return a handler of notices that appends warnings to the list.
+
+    The handler has no reference to the connection, so that an unused connection is freed at once.
+    """
 
     def keep(notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING" and len(warnings) < _WARNINGS_MAX:

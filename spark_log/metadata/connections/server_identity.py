@@ -1,13 +1,14 @@
-"""Identifies the database server of the metadata, and checks that it is the one on which the cluster was created.
+"""Identifies the database server of the metadata, and checks that it is the recorded one: the server on which the
+cluster was created, or that was accepted last.
 
-A server that was restored from a backup, or a standby that was promoted without the last transactions, knows less than
-the log dirs hold: clean-up would delete files that it does not refer to, and publication would remove their records
-from the Delta tables. Both check here first. Such servers differ in PostgreSQL's system identifier, which initdb
-creates, or in the timeline, which each promotion and each point-in-time recovery raises. A connection's server does not
-change, so each connection asks once, when it is opened.
+A server that was restored from a backup, or a standby that was promoted without the last transactions, may lack
+metadata of files in the log dirs. Clean-up would delete these files, and publication would remove their records from
+the Delta tables. Both call `check_identity` first. Such a server has another system identifier, which initdb creates,
+or another timeline, which each promotion and each point-in-time recovery raises. A connection's server does not change,
+so each connection asks once, when it is opened.
 
-SQLite has no such identity, and a PostgreSQL whose data folder was replaced by an older copy keeps both values. These
-cases show in a Delta table that is ahead of the metadata (tables/publication.py).
+SQLite has no such identity, and a PostgreSQL server whose data folder was replaced by an older copy keeps both values.
+These cases are detected by a Delta table that is ahead of the metadata (tables/publication.py).
 """
 
 import logging
@@ -30,8 +31,9 @@ _ASK = (
     "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
     " FROM pg_control_system()"
 )
-"""The timeline that is written to; pg_control_checkpoint() shows that of the last checkpoint. Every role may read both,
-unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
+"""Returns the system identifier and the timeline that is written now (pg_control_checkpoint() would return that of the
+last checkpoint). Every role may run it, unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or
+pg_walfile_name(pg_lsn) was revoked.
 """
 
 
@@ -48,18 +50,20 @@ class Identity:
 
 @dataclass(frozen=True)
 class Beat:
-    """The last beat of the coordinator (`cluster.promotion`)."""
+    """The last beat of the coordinator, by which it accepts a promotion (`cluster.promotion`)."""
 
     number: int
     at_ms: int | None
-    """None: there has been none."""
+    """Time of the beat by the store clock, or None if there has been none."""
     synchronous: bool
-    """Whether synchronous_standby_names was set then."""
+    """Whether synchronous_standby_names was set at that time."""
 
 
 def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> "Identity | None":
-    """The identity of a new connection's server, which is kept in the connection's `info`; None if the server refuses
-    to show it.
+    """Return the identity of a new connection's server, or None if the server refuses to show it.
+
+    The identity is stored in `info`, from which `of_server` reads it. Raise psycopg.DatabaseError if the connection is
+    lost.
     """
     import psycopg
 
@@ -90,19 +94,22 @@ def _warn(address: str, why: str) -> None:
 
 
 def of_server(connection: sa.Connection) -> Identity | None:
-    """Identity of the connection's server; None on SQLite, and if the server refuses to show it."""
+    """Return the identity of the connection's server; None on SQLite, or if the server refused to show it."""
     found: Identity | None = connection.info.get(_INFO)
     return found
 
 
 def recorded(connection: sa.Connection) -> Identity | None:
-    """Identity of the server on which the cluster was created, or that was accepted last; None if it was not known."""
+    """Return the identity of the server that was accepted last, or else of that on which the cluster was created.
+
+    Return None if it was not known.
+    """
     row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline)).one()
     return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
 
 
 def values(identity: Identity | None) -> dict[str, Any]:
-    """The columns of table `cluster`."""
+    """Return the values of the columns of table `cluster` that record the identity."""
     return {
         "system_identifier": identity.system_identifier if identity else None,
         "timeline": identity.timeline if identity else None,
@@ -110,9 +117,10 @@ def values(identity: Identity | None) -> dict[str, Any]:
 
 
 def check_identity(connection: sa.Connection) -> None:
-    """StoreChangedError unless the metadata is on the recorded server.
+    """Raise StoreChangedError if the metadata is on another server than the recorded one.
 
-    To be called before anything is deleted, or removed from a Delta table, because the metadata does not refer to it.
+    If either identity is unknown, nothing is checked. Call it before anything is deleted, or removed from a Delta
+    table, because the metadata does not refer to it.
     """
     now = of_server(connection)
     if now is None or connection.info.get(_MATCHES):
@@ -129,26 +137,26 @@ def check_identity(connection: sa.Connection) -> None:
 
 
 def accepted_at_ms(connection: sa.Connection) -> int | None:
-    """When an operator last accepted the store, by its clock; None if never."""
+    """Return when an operator last accepted the store, by the store's clock; None if never."""
     at: int | None = connection.execute(sa.select(CLUSTER.accepted_ms)).scalar_one()
     return at
 
 
 def accept(connection: sa.Connection, now_ms: int) -> Identity | None:
-    """Record the current server and the time; returns what is recorded."""
+    """Record the current server and the time, and return the server's identity."""
     identity = of_server(connection)
     connection.execute(t.cluster.update().values(**values(identity), accepted_ms=now_ms))
     return identity
 
 
 def promoted_at_ms(connection: sa.Connection) -> int | None:
-    """When the coordinator last accepted a promotion, by the store's clock; None if never."""
+    """Return when the coordinator last accepted a promotion, by the store's clock; None if never."""
     at: int | None = connection.execute(sa.select(CLUSTER.promoted_ms)).scalar_one()
     return at
 
 
 def accept_promotion(connection: sa.Connection, now_ms: int) -> None:
-    """Record the current server, which was accepted without a person."""
+    """Record the current server and the time, for a promotion that the coordinator accepts without a person."""
     connection.execute(t.cluster.update().values(**values(of_server(connection)), promoted_ms=now_ms))
 
 
@@ -158,7 +166,7 @@ def last_beat(connection: sa.Connection) -> Beat:
 
 
 def beat(connection: sa.Connection, now_ms: int) -> int:
-    """Count a beat on PostgreSQL; returns its number."""
+    """Record a beat on PostgreSQL, and return its number."""
     synchronous = sa.text("current_setting('synchronous_standby_names') <> ''")
     statement = t.cluster.update().values(beat=CLUSTER.beat + 1, beat_ms=now_ms, synchronous=synchronous)
     number: int = connection.execute(statement.returning(CLUSTER.beat)).scalar_one()

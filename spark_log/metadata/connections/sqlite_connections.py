@@ -1,13 +1,12 @@
 """Connections to SQLite files, and how they survive a fork.
 
-SQLite keeps the POSIX locks that a process holds on a file in the process's memory. A fork copies that memory, but not
-the locks. A child that inherits an open connection therefore takes no locks of its own on that file, in any connection;
-when the parent closes the file, it holds the last lock and deletes the write-ahead log that the child still uses.
-Therefore:
+SQLite records in memory which POSIX locks its process holds on a file. A fork copies that memory, but not the locks. A
+child that inherits an open connection therefore takes no locks of its own on that file, in any connection. When the
+parent closes the file, SQLite sees no other lock, and deletes the write-ahead log that the child still uses. Therefore:
 
     before the fork   wait until other threads have ended their transactions, begin no new ones, close every connection
     in the parent     open connections again when they are needed
-    in the child      refuse inherited connections, and every file of which a connection stayed open
+    in the child      refuse inherited connections, and every file that still has an open connection
 """
 
 import contextlib
@@ -26,21 +25,22 @@ import sqlalchemy as sa
 from spark_log.errors import IllegalStateError
 
 _WAIT_S_MAX = 2.0
-"""How long a fork waits for the transactions of other threads. Files of longer ones are refused in the child."""
+"""How long a fork waits for the transactions of other threads. The child refuses the files of longer transactions."""
 
 
 class Owner(Protocol):
     """An object that keeps connections for reuse, such as `sqlalchemy.Engine`."""
 
     def dispose(self, close: bool = True) -> None:
-        """Close the connections that are not in use; with `close=False` only forget them."""
+        """Close the connections that are not in use. With `close=False`, drop them without closing them."""
         ...
 
 
 def connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
-    """A connection to the file, for any thread; `mode` is ro, rw or rwc. Use it inside `in_use`, or through `Pool`.
+    """Return a connection to the file that any thread may use, inside `in_use` or through `Pool`.
 
-    IllegalStateError in a child of a process that had the file open when it forked.
+    `mode` is ro, rw or rwc, as in SQLite's URIs. `timeout_s` is SQLite's busy timeout. Raise IllegalStateError in a
+    child of a process that had the file open when it forked.
     """
     uri = f"file:{quote(str(path))}?mode={mode}"
     with contextlib.suppress(FileNotFoundError):
@@ -56,13 +56,17 @@ def connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def close_before_fork(owner: Owner) -> None:
-    """Close the connections of `owner` before each fork, for as long as it lives."""
+    """Close the connections of `owner` before each fork, as long as `owner` exists."""
     _owners.add(owner)
 
 
 @contextlib.contextmanager
 def in_use() -> Iterator[None]:
-    """A connection is in use: a fork in another thread waits for the end of the block, and a new block for the fork."""
+    """Mark connections as in use during the block.
+
+    A fork in another thread waits for the end of the block, at most 2 s. A block that begins during a fork waits for
+    the end of the fork.
+    """
     gate = _gate
     thread = gate.enter()
     try:
@@ -74,7 +78,8 @@ def in_use() -> Iterator[None]:
 class Pool(sa.QueuePool):
     """A pool whose connections are `in_use` while they are checked out.
 
-    A disposed pool keeps no connection: its engine has a new pool by then, which is the one that a fork closes.
+    A disposed pool closes the connections that are returned to it, because a fork closes only those of the engine's
+    new pool.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -113,7 +118,7 @@ class Pool(sa.QueuePool):
 
 
 class _Connection(sqlite3.Connection):
-    """Refuses to work in a forked child: the transaction belongs to the parent."""
+    """A connection that raises IllegalStateError in a forked child, because its transaction belongs to the parent."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -141,7 +146,7 @@ class _Connection(sqlite3.Connection):
 
 
 class _Gate:
-    """Counts the threads that use connections; a fork keeps new ones out."""
+    """Counts the threads that use connections. During a fork, no other thread may enter."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -149,7 +154,10 @@ class _Gate:
         self._forks = 0
 
     def enter(self) -> int:
-        """Returns the id of the thread. One that is inside may enter again, so that it can finish its transaction."""
+        """Wait for the end of a fork, enter, and return the id of the thread.
+
+        A thread that is inside enters without waiting, so that it can finish its transaction.
+        """
         thread = threading.get_ident()
         with self._changed:
             if thread not in self._inside:
@@ -167,7 +175,10 @@ class _Gate:
                 self._changed.notify_all()
 
     def shut(self, timeout_s: float) -> None:
-        """Let no thread enter, and wait for the threads inside, unless this is one of them."""
+        """Let no other thread enter, and wait at most `timeout_s` until no thread is inside.
+
+        A thread that is inside itself does not wait.
+        """
         with self._changed:
             self._forks += 1
             if threading.get_ident() not in self._inside:
@@ -202,7 +213,7 @@ def _after_fork_in_child() -> None:
     _gate = _Gate()
     _refused.update(_files & _open_files())
     for connection in list(_connections):
-        # never freed: that would close it, which may delete the write-ahead log
+        # the connection is never freed: that would close it, which may delete the write-ahead log
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     for owner in list(_owners):
         owner.dispose(close=False)

@@ -1,4 +1,4 @@
-"""Keeps SQLite's write-ahead log short when there is always some reader."""
+"""Keeps SQLite's write-ahead log short when there is always a reader."""
 
 import contextlib
 import os
@@ -8,17 +8,19 @@ from pathlib import Path
 from spark_log import clock
 
 BYTES_MAX = 32 * 1024 * 1024
-"""Above this size a writer truncates the log. SQLite's own checkpoints, every 4 MB, suffice if readers leave gaps."""
+"""Above this size a writer truncates the log. If there are moments without readers, SQLite's own checkpoints, every
+4 MB, keep it shorter.
+"""
 
 _WAIT_MS = 200
 _AGAIN_AFTER_S = 5.0
 
 
 class WriteAheadLog:
-    """Truncates the log of one database.
+    """Truncates the write-ahead log of one database.
 
-    SQLite restarts its log only at a moment without readers. With overlapping readers that moment never comes by
-    itself, so a writer has to wait for it. New readers do not delay it; only the longest one does.
+    SQLite restarts its log only when no reader uses it. With overlapping readers this never happens by itself, so a
+    writer has to wait for the readers. Readers that begin during the wait do not prolong it.
     """
 
     def __init__(self, database: Path, busy_timeout_ms: int) -> None:
@@ -27,7 +29,10 @@ class WriteAheadLog:
         self._not_before_s = 0.0
 
     def truncate_if_long(self, connection: sqlite3.Connection) -> None:
-        """After a commit, in the writer's turn: truncate the log if it is long. With a slow reader, try again later."""
+        """Truncate the log if it is long. Call it after a commit, while the process has its turn to write.
+
+        If readers prevent it for 200 ms, calls in the next 5 s do nothing.
+        """
         try:
             size = os.stat(self._path).st_size
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The queue of the writers of a SQLite file."""
+"""The queue in which writers of a SQLite file wait."""
 
 import fcntl
 import os
@@ -16,9 +16,9 @@ _POLL_S = 0.001
 
 
 class WriterQueue:
-    """A fair lock: the kernel wakes waiting writers in turn, while SQLite's busy handler can let one starve.
+    """A file lock that processes take in turn. SQLite's busy handler is not fair: a writer can starve.
 
-    A thread lock in front of the file lock orders the threads of a process, which share one descriptor.
+    The threads of a process share one descriptor of the file, so they take a thread lock before the file lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class WriterQueue:
         self._waiting: _Waiting | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: the waiting threads do not exist here, and the file lock belongs to the parent."""
+        """Reset the state in a forked child, which has no waiting threads, and whose parent has the file lock."""
         self._forget()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -40,7 +40,7 @@ class WriterQueue:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock. MetadataStoreUnavailableError if others hold it for longer than `timeout_s`."""
+        """Hold the lock during the block. Raise MetadataStoreUnavailableError if others hold it too long."""
         timeout_s = max(0.0, timeout_s)
         thread_lock = self._thread_lock
         if not thread_lock.acquire(timeout=timeout_s):
@@ -73,7 +73,7 @@ class WriterQueue:
         self._waiting = None
 
     def _poll(self, timeout_s: float) -> None:
-        """Wait for the lock without a thread, in an interpreter that is exiting. Not fair."""
+        """Wait for the lock without a thread, because the interpreter is exiting. This is not fair."""
         deadline_s = clock.monotonic_s() + timeout_s
         while True:
             try:
@@ -85,7 +85,7 @@ class WriterQueue:
             clock.sleep_s(_POLL_S)
 
     def _held(self, timeout_s: float) -> str:
-        """The message that names the process that holds the lock, as far as the kernel shows it."""
+        """Return the error message. It names the process that holds the lock if the kernel shows it."""
         inode = f":{self._path.stat().st_ino} "
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if inode in line]
         holders = [words[4] for words in locks if words[1] == "FLOCK"]  # "->" is the second word of one that waits
@@ -97,7 +97,7 @@ class WriterQueue:
         )
 
     def close(self) -> None:
-        """Close the file; a later turn opens it again."""
+        """Close the file. The next turn opens it again."""
         with self._thread_lock:
             if self._waiting is not None and not self._waiting.is_over():
                 self._waiting.close()
@@ -107,10 +107,10 @@ class WriterQueue:
 
 
 class _Waiting:
-    """Waits for a file lock in a thread, since flock(2) has no timeout, and polling for the lock can starve.
+    """A thread that waits for a file lock, since flock(2) has no timeout, and a process that polls can starve.
 
-    A caller whose time is up leaves the thread waiting for the next caller, so that a process has one such thread at
-    most while another process holds the lock. A lock that arrives when no caller waits is released.
+    After a caller's timeout the thread continues to wait, for the next caller. A process therefore has at most one such
+    thread for each open queue. A lock that is acquired when no caller waits is released.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -120,7 +120,7 @@ class _Waiting:
         self._locked = self._over = self._closed = False
 
     def start(self) -> bool:
-        """Start the thread; False if the interpreter is exiting and starts none."""
+        """Start the thread. Return False if the interpreter is exiting, and therefore starts no threads."""
         return start_thread(self._run, "spark-log-writer-queue") is not None
 
     def _run(self) -> None:
@@ -139,13 +139,16 @@ class _Waiting:
             os.close(self._descriptor)
 
     def is_over(self) -> bool:
-        """Whether it no longer waits. Otherwise the caller is about to call `is_acquired`, and the lock is kept."""
+        """Return whether the lock was acquired and released again.
+
+        If False, the lock is kept for the caller, which must call `is_acquired` or `close`.
+        """
         with self._changed:
             self._wanted = not self._over
             return self._over
 
     def is_acquired(self, timeout_s: float) -> bool:
-        """Whether the lock arrived within `timeout_s`; the caller then holds it, and else waits no longer."""
+        """Wait at most `timeout_s` for the lock. Return True if the caller holds it now."""
         with self._changed:
             try:
                 return self._changed.wait_for(lambda: self._locked, timeout_s)
@@ -157,7 +160,7 @@ class _Waiting:
                 self._wanted = False
 
     def close(self) -> None:
-        """Close the descriptor as soon as the lock arrives."""
+        """Release the lock and close the descriptor as soon as the lock is acquired."""
         with self._changed:
             self._wanted, self._closed = False, True
             if self._locked:

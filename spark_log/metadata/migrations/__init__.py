@@ -1,7 +1,7 @@
 """Alembic migrations of the metadata store, run inside the caller's transaction.
 
 A new store is created with the tables of `metadata/tables/`; a migration changes only stores of earlier releases.
-To change a table: change `metadata/tables/`, add `versions/v<n>_<subject>.py` with the difference, and set
+To change a table: change `metadata/tables/`, add `versions/v<n>.py` with the difference, and set
 `metadata.tables.SCHEMA_REVISION`.
 """
 
@@ -25,7 +25,7 @@ def _config(connection: sa.Connection | None = None) -> Config:
 
 
 def known_revisions() -> frozenset[str]:
-    """Every revision that this version of spark-log can upgrade to its own."""
+    """Return all revisions that this version of spark-log can upgrade to the newest one, which is included."""
     return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
@@ -36,4 +36,4 @@ def upgrade(connection: sa.Connection) -> None:
 
 
 _one_at_a_time = threading.Lock()
-"""Alembic keeps its state in module globals."""
+"""A lock, because Alembic keeps its state in module globals."""

@@ -1,4 +1,4 @@
-"""Alembic's entry point. The connection and its transaction are the caller's."""
+"""The script that Alembic runs for a migration. The caller provides the connection and its transaction."""
 
 from alembic import context
 

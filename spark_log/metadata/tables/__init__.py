@@ -1,7 +1,8 @@
 """The tables of the metadata store: every small mutable fact of a cluster.
 
-Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning is in
-its comment, which PostgreSQL stores too. A module holds the tables that one folder of spark_log writes.
+Times are in milliseconds, except quota_usage.used_until_us. Ranges of offsets are half-open: [base_offset, end_offset).
+Each table and column has a comment with its meaning, which PostgreSQL stores too. A module defines the tables that one
+folder of spark_log writes.
 
 Lock order, in every transaction: lease, broker, log dir, schema registry, topic, producer or transaction, group,
 partition (sorted by topic and number), replica.
@@ -91,4 +92,4 @@ __all__ = [
 ]
 
 SCHEMA_REVISION = "v4"
-"""Alembic revision that this code reads and writes: the head of `migrations/versions`."""
+"""The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""

@@ -1,4 +1,4 @@
-"""Tables of the controller: reassignments."""
+"""Table of the controller: ongoing reassignments."""
 
 from sqlalchemy import BigInteger, Text
 

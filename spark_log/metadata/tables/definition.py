@@ -17,14 +17,18 @@ metadata = MetaData(
 )
 
 SERIAL: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
-"""SQLite generates ids only for columns declared INTEGER; AUTOINCREMENT keeps it from using one twice."""
+"""Type of generated ids. SQLite generates ids only for INTEGER columns; `sqlite_autoincrement` prevents their reuse."""
 
 
 def tables_of(owner: str) -> Callable[..., Table]:
-    """A function that defines tables. Only `spark_log/<owner>` writes them (tests/house/test_table_owners.py)."""
+    """Return a function that defines tables. Only the folder `spark_log/<owner>` writes them
+    (tests/house/test_table_owners.py).
+    """
 
     def table(name: str, *columns: Any, deleted_with: tuple[str, ...] = (), **kwargs: Any) -> Table:
-        """`deleted_with`: "topic" or "log_dir", with whose row its rows are deleted (`metadata/cascade.py`)."""
+        """Define a table. `deleted_with` has "topic", "log_dir" or both if its rows are deleted together with rows of
+        these tables (`metadata/cascade.py`).
+        """
         info = {"owner": owner, "deleted_with": deleted_with}
         return Table(name, metadata, *columns, info=info, **kwargs)
 
@@ -32,7 +36,7 @@ def tables_of(owner: str) -> Callable[..., Table]:
 
 
 def column(name: str, type_: Any, comment: str, *args: Any, **kwargs: Any) -> Column[Any]:
-    """A column, NOT NULL unless `nullable` says otherwise."""
+    """Return a column. It is NOT NULL unless `nullable=True` is given."""
     kwargs.setdefault("nullable", False)
     return Column(name, type_, *args, comment=comment, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Tables of publication: how far each Delta table follows the log."""
+"""Tables of the publication to Delta tables: how far each Delta table follows the log."""
 
 from sqlalchemy import BigInteger, Boolean, text
 

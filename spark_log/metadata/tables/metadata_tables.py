@@ -1,4 +1,4 @@
-"""Tables of the store itself: its identity and settings, and commits whose answer was lost."""
+"""Tables of the store itself: its identity, its settings, and the tokens of recent commits."""
 
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, LargeBinary, String, Text, text
 

@@ -1,4 +1,4 @@
-"""Tables of mirrors: their positions."""
+"""Table of the positions of mirrors."""
 
 from sqlalchemy import BigInteger, String
 

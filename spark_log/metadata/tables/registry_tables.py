@@ -1,4 +1,4 @@
-"""Tables of the schema registry. Lock order: the row of `subject_config` for all subjects precedes topic."""
+"""Tables of the schema registry. Lock order: the row of `subject_config` for all subjects is locked before topics."""
 
 from sqlalchemy import Boolean, Index, Integer, String, Text
 
