@@ -39,7 +39,7 @@ class BatchReader(DataSourceReader):
     def pruneColumns(self, schema: "pa.Schema") -> None:
         """Read only the columns that `schema` names, in its order.
 
-        Sail calls this after `pushFilters`. Spark has no column pruning for data sources in Python.
+        A hook that Sail has proposed; it is called after `pushFilters`. Spark prunes no columns of a source in Python.
         """
         self._columns = self._columns.only(schema.names)
 
