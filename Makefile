@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -76,6 +76,15 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(PYTEST_ARGS)
+
+# Delta's JARs are of Spark 4.2: the tests that need them are left out.
+test-spark43: .venv43/.installed java  ## the tests of format("spark_log") on Spark 4.3, without Delta, in .venv43
+	$(WITH_JAVA) PYSPARK_PYTHON=$(CURDIR)/.venv43/bin/spark-log-python PATH=$(CURDIR)/.venv43/bin:$$PATH \
+		scripts/with_test_folder.sh python -m pytest -n $(WORKERS) --dist loadgroup -m "not long and not delta_jars" tests/spark tests/contract/spark $(PYTEST_ARGS)
+
+.venv43/.installed: pyproject.toml constraints.txt scripts/venv.sh
+	scripts/venv.sh .venv43 4.3.0
+	@touch $@
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one
 	@echo "SEED=$(SEED)"
@@ -146,4 +155,4 @@ conformance: venv java  ## test suites of Kafka clients, and Kafka's tools, on a
 	$(WITH_JAVA) $(PYTHON) -m scripts.conformance
 
 clean:  ## remove .venv and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info
+	rm -rf $(VENV) .venv43 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

@@ -1,7 +1,17 @@
 #!/usr/bin/env bash
-# Makes the virtual environment $1 and installs spark-log into it, with the versions of constraints.txt.
+# Makes the virtual environment $1 and installs spark-log into it, with the versions of constraints.txt; with a version
+# $2 of PySpark, that one and no Delta for Spark.
 set -euo pipefail
 venv=$1
+pyspark=${2:-}
+extras=dev,demo,delta
+constraints=constraints.txt
+if [[ -n $pyspark ]]; then
+    extras=dev
+    constraints=$(mktemp)
+    trap 'rm "$constraints"' EXIT
+    sed -E "s/^pyspark==.*/pyspark==$pyspark/" constraints.txt >"$constraints"
+fi
 
 if [[ ! -x $venv/bin/python ]]; then
     python=$(command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3 || true)
@@ -19,5 +29,5 @@ if [[ ! -x $venv/bin/python ]]; then
     "$python" -m venv "$venv"
 fi
 echo "installing spark-log and its dependencies into $venv: about 2 GB, several minutes the first time"
-"$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[dev,demo]' |
+"$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -c "$constraints" -e ".[$extras]" |
     { grep --line-buffered -E '^ *(Collecting|Downloading|Installing|Building|Successfully)|conflict|depends on|The user requested' || true; }

@@ -5,6 +5,7 @@ stored text has one meaning. `parse(show(value))` is `value`. `show(parse(text))
 becomes "true", "007" becomes "7".
 """
 
+import decimal
 import math
 import re
 from abc import ABC, abstractmethod
@@ -86,6 +87,9 @@ class Decimal(ValueType):
         if not math.isfinite(value) or not self.least <= value <= self.most:
             raise ValueError
         return value
+
+    def show(self, value: Any) -> str:
+        return format(decimal.Decimal(repr(value)), "f")  # str() would write 0.00001 with an exponent
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from spark_log.errors import DeltaNotInstalledError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+SPARK = "4.2"
+"""The Spark that Delta's JARs are compiled for."""
+PACKAGE = f"io.delta:delta-spark_{SPARK}_2.13:4.4.0"
 """Delta's package for `spark.jars.packages`."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:4.1.1"
 """The newest version that Maven Central has. Its from_avro and to_avro work with Spark 4.2."""
@@ -64,6 +66,19 @@ def spark_jars_folder() -> Path:
     return Path(_find_spark_home()) / "jars"
 
 
+def check_spark(jars: Path) -> None:
+    """Raise DeltaNotInstalledError if the Spark whose JARs are in the folder `jars` is not of Delta's version.
+
+    A Spark whose version the folder does not show is accepted.
+    """
+    versions = [file.stem.rpartition("-")[2] for file in jars.glob("spark-core_*.jar")]
+    if versions and not any(version.startswith(f"{SPARK}.") for version in versions):
+        raise DeltaNotInstalledError(
+            f"Delta's newest JARs are for Spark {SPARK}, and this is Spark {versions[0]}: install spark-log with its extra"
+            " 'delta', which selects that Spark. Topics, format(\"spark_log\") and the published Delta tables need no JARs"
+        )
+
+
 def missing_in(folder: Path) -> list[str]:
     """Return the JARs that are not in `folder` with the right content."""
     return [name for name, expected in JARS.items() if _sha256(folder / name) != expected]
@@ -72,9 +87,10 @@ def missing_in(folder: Path) -> list[str]:
 def install(folder: Path, report: Callable[[str], None]) -> list[str]:
     """Download the JARs that `folder` lacks, verify and place them; return their names. Remove their other versions.
 
-    `report` gets a line of progress for each file. Raises DeltaNotInstalledError with advice; `folder` is then
-    unchanged.
+    `report` gets a line of progress for each file. Raises DeltaNotInstalledError with advice, for example because this
+    Spark is not the one of the JARs; `folder` is then unchanged.
     """
+    check_spark(spark_jars_folder())
     missing = missing_in(folder)
     if missing:
         _check_writable(folder)

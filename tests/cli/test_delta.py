@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
+from spark_log.errors import DeltaNotInstalledError
 from spark_log.spark import delta_jars
 from tests.support.maven_mirror import fill, served
 
@@ -51,6 +52,13 @@ def test_jars_are_downloaded_once_from_the_mirror_and_verified(tmp_path: Path) -
     again = install(jars, url)  # the mirror is gone
     assert (again.exit_code, again.stdout) == (0, done.stdout)
     assert "has all of them already" in again.stderr
+
+
+def test_jars_are_refused_for_a_spark_that_cannot_load_them(tmp_path: Path) -> None:
+    delta_jars.check_spark(tmp_path)
+    (tmp_path / "spark-core_2.13-4.3.0.jar").touch()
+    with pytest.raises(DeltaNotInstalledError, match=r"are for Spark 4.2, and this is Spark 4.3.0"):
+        delta_jars.check_spark(tmp_path)
 
 
 def test_missing_network_or_permission_is_an_error_before_any_change(tmp_path: Path) -> None:

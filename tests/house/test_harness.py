@@ -1,6 +1,8 @@
 """The test servers have the promised durability and isolation: tests on other servers would prove nothing."""
 
+import gc
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
+from tests.support.java_producer import java_producer
 from tests.support.postgres import PostgresServer
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.s3 import S3Server
@@ -94,3 +97,18 @@ def test_a_process_that_a_failed_test_dropped_fails_no_later_start() -> None:
     assert output_of("print(1)") == "1\n"
     assert dropped.returncode == sys.maxsize
     dropped.stdin.close()
+
+
+def test_the_next_server_at_the_port_of_an_ended_jvm_gets_no_request() -> None:
+    with java_producer({"bootstrap.servers": "127.0.0.1:1"}) as producer:
+        port = producer.jvm._gateway_client.port
+    with socket.create_server(("127.0.0.1", port)) as server:
+        socket.setdefaulttimeout(5)  # a request would wait for an answer as long as that
+        try:
+            del producer
+            gc.collect()
+        finally:
+            socket.setdefaulttimeout(None)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()

@@ -44,7 +44,9 @@ def java_producer(settings: dict[str, str]) -> Iterator[JavaProducer]:
     port, process = launch_gateway(
         classpath=classes, die_on_exit=True, return_proc=True, redirect_stderr=subprocess.DEVNULL
     )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+    # Without memory management: for each object that Python frees it would ask the port to free it too, also after the
+    # JVM has ended, and wait for an answer for ever if another server has the port by then.
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, enable_memory_management=False))
     try:
         yield JavaProducer(gateway, settings)
     finally:

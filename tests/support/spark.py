@@ -23,7 +23,12 @@ ENVIRONMENT = {
 
 
 def delta_settings() -> dict[str, str]:
-    """Settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches them."""
+    """Settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches them.
+
+    There are none for another Spark than the one of Delta's JARs.
+    """
+    if not pyspark.__version__.startswith(f"{delta_jars.SPARK}."):
+        return {}
     if delta_jars.missing_in(delta_jars.spark_jars_folder()):
         return {**delta_jars.DELTA_SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
     return delta_jars.DELTA_SETTINGS

@@ -67,11 +67,14 @@ def test_text_round_trips() -> None:
         ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
         ("compression.zstd.level", "-5", -5),
         ("min.cleanable.dirty.ratio", "1", 1.0),
+        ("min.cleanable.dirty.ratio", "0.00000001", 1e-8),
         ("inline.max.bytes", "0", 0),
     ],
 )
 def test_good_values(name: str, text: str, value: object) -> None:
-    assert getattr(TopicConfig.from_overrides({name: text}), name.replace(".", "_")) == value
+    config = TopicConfig.from_overrides({name: text})
+    assert getattr(config, name.replace(".", "_")) == value
+    assert TopicConfig.from_overrides(config.as_text()) == config
 
 
 BAD_NUMBERS = ["", " 5 ", "5 ", "5\n", "+5", "1e9", "1.0", "NaN", "inf", "0x10", "1_000", "true", "٣", "9" * 5000]

@@ -4,6 +4,7 @@ import json
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,8 @@ Probe = Callable[[], str | None]
 _READ_S = 30.0
 """A client that sends nothing for so long loses its connection."""
 _CONNECTIONS_MAX = 64
-"""The maximum number of connections. Each has a thread and a file descriptor; a further one ends the oldest one."""
+"""The maximum number of connections. Each has a thread and a file descriptor; a further one ends the oldest one of
+the address that has most."""
 
 
 @contextmanager
@@ -51,17 +53,19 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry, probes: dict[str, Probe]) -> None:
         self.registry, self.probes = registry, probes
         self._lock = threading.Lock()
-        self._connections: dict[socket.socket, None] = {}
+        self._connections: dict[socket.socket, str] = {}
+        """The address of each connection. The oldest connection is the first."""
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             if len(self._connections) >= _CONNECTIONS_MAX:
-                oldest = next(iter(self._connections))
+                [(largest, _)] = Counter(self._connections.values()).most_common(1)
+                oldest = next(each for each, address in self._connections.items() if address == largest)
                 del self._connections[oldest]
                 with suppress(OSError):  # the client has closed it
                     oldest.shutdown(socket.SHUT_RDWR)
-            self._connections[request] = None
+            self._connections[request] = client_address[0]
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:

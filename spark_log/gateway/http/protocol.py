@@ -2,12 +2,13 @@
 
 A connection waits for its client until a request has arrived completely, and while the client does not receive the
 answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the connection
-that has waited longest. A network has at most OF_NETWORK_MAX connections: a further one ends that one of them which
-has waited longest, or is refused if none waits.
+that has waited longest in the network that has most of them. A network has at most OF_NETWORK_MAX connections: a
+further one ends that one of them which has waited longest, or is refused if none waits.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import cast
 
@@ -64,9 +65,12 @@ class LimitedProtocol(H11Protocol):
         if not receives and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._done()
         elif self._deadline is None:
-            longest = _longest_waiting(self._connections(), but=WAITING_MAX - 1)
-            if longest is not None:
-                longest._end()
+            waiting = Counter(each._network for each in self._connections() if each._deadline is not None)
+            if waiting.total() >= WAITING_MAX:
+                [(largest, _)] = waiting.most_common(1)
+                longest = _longest_waiting(each for each in self._connections() if each._network == largest)
+                if longest is not None:
+                    longest._end()
             self._deadline = self.loop.call_later(WAIT_S, self._end)
 
     def _connections(self) -> "set[LimitedProtocol]":
@@ -83,7 +87,7 @@ class LimitedProtocol(H11Protocol):
             self._deadline = None
 
 
-def _longest_waiting(connections: Collection[LimitedProtocol], but: int = 0) -> LimitedProtocol | None:
-    """Return the connection that has waited longest for its client, if more than `but` of them wait."""
+def _longest_waiting(connections: Iterable[LimitedProtocol]) -> LimitedProtocol | None:
+    """Return the connection that has waited longest for its client, or None if none waits."""
     waiting = [(each._deadline.when(), each) for each in connections if each._deadline is not None]
-    return min(waiting, key=itemgetter(0))[1] if len(waiting) > but else None
+    return min(waiting, key=itemgetter(0), default=(0, None))[1]

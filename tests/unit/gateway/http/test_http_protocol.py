@@ -38,8 +38,8 @@ def connect(monkeypatch):
     monkeypatch.setattr(http_protocol, "WAITING_MAX", 4)
     clients = []
 
-    def open_connection(request=b""):
-        client = socket.create_connection(("127.0.0.1", server.port), 2)
+    def open_connection(request=b"", address="127.0.0.1"):
+        client = socket.create_connection(("127.0.0.1", server.port), 2, (address, 0))
         clients.append(client)
         client.sendall(request)
         return client
@@ -110,6 +110,14 @@ def test_of_too_many_connections_that_wait_the_oldest_ends(patient):
         assert is_answered(client)
     later[0].sendall(WHOLE)
     assert is_answered(later[0])
+
+
+def test_a_network_with_many_waiting_connections_ends_none_of_another(patient):
+    begun = patient(BEGUN, "127.0.0.2")
+    many = [patient(BEGUN) for _ in range(9)]
+    begun.sendall(b"\r\nbody")
+    assert is_answered(begun)
+    assert not any(map(is_answered, many[:6]))
 
 
 def test_of_too_many_connections_of_one_network_the_one_that_waits_longest_ends(patient, monkeypatch):
