@@ -7,7 +7,7 @@ pyspark=${2:-}
 extras=dev,demo,delta
 constraints=constraints.txt
 if [[ -n $pyspark ]]; then
-    extras=dev
+    extras=dev,demo
     constraints=$(mktemp)
     trap 'rm "$constraints"' EXIT
     sed -E "s/^pyspark==.*/pyspark==$pyspark/" constraints.txt >"$constraints"

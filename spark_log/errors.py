@@ -221,7 +221,7 @@ class StoreChangedError(FatalError):
 class InvalidConfigurationError(FatalError):
     """A config does not exist, its value is not valid, or two values contradict each other.
 
-    Remedy: correct the config that the message names; docs/reference/configs.md lists all with their types and defaults.
+    Remedy: correct the config that the message names; docs/reference/configs.md lists all, with types and defaults.
     """
 
 

@@ -74,8 +74,8 @@ def check_spark(jars: Path) -> None:
     versions = [file.stem.rpartition("-")[2] for file in jars.glob("spark-core_*.jar")]
     if versions and not any(version.startswith(f"{SPARK}.") for version in versions):
         raise DeltaNotInstalledError(
-            f"Delta's newest JARs are for Spark {SPARK}, and this is Spark {versions[0]}: install spark-log with its extra"
-            " 'delta', which selects that Spark. Topics, format(\"spark_log\") and the published Delta tables need no JARs"
+            f"Delta's newest JARs are for Spark {SPARK}, and this is Spark {versions[0]}: install spark-log with its"
+            " extra 'delta', which selects that Spark. format(\"spark_log\") and published Delta tables need no JARs"
         )
 
 

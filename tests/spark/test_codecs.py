@@ -123,11 +123,13 @@ AVRO_CASES = [
 ]
 
 
+@pytest.mark.delta_jars
 def test_avro(spark):
     values, expected = map(list, zip(*AVRO_CASES, strict=True))
     assert decoded(spark, Avro(AVRO_FLIGHT), values) == expected
 
 
+@pytest.mark.delta_jars
 def test_avro_with_the_framing_of_confluent_serializers(spark):
     framed = [None if value is None else b"\0\0\0\0\x07" + value for value, _ in AVRO_CASES]
     expected = [result for _, result in AVRO_CASES]
@@ -142,6 +144,7 @@ def test_avro_with_the_framing_of_confluent_serializers(spark):
     assert decoded(spark, Json(FLIGHT, framing=Confluent()), [b'\0\0\0\0\x07{"delay":3}']) == [(None, 3)]
 
 
+@pytest.mark.delta_jars
 @pytest.mark.parametrize(
     "codec",
     [
@@ -198,6 +201,7 @@ def test_values_that_cannot_be_decoded_are_named(spark):
         dead_letters(frame)
 
 
+@pytest.mark.delta_jars
 @pytest.mark.parametrize(
     "codec",
     [Json(FLIGHT), Avro(AVRO_FLIGHT), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)],

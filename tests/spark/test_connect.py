@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.spark_surface import CASES, REFUSED, Case, run_case
 
+pytestmark = pytest.mark.delta_jars
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
 

@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
 from spark_log.tables.publication import delta_tables
@@ -48,6 +50,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.delta_jars
 def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
     """A Delta stream and one of format("spark_log"), with few files or offsets per batch, and merges in between."""
     topic = make(cluster, "t", **FILES)

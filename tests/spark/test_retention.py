@@ -1,5 +1,7 @@
 """Retention beside readers of the topic's Delta table in Spark."""
 
+import pytest
+
 from spark_log import clock
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import apply_retention
@@ -8,6 +10,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import append, make, stored
 
 
+@pytest.mark.delta_jars
 def test_a_lagging_delta_stream_continues_through_retention(spark, cluster, log, tmp_path):
     """Dropped segments are no data change: the stream gets every record once, the deleted ones too."""
     topic = make(cluster, "t", inline_max_bytes="0")

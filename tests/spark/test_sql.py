@@ -50,6 +50,7 @@ def test_a_table_takes_the_options_of_each_query_or_names_the_way(spark: SparkSe
         session.sql("DROP TABLE of_t")
 
 
+@pytest.mark.delta_jars
 def test_spark_itself_refuses_tables_in_the_catalog_of_delta(spark: SparkSession, options: str) -> None:
     """This error is in the troubleshooting page: Spark raises it before it asks the data source."""
     spark.sql("CREATE TABLE of_delta (key STRING, value STRING) USING spark_log")

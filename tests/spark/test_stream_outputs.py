@@ -35,6 +35,7 @@ def uncommit(checkpoint: Path, batch: int) -> None:
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
+@pytest.mark.delta_jars
 def test_parts_of_a_batch_go_to_several_outputs_once(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_parts_of_a_batch_go_to_several_outputs_once(
     assert "batch 1" in capsys.readouterr().out
 
 
+@pytest.mark.delta_jars
 def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     """Mode update into a topic by key and a Delta table by MERGE; mode complete into a table that is replaced."""
     make(cluster, "in")

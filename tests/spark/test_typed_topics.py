@@ -87,6 +87,7 @@ def test_python_workers_decode_the_tail(spark, cluster, orders, monkeypatch):
     assert sorted(found, key=lambda row: row.offset)[2:] == [(2, "i3"), (3, "i4"), (4, None)]
 
 
+@pytest.mark.delta_jars
 def test_the_delta_table_has_the_columns_after_the_backfill(spark, cluster, orders):
     list(run_tasks(cluster, ["seal", "columns"], now=True))
     [location] = delta_tables(cluster, orders).values()
@@ -143,6 +144,7 @@ def test_column_record_needs_one_typed_topic(spark, cluster, orders):
         read_topic(spark, cluster, "plain", record=True)
 
 
+@pytest.mark.delta_jars
 def test_the_delta_table_is_readable_before_and_after_a_reset(spark, cluster, orders):
     list(run_tasks(cluster, ["seal"], now=True))
     [location] = delta_tables(cluster, orders).values()

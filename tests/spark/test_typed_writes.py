@@ -165,6 +165,7 @@ AVRO = {
 }  # fmt: skip
 
 
+@pytest.mark.delta_jars
 @pytest.mark.delta
 def test_avro_values_decode_to_the_rows(spark, cluster):
     of_key = json.dumps({**AVRO, "fields": [field for field in AVRO["fields"] if field["name"] in ("n", "kind")]})
