@@ -12,9 +12,7 @@ spark = SparkSession.active()
 
 def topic(name: str, fields: str) -> DataFrame:
     """The records of a topic from its start: the fields of their JSON, and their offset."""
-    records = (
-        spark.readStream.format("spark_log").option("subscribe", name).option("startingOffsets", "earliest").load()
-    )
+    records = spark.readStream.format("spark_log").options(subscribe=name, startingOffsets="earliest").load()
     return records.select(from_json(col("value").cast("string"), fields).alias("it"), "offset").select("it.*", "offset")
 
 

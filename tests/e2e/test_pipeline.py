@@ -61,10 +61,13 @@ def test_a_killed_pipeline_has_each_record_once(tmp_path: Path) -> None:
     environment = {"SPARK_LOG_CLUSTER": address, "PYTHONPATH": str(tmp_path / "path")}
     project = tmp_path / "shop"
     shutil.copytree(TRANSFORMATIONS, project / "transformations", ignore=shutil.ignore_patterns("__pycache__"))
-    (project / "spark-pipeline.yml").write_text(
-        f"name: shop\nstorage: {(project / 'storage').as_uri()}\nlibraries: [{{glob: {{include: transformations/**}}}}]\n"
-        "configuration: {spark.sql.shuffle.partitions: '2'}\n"
-    )
+    specification = {
+        "name": "shop",
+        "storage": (project / "storage").as_uri(),
+        "libraries": [{"glob": {"include": "transformations/**"}}],
+        "configuration": {"spark.sql.shuffle.partitions": "2"},
+    }
+    (project / "spark-pipeline.yml").write_text(json.dumps(specification))  # YAML includes JSON
     with Cluster.init(address) as cluster:
         create_topic(cluster, "orders", 2)
         create_topic(cluster, "customers", 2)
