@@ -1,10 +1,9 @@
 """Applies kafka-python's assignors, and custom ones of that interface, to members and partitions.
 
-`groups.sticky_assignor` implements `sticky` and `cooperative-sticky`.
-
 `assign` computes the target of a group of the consumer protocol: `groups.consumer.rules` ensures that the old owner
-revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members.
-`assign_as_leader` computes the assignment that the leader of a classic group sends.
+revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members. It
+computes `sticky` and `cooperative-sticky` with `groups.sticky_assignor`.
+`assign_as_leader` computes the assignment that the leader of a classic group sends. It calls the assignor itself.
 """
 
 import importlib
@@ -42,24 +41,25 @@ ASSIGNORS: dict[str, type[Assignor]] = {
 """kafka-python's assignors by name."""
 
 CLIENT_ASSIGNORS = frozenset({*ASSIGNORS, "RoundRobinAssigner"})
-"""Names of clients' assignors, one of them KafkaJS's, that an assignor of the server may replace; not custom ones."""
+"""Names of the clients' assignors that the server's may replace when a group is upgraded. Custom assignors are not
+among them. RoundRobinAssigner is KafkaJS's."""
 
 _STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
-"""Only the names and classes of these are kafka-python's: `sticky_assignor` computes their assignments."""
+"""The assignors that `assign` does not call: it computes their assignments with `sticky_assignor`."""
 
 UNIFORM = "uniform"
-"""Kafka's name of its default assignor on the server; here it means cooperative-sticky."""
+"""Kafka's name of its default assignor on the server. Here it names cooperative-sticky."""
 
 NO_PREFERENCE = ""
-"""A member whose list begins with this does not vote."""
+"""A member whose list of assignors begins with this does not vote."""
 
 SERVER_PREFERENCE = (NO_PREFERENCE, UNIFORM, "cooperative-sticky", "sticky", "range", "roundrobin")
-"""The list of a member that leaves the choice to the other members, or to the server."""
+"""The assignors of a member that leaves the choice to the other members, or to the server."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One member, as the input of an assignor."""
+    """A member as `assign` takes it."""
 
     member_id: str
     topics: frozenset[str]
@@ -69,14 +69,15 @@ class Candidate:
 
 
 def known_assignors() -> dict[str, Assignor]:
-    """Return kafka-python's own assignors by name, and UNIFORM, Kafka's name on the server. Every process can run
-    them.
-    """
+    """Return the assignors that every process can run, by name: those of kafka-python, and UNIFORM."""
     return {**{name: kind() for name, kind in ASSIGNORS.items()}, UNIFORM: CooperativeStickyAssignor()}
 
 
 def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
-    """Return the assignors by name, in order of preference. Raises InvalidConfigurationError for other specs."""
+    """Return the assignors by name, in order of preference.
+
+    Raises InvalidConfigurationError if a spec does not name an assignor, two have the same name, or there are none.
+    """
     found: dict[str, Assignor] = {}
     for spec in specs:
         kind = _import(spec) if isinstance(spec, str) else spec
@@ -109,10 +110,11 @@ def _import(path: str) -> Any:
 
 
 def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
-    """Return the assignor of a group: the one with the most votes among those that all members support.
+    """Return the name of the assignor with the most votes among those that all members support.
 
-    As in Kafka, each member votes for the first of its list that all support, unless the list begins with
-    NO_PREFERENCE. The list of the first member breaks ties. Raises InconsistentGroupProtocolError.
+    As in Kafka, each member votes for the first assignor of its list that all members support, unless the list begins
+    with NO_PREFERENCE. The order of the first member's list breaks ties. `preferences` must not be empty. Raises
+    InconsistentGroupProtocolError if no assignor is supported by all members.
     """
     lists = list(preferences)
     common = [name for name in lists[0] if name != NO_PREFERENCE and all(name in other for other in lists)]
@@ -124,13 +126,14 @@ def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
 
 
 def is_custom(assignor: Assignor) -> bool:
-    """Whether only the members of its group can run it."""
+    """Return whether the assignor is not one of kafka-python's, so that only the members of its group can run it."""
     return type(assignor) not in ASSIGNORS.values()
 
 
 def assign(assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """Return the assignment of every candidate, by one of `known_assignors`. `counts` has the partition counts of the
-    topics that exist; the assignor receives only these.
+    """Return the assignment of every candidate, by member id. `assignor` is one of `known_assignors`.
+
+    `counts` has the partition counts of the topics that exist. The assignor receives only these topics.
     """
     existing = [
         replace(
@@ -163,7 +166,7 @@ def assign_as_leader(
     member.
 
     Raises AssignorFailedError if a subscription cannot be decoded, if the assignor raises, or if it assigns a partition
-    twice, or one that does not exist or is not subscribed.
+    twice, one that does not exist, one that its member does not subscribe to, or partitions to an unknown member.
     """
     try:
         subscribers = [
@@ -211,7 +214,7 @@ def _check(
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """Assign like kafka-python's roundrobin, but also if subscriptions differ, where that raises KeyError."""
+    """Assign like kafka-python's roundrobin, which raises KeyError if a member that does not subscribe has its turn."""
     given: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
     turn = 0
     for topic in sorted(counts):
@@ -226,7 +229,7 @@ def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dic
 
 
 def by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
-    """Return the topics with the numbers of their partitions, both in order."""
+    """Return the topics with their partition numbers, both in ascending order."""
     found: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)

@@ -1,6 +1,7 @@
-"""Reads and renews many members, of any groups, with one statement for each table.
+"""Reads and renews many members of any groups with one statement for each table.
 
-The number of parameters is a power of two, so that few statements are compiled; the last value is repeated.
+The number of values in a statement is rounded up to a power of two by repeating the last value, so that few statements
+are compiled. No collection of group ids or keys may be empty.
 """
 
 from collections.abc import Collection, Sequence
@@ -90,7 +91,9 @@ def ask_owned(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
 
 
 def ask_session_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask when the first session of each group ends; the answer has group_id, clock_epoch, and this until_ms."""
+    """Ask when the first session of each group ends. The answer has group_id, clock_epoch, and the least until_ms of
+    the group and clock epoch.
+    """
     wanted = sorted(group_ids)
     return _session_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
@@ -102,9 +105,7 @@ def ask_classic_groups(connection: sa.Connection, group_ids: Collection[str]) ->
 
 
 def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask when the first session of each classic group ends; the answer has group_id, clock_epoch, and this
-    until_ms.
-    """
+    """Ask when the first session of each classic group ends. The columns are those of `ask_session_ends`."""
     wanted = sorted(group_ids)
     return _classic_ends(_size(wanted)).ask(connection, _parameters(wanted))
 
@@ -115,7 +116,7 @@ def ask_classic_members(connection: sa.Connection, keys: Sequence[Key]) -> Answe
 
 
 def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
-    """Return the topics of these names that exist."""
+    """Return the existing topics among `names`, by name."""
     if len(names) > NAMES_MAX:
         return all_topic_facts(connection, names)
     wanted, found = sorted(filter(is_legal, names)), {}
@@ -129,7 +130,7 @@ def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, 
 def renew_sessions(
     connection: sa.Connection, until_ms: dict[Key, int], classic_until_ms: dict[Key, int], now: StoreClock
 ) -> None:
-    """Set the ends of the sessions of members, and of members of classic groups."""
+    """Write the given ends of sessions: `until_ms` of members, and `classic_until_ms` of members of classic groups."""
     for statement, ends in ((_RENEW, until_ms), (_RENEW_CLASSIC, classic_until_ms)):
         changes = [
             {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
@@ -247,7 +248,7 @@ def _is_one(column: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
 
 
 def _is_member(group_id: sa.ColumnElement[str], member_id: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
-    """Return alternatives of equalities, for which both databases use the index of the two columns."""
+    """Return equalities joined by OR: a condition for which both databases use the index of the two columns."""
     return sa.or_(
         *(
             (group_id == sa.bindparam(f"a{number}")) & (member_id == sa.bindparam(f"b{number}"))

@@ -1,7 +1,7 @@
 """Joins a consumer with a custom assignor to a group whose leader assigns (`groups.classic.rules`).
 
-The assignors have the interface of kafka-python's. With one that is not cooperative, a member gives up all its
-partitions before it joins; it has none until the leader has assigned them.
+The assignors have the interface of kafka-python's. Unless all its assignors are cooperative, a member gives up all its
+partitions before it joins, and has none until the leader has assigned them.
 """
 
 import logging
@@ -36,12 +36,13 @@ class _Joined:
     topics: frozenset[str]
     assigned: Partitions | None = None
     watched: frozenset[str] = frozenset()
-    """The topics that members subscribe to. Only the leader has them, and `facts`, which its assignment assumes."""
+    """The topics that all members of the group subscribe to. Only the leader has them, and `facts`, which its
+    assignment assumes."""
     facts: Mapping[str, TopicFacts] | None = None
 
 
 class ClassicMembership(Membership):
-    """A membership by the classic protocol. Its assignments are not complete while a rebalance goes on."""
+    """A membership by the classic protocol. Its assignments are not complete during a rebalance."""
 
     def __init__(
         self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Mapping[str, Assignor],
@@ -83,7 +84,7 @@ class ClassicMembership(Membership):
         if joined is None or joined.assigned is None:
             return Assignment(self.generation, owned if self._cooperative else NO_PARTITIONS, complete=False)
         revoked = owned - joined.assigned
-        if revoked:  # of a cooperative assignor: others get them in the next rebalance
+        if revoked:  # the assignors are cooperative: other members get these in the next rebalance
             self._joined = None
         return Assignment(self.generation, joined.assigned, complete=not revoked)
 
@@ -110,8 +111,10 @@ class ClassicMembership(Membership):
         return encoded
 
     def _sync(self, joined: _Joined) -> _Joined | None:
-        """Return the member with its assignment, if the generation has begun and the leader has assigned it. Returns
-        None if the member must join again.
+        """Return `joined` with the assignment, or unchanged until the generation has begun and the leader has assigned.
+        Return None if the member must join again. As the leader, assign first.
+
+        Raises AssignorFailedError, UnknownMemberIdError, or FencedInstanceIdError.
         """
         me = self._identity()
         group = change(self._store, me.group_id, self._touched).group
@@ -127,7 +130,7 @@ class ClassicMembership(Membership):
             watched = frozenset(topic for message in messages if message is not None for topic in message.topics)
             facts = self._facts(watched)
             joined = replace(joined, watched=watched, facts=facts)
-            if group.state is State.COMPLETING:  # else it is a static member that has started again (KIP-814)
+            if group.state is State.COMPLETING:  # otherwise this static member has restarted as leader (KIP-814)
                 counts = {topic: each.partition_count for topic, each in facts.items()}
                 assignments = assign_as_leader(self._assignors[answer.protocol], answer.members, counts)
 
@@ -142,7 +145,7 @@ class ClassicMembership(Membership):
         encoded = rules.sync_answer(group, me.member_id)
         if encoded is None:
             return joined
-        partitions = decode_assignment(encoded) or NO_PARTITIONS  # the leader may send anything
+        partitions = decode_assignment(encoded) or NO_PARTITIONS  # the leader may send any bytes
         try:
             if encoded:
                 assignment = ConsumerProtocolAssignment.decode(encoded)
@@ -152,7 +155,9 @@ class ClassicMembership(Membership):
         return replace(joined, assigned=partitions)
 
     def _must_join(self, joined: _Joined, group: ClassicGroup) -> bool:
-        """Whether a rebalance has begun, or this leader begins one: a topic was created, deleted or enlarged."""
+        """Return whether a rebalance has begun, or this leader must begin one because a topic was created, deleted or
+        enlarged. It is False until the member has its assignment.
+        """
         if joined.assigned is None:
             return False
         if group.state.must_rejoin or group.generation != self.generation:
@@ -163,7 +168,7 @@ class ClassicMembership(Membership):
         return self._store.read(lambda connection: rows.topic_facts(connection, topics))
 
     def _touched(self, group: ClassicGroup, now_ms: int) -> ClassicGroup:
-        """Renew the session: a step for `change`."""
+        """Renew the session. This is a step for `change` and `change_own`."""
         return rules.with_session_renewed(group, self.member_id, self.settings.instance_id, now_ms)
 
     def _forget(self) -> None:

@@ -48,7 +48,7 @@ class Commit(NamedTuple):
     """A commit of a partition: the next offset to read, free text, and the leader epoch of the last record read (-1 if
     it is unknown).
 
-    The fields are in the order of kafka-python's OffsetAndMetadata, followed by the id of the offset's topic.
+    The fields are in the order of kafka-python's OffsetAndMetadata, followed by the id of the topic.
     """
 
     offset: int
@@ -61,9 +61,10 @@ class Commit(NamedTuple):
 def check_commits(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
 ) -> dict[TopicPartition, Commit]:
-    """Convert and check the given commits. Raises IllegalArgumentError if an offset is not a whole number from 0 to
-    2**63 - 1, or a text is not UTF-8, and OffsetMetadataTooLargeError if a text is larger than
-    offset.metadata.max.bytes.
+    """Convert and check the given commits. `metadata` is the text of those that are plain offsets.
+
+    Raises IllegalArgumentError if an offset is not a whole number from 0 to 2**63 - 1, or a text is not UTF-8, and
+    OffsetMetadataTooLargeError if a text is larger than offset.metadata.max.bytes.
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
@@ -93,11 +94,11 @@ def commit_offsets(
     *,
     settings: ClusterSettings | None = None,
 ) -> list[TopicPartition]:
-    """Commit the next offsets to read, for a group without members: a Spark query, a consumer with manual assignment.
+    """Commit the next offsets to read for a group without members: a Spark query, or a consumer with manual assignment.
 
-    Returns the partitions that do not exist, or belong to another topic of that name; all others are committed. Raises
-    UnknownMemberIdError while the group has live members (only they commit), and the errors of `check_commits`; then
-    nothing is committed.
+    Returns the partitions that do not exist, or whose commit has the id of another topic; all others are committed.
+    Raises UnknownMemberIdError while the group has live members, because only they may commit, and the errors of
+    `check_commits`; then nothing is committed.
     """
     commits = check_commits(offsets, settings or store.settings, metadata)
 
@@ -132,7 +133,7 @@ def write_commits(
 ) -> list[TopicPartition]:
     """Write the commits in the caller's transaction, which holds the lock of the group's row.
 
-    Returns the partitions that do not exist, or belong to another topic of that name; these are not written.
+    Returns the partitions that do not exist, or whose commit has the id of another topic; these are not written.
     """
     here = of_their_topics(connection, commits)
     if not here:
@@ -182,12 +183,12 @@ def of_their_topics(
 
 
 def log_partition_of(group_id: str) -> int:
-    """Return the partition of __consumer_offsets that has the group's commits."""
+    """Return the number of the partition of __consumer_offsets that has the group's commits."""
     return partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
 
 
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
-    """Raise UnknownTopicOrPartitionError, which names the partitions, if there are any."""
+    """Raise UnknownTopicOrPartitionError, which names the partitions, unless `partitions` is empty."""
     if partitions:
         shown = ", ".join(map(str, sorted(partitions)))
         raise UnknownTopicOrPartitionError(
@@ -196,14 +197,16 @@ def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
 
 
 def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
-    """Return the group's committed offsets, which are empty for an unknown group."""
+    """Return the group's committed offsets by partition. An unknown group has none."""
     return {partition: commit.offset for partition, commit in store.read(lambda c: read_commits(c, group_id)).items()}
 
 
 def committed(
     store: Store, group_id: str, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the group's commits for the partitions, or all of them. Partitions without a commit are left out."""
+    """Return the group's commits for the partitions, or all its commits if `partitions` is None. Partitions without a
+    commit are left out.
+    """
     from kafka.structs import OffsetAndMetadata
 
     found = store.read(lambda connection: read_commits(connection, group_id, partitions))
@@ -243,9 +246,11 @@ def delete_commits(connection: sa.Connection, group_id: str, partitions: Collect
 
 
 def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
-    """Delete groups' offsets that are older than offsets.retention.minutes, counted from the later of the last commit
-    and the time when the group became empty; also delete groups without members and offsets. Returns the number of
+    """Delete committed offsets that have expired, and the groups that then have no offsets. Return the number of
     deleted offsets.
+
+    An offset expires offsets.retention.minutes after its commit, or after its group became empty if that was later.
+    A group is deleted only if it has been empty for as long.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
 
@@ -280,7 +285,9 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
 
 
 def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    """Return two conditions: the group has been empty since `before_ms`, and the offset was committed by then."""
+    """Return two conditions: the group has been empty since `before_ms` or longer, and the offset was committed by
+    then.
+    """
     return CONSUMER_GROUP.empty_since_ms <= before_ms, GROUP_OFFSET.committed_ms <= before_ms
 
 

@@ -1,4 +1,4 @@
-"""Checks whether a member may commit offsets, and fetch committed ones."""
+"""Checks whether a member may commit offsets, and whether it may fetch committed offsets."""
 
 from collections.abc import Collection, Mapping
 
@@ -24,12 +24,12 @@ def check_committer(
     lock: bool = True,
     transactional: bool = False,
 ) -> StoreClock:
-    """Check that the member may commit these partitions in this transaction; with `lock` it then holds the group's
-    lock.
+    """Check that the member may commit these partitions, and return the time. With `lock`, the store's transaction then
+    holds the group's lock.
 
-    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError. Unless `transactional`, it also raises
-    RebalanceInProgressError for a member of a classic group, and StaleMemberEpochError for one of the consumer
-    protocol.
+    Raises UnknownMemberIdError, FencedInstanceIdError, or IllegalGenerationError. Unless `transactional`, a member of a
+    classic group may also get RebalanceInProgressError, and a member of the consumer protocol gets
+    StaleMemberEpochError instead of IllegalGenerationError.
     """
     group = rows.read_group(connection, me.group_id, lock=lock)
     if group is not None and group.type == rows.CLASSIC:
@@ -61,9 +61,10 @@ def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[r
 
 
 def check_offsets_epoch(connection: sa.Connection, group_id: str, member_id: str, epoch: int, now: StoreClock) -> None:
-    """Raise UnknownMemberIdError or StaleMemberEpochError if a member may not fetch committed offsets, as in Kafka.
+    """Raise an error if a member may not fetch committed offsets, as in Kafka.
 
-    Members of other protocols, and groups of another type, are not checked.
+    Raises StaleMemberEpochError if a member of the consumer protocol has another epoch, and UnknownMemberIdError if
+    there is no such live member and the group has members of the consumer protocol. Other members are not checked.
     """
     row = rows.read_member(connection, group_id, member_id) if can_be_stored(member_id) else None
     if row is None or not row.live(now):

@@ -14,7 +14,7 @@ _ERRORS = (struct.error, ValueError, IndexError, TypeError, KeyError, OverflowEr
 
 
 class SubscriptionMessage(NamedTuple):
-    """A member's subscription. With a cooperative assignor it keeps the `owned` partitions while it joins."""
+    """A member's subscription. A member with a cooperative assignor keeps its `owned` partitions while it joins."""
 
     topics: frozenset[str]
     owned: Partitions
@@ -32,7 +32,9 @@ def decode_subscription(data: bytes) -> SubscriptionMessage | None:
 
 
 def subscription_of(group: ClassicGroup, member: ClassicMember) -> SubscriptionMessage | None:
-    """Return the subscription of a member of a classic group, or None if it is not a consumer."""
+    """Return the subscription of a member of a classic group. Return None if the group is not one of consumers, or the
+    member's metadata cannot be decoded.
+    """
     if group.protocol_type != PROTOCOL_TYPE or not member.protocols:
         return None
     return decode_subscription(member.metadata(group.protocol) or member.protocols[0][1])

@@ -1,9 +1,9 @@
 """Changes the type of a group that has members: Kafka's online upgrade and downgrade (KIP-848).
 
 A classic group is upgraded when the first member of the consumer protocol joins it. Its members continue with the
-classic protocol, which is translated for them from then on. Each keeps what it may still read until it joins again. A
-group is downgraded when its last member of the consumer protocol has left. The others begin a rebalance of a classic
-group. `group.consumer.migration.policy` allows both, one or none.
+classic protocol, which the gateway translates for them from then on. Until a member joins again, it keeps the
+partitions that it may still read. A group is downgraded when its last member of the consumer protocol has left. The
+other members then begin a rebalance of a classic group. `group.consumer.migration.policy` allows both, one or none.
 """
 
 import logging
@@ -45,9 +45,11 @@ UPGRADE, DOWNGRADE, BIDIRECTIONAL = "upgrade", "downgrade", "bidirectional"
 def upgrade(
     store: Store, connection: sa.Connection, group_id: str, before: rows.GroupRow, now: StoreClock
 ) -> rows.GroupRow:
-    """Return the group after the upgrade that lets the consumer protocol join. The caller's transaction holds its lock.
+    """Upgrade the group so that a member of the consumer protocol can join, and return it. Return `before` unless the
+    group is classic. The caller's transaction holds its lock.
 
-    Raises InconsistentGroupProtocolError if the members of a classic group are not consumers, or may not be upgraded.
+    Raises InconsistentGroupProtocolError if members are not consumers, have a custom assignor, or have too much
+    metadata, or if the policy does not allow the upgrade.
     """
     stored = read_classic(connection, group_id, now)
     if stored is None:
@@ -69,7 +71,7 @@ def upgrade(
 
 
 def check_upgrade(store: Store, group_id: str) -> None:
-    """Raise the errors of `upgrade` in a read: requests that are refused again and again hold no lock."""
+    """Raise the errors of `upgrade` in a read, so that a client that repeats a refused request takes no lock."""
 
     def read(connection: sa.Connection) -> None:
         row = rows.read_group(connection, group_id)
@@ -85,7 +87,9 @@ def check_upgrade(store: Store, group_id: str) -> None:
 
 
 def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, now: StoreClock) -> list[rows.MemberRow]:
-    """Return the members of a classic group as members with epochs."""
+    """Return the members of a classic group as members with epochs, each with the partitions that it may still read.
+    Raises the errors of `upgrade`.
+    """
     refusal = f"group {group.group_id!r} has {len(group.joined)} member(s) of type {group.protocol_type!r}"
     if group.protocol_type != PROTOCOL_TYPE:
         raise InconsistentGroupProtocolError(f"{refusal}, which assign by their own protocol")
@@ -108,7 +112,7 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
         messages[member.member_id] = message
     facts = rows.topic_facts(connection, {topic for message in messages.values() for topic in message.topics})
     owners: dict[TopicPartition, str] = {}
-    # an assignment is of this generation; what members said that they own when they joined may be older
+    # assignments come first: they are of this generation, and the owned partitions in the metadata may be older
     assigned = {each.member_id: decode_assignment(each.assignment) or NO_PARTITIONS for each in group.joined}
     for reports in (assigned, {member_id: message.owned for member_id, message in messages.items()}):
         for member_id, partitions in reports.items():
@@ -138,8 +142,10 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
 
 
 def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Group, now: StoreClock) -> bool:
-    """Make the group classic if all its live members are, and return whether it did. The caller's transaction holds its
-    lock. `group` is its state before the last other member left, with the epoch that the clients know.
+    """Make the group classic if all its live members are and the policy allows it, and return whether it did.
+
+    The caller's transaction holds the group's lock. `group` has the generations from before the last member of the
+    consumer protocol left, because the clients know that epoch.
     """
     if store.settings.group_consumer_migration_policy not in (DOWNGRADE, BIDIRECTIONAL):
         return False
@@ -176,9 +182,10 @@ def read_type(store: Store, group_id: str) -> str | None:
 
 
 def type_to_join(store: Store, group_id: str) -> str:
-    """Return the type of the group that a classic client joins: `consumer` if it has live members of the consumer
-    protocol, otherwise `classic`. A group of type consumer whose live members are all classic is downgraded if the
-    policy allows it.
+    """Return the type of the group that a classic client joins.
+
+    It is `consumer` if the group has live members of the consumer protocol. A group of type consumer whose live members
+    are all classic is downgraded, and stays `consumer` if that is not possible. Every other group is `classic`.
     """
 
     def read(connection: sa.Connection) -> str | None:

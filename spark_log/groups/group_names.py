@@ -8,18 +8,18 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
 MEMBER_ID_PREFIX_MAX = 200
-"""The number of characters of the client id that a member id begins with. A member id is stored in 249 characters."""
+"""The maximum number of characters of the client id in a member id. The store accepts member ids of 249 characters."""
 GROUP_ID_LENGTH_MAX = 249
 """The limit of the store; Kafka's own limit is 32,767 bytes."""
 
 
 def new_member_id(client_id: str) -> str:
-    """Return a member id that begins with the client id, without characters that cannot be stored."""
+    """Return a new member id: up to MEMBER_ID_PREFIX_MAX characters of the client id, with "?" for NUL, and a UUID."""
     return f"{client_id[:MEMBER_ID_PREFIX_MAX].replace(chr(0), '?')}-{uuid.uuid4()}"
 
 
 def check_group_id(group_id: object) -> str:
-    """Return `group_id` if it is valid; otherwise raise InvalidGroupIdError, which names the value."""
+    """Return `group_id` if it is valid. Otherwise raise InvalidGroupIdError, which names the value."""
     if not isinstance(group_id, str) or not group_id:
         raise InvalidGroupIdError(f"group_id: {group_id!r} is not a text of one character or more")
     if len(group_id) > GROUP_ID_LENGTH_MAX:
@@ -40,7 +40,9 @@ def check_instance_id(instance_id: object) -> None:
 
 
 def check_session_timeout(timeout_ms: object, limits: ClusterSettings) -> None:
-    """Raise InvalidSessionTimeoutError unless it is a whole number within the limits."""
+    """Raise InvalidSessionTimeoutError unless the timeout is a whole number from group.min.session.timeout.ms to
+    group.max.session.timeout.ms.
+    """
     least, most = limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms
     if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not least <= timeout_ms <= most:
         raise InvalidSessionTimeoutError(

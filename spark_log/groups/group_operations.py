@@ -1,4 +1,7 @@
-"""Operations on a group: reset, delete, remove members. Each is one transaction, under the lock of the group."""
+"""Resets and deletes offsets of a group, deletes a group, and removes its members.
+
+Each change is one transaction under the lock of the group. `delete_offsets_of_each` makes one change for each topic.
+"""
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
@@ -61,15 +64,15 @@ class Latest:
 
 @dataclass(frozen=True)
 class AtTime:
-    """Resets to the first record of this time or later; to the high watermark if there is none."""
+    """Resets to the first record of this time or later, or to the high watermark if there is none."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """Moves the committed offset forward by this number of records, or back if it is negative. Without a commit, the
-    reset raises IllegalArgumentError.
+    """Adds this number to the committed offset. It may be negative. Without a committed offset, the reset raises
+    IllegalArgumentError.
     """
 
     records: int
@@ -84,7 +87,7 @@ ResetTo: TypeAlias = Earliest | Latest | AtTime | ShiftBy | Exactly
 
 
 class OffsetReset(NamedTuple):
-    """The committed offset of a partition before a reset (None without one) and after it."""
+    """The committed offset of a partition before a reset (None if there is none) and after it."""
 
     current: int | None
     new: int
@@ -93,7 +96,8 @@ class OffsetReset(NamedTuple):
 def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
     """Return the new offset of a reset, clamped to [log start offset, high watermark] as in kafka-consumer-groups.
 
-    `at_time` is the first offset of the requested time, None if there is none. Raises IllegalArgumentError.
+    `at_time` is the offset of the first record of the requested time or later, or None. Raises IllegalArgumentError if
+    `to` shifts and there is no committed offset, or names an offset that is not a whole number from 0 to 2**63 - 1.
     """
     match to:
         case Earliest():
@@ -118,11 +122,11 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
 def reset_offsets(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo], *, dry_run: bool = False
 ) -> dict[TopicPartition, OffsetReset]:
-    """Commit other offsets for a group without live members; a group that does not exist is created.
+    """Commit other offsets for a group without live members. A group that does not exist is created.
 
-    Returns the offsets before and after; with `dry_run` nothing is written. Raises NonEmptyGroupError,
-    IllegalArgumentError, or UnknownTopicOrPartitionError (also if a topic is deleted meanwhile); then nothing is
-    written.
+    Returns the offsets before and after. With `dry_run`, nothing is written. Raises InvalidGroupIdError,
+    NonEmptyGroupError, the errors of `reset_offset`, or UnknownTopicOrPartitionError (also if a topic is deleted
+    meanwhile); then nothing is written.
     """
     resolve = _resolution(cluster, group_id, targets)
 
@@ -156,8 +160,10 @@ class _Resolved(NamedTuple):
 def _resolution(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> Callable[[sa.Connection], _Resolved]:
-    """Return a function that finds the commits before and after a reset. It runs in the transaction that writes the new
-    ones, and uses the topics that exist then.
+    """Read the positions of the partitions, and return a function that finds the commits before and after a reset.
+
+    The function runs in the transaction that writes the new commits. It raises UnknownTopicOrPartitionError if a topic
+    was deleted after its positions were read.
     """
     check_group_id(group_id)
     legal = [partition for partition in targets if is_legal(partition.topic)]
@@ -204,9 +210,10 @@ def delete_group(store: Store, group_id: str) -> None:
 def delete_offsets_of_each(
     store: Store, group_id: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """Delete a group's offsets, and return the error of each partition, or None. The errors of a partition are
-    GroupSubscribedToTopicError, and UnknownTopicOrPartitionError if it does not exist. Other errors of `delete_offsets`
-    are raised.
+    """Delete a group's offsets, in one transaction for each topic, and return the error of each partition, or None.
+
+    The errors of a partition are GroupSubscribedToTopicError, and UnknownTopicOrPartitionError if it does not exist.
+    The other errors of `delete_offsets` are raised.
     """
     names = {partition.topic for partition in partitions}
     topics = store.read(lambda connection: find_topics(connection, names))
@@ -228,8 +235,9 @@ def delete_offsets_of_each(
 
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Delete a group's offsets of the partitions. Raises GroupIdNotFoundError; GroupSubscribedToTopicError if live
-    members read the topic; NonEmptyGroupError if the group has live members that are not consumers.
+    """Delete a group's offsets of the partitions. Raises GroupIdNotFoundError, GroupSubscribedToTopicError if live
+    members subscribe to a topic, or NonEmptyGroupError if the topics of live members cannot be decoded; then nothing is
+    deleted.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -246,7 +254,10 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
 
 
 def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> frozenset[str]:
-    """Return the topics of the members of a classic group. Raises NonEmptyGroupError if one is not a consumer."""
+    """Return the topics of the live members of a classic group.
+
+    Raises NonEmptyGroupError if a member is not a consumer, or the members have too much metadata to decode.
+    """
     group = read_classic(connection, group_id, now)
     topics: frozenset[str] = frozenset()
     if group is None:
@@ -263,7 +274,7 @@ def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreC
 def remove_from_group(
     store: Store, group_id: str, member_ids: Collection[str] = (), instance_ids: Collection[str] = ()
 ) -> None:
-    """Remove members from a group, also static ones. Their next heartbeat reports it, and they may join again.
+    """Remove members, also static ones, from a group. Their next heartbeat fails, and they may join again.
 
     Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then no member is removed.
     """
@@ -285,7 +296,7 @@ def remove_from_group(
         downgrade(store, connection, group_id, group.group, now)
 
     store.transact(remove, announce=True)
-    # the members' heartbeats will raise it
+    # the next heartbeats of the members raise these errors
     with contextlib.suppress(AssignorFailedError, InconsistentGroupProtocolError):
         refresh_targets(store, group_id, known_assignors())
 

@@ -19,13 +19,13 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 class Heartbeat(NamedTuple):
-    """A heartbeat of a member without changes of its subscription or partitions."""
+    """A heartbeat that reports no change of the member's subscription or partitions."""
 
     group_id: str
     member_id: str
     instance_id: str | None
     epoch: int
-    """Its member epoch, which is the generation of a classic member."""
+    """The member epoch, or the generation of a classic member."""
     connection_id: str
     protocol: str = rows.CONSUMER
 
@@ -36,12 +36,12 @@ class Heartbeat(NamedTuple):
 
 @dataclass(frozen=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat. With `rejoin`, the member of a classic group must join again; with `alone`, the
+    """The answer to a heartbeat. With `rejoin`, the member of a classic group must join again. With `alone`, the
     heartbeat must be handled outside of a batch. `error` is UnknownMemberIdError or FencedInstanceIdError.
 
-    With `later`, it must be asked again, since the stored data of its member was too much for one read. With
-    `renewal_due`, the session must be renewed before the heartbeat is answered. Unless something is committed, the
-    answer stays the same until `valid_until_ms` of the store's lease clock.
+    With `later`, the caller must pass the heartbeat to `answer_heartbeats` again, because one read does not decode all
+    members' data. With `renewal_due`, the session must be renewed before the heartbeat is answered. Unless something is
+    committed, the answer stays the same until `valid_until_ms` of the store's lease clock.
     """
 
     rejoin: bool = False
@@ -54,16 +54,17 @@ class HeartbeatAnswer:
 
 UNCHANGED = HeartbeatAnswer()
 _CHARACTERS_MAX = 2 * 1024 * 1024
-"""Of the texts of members that one read decodes, equal ones counted once: other heartbeats wait for it meanwhile."""
+"""The maximum length of the members' texts that one read decodes, because other heartbeats wait for it. Equal texts
+count once, and the texts of one member are always decoded."""
 
 
 def answer_heartbeats(store: Store, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
-    """Return the answers by the present state of the store. It accepts at most MEMBERS_MAX heartbeats."""
+    """Return the answer to each of 1 to MEMBERS_MAX heartbeats, in their order. This is one read of the store."""
     return store.read(lambda connection: _answers(store, connection, heartbeats))
 
 
 def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
-    """Renew the sessions, and return which members are live. It accepts at most MEMBERS_MAX heartbeats."""
+    """Renew the sessions of 1 to MEMBERS_MAX members, and return for each heartbeat whether its member is live."""
     keys = _keys(heartbeats)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> set[Key]:
@@ -111,7 +112,7 @@ def _of_classic_groups(
     for heartbeat in heartbeats:
         row = by_key.get(heartbeat.key)
         if row is None:
-            if heartbeat.group_id in ends_ms:  # not a member of this classic group
+            if heartbeat.group_id in ends_ms:  # the group is classic, and this is not a member
                 answers[heartbeat] = HeartbeatAnswer(alone=True)
             continue
         change_ms = ends_ms[heartbeat.group_id]
@@ -187,7 +188,7 @@ def _of_consumer_groups(
 
 
 def _too_much(by_key: Mapping[Key, MemberColumns]) -> set[Key]:
-    """The members whose texts are not decoded in this read. At least one member's are."""
+    """Return the members whose texts this read does not decode. It decodes those of at least one member."""
     later: set[Key] = set()
     seen: set[str] = set()
     characters = 0
@@ -207,7 +208,9 @@ def _keys(heartbeats: Sequence[Heartbeat]) -> list[Key]:
 
 
 def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict[str, int]:
-    """Return by group when the first session of its members ends; 0 if one ended before this host booted."""
+    """Return when the first session of each group ends, on the lease clock. It is 0 if a session of an earlier clock
+    epoch has ended.
+    """
     found: dict[str, int] = {}
     for group_id, clock_epoch, until_ms in ends:
         end_ms = until_ms if clock_epoch == now.clock_epoch else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a member; the same in all its heartbeats."""
+    """The identity of a member, which is the same in all its requests."""
 
     group_id: str
     member_id: str

@@ -1,4 +1,4 @@
-"""Manages a consumer's membership in a group: joining, heartbeats, fenced commits, leaving."""
+"""Manages a consumer's membership in a group: it joins, sends heartbeats, commits with fencing, and leaves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MemberSettings:
 
 
 class Membership(ABC):
-    """One consumer's place in a group. It is safe to share between threads; one heartbeat or commit runs at a time.
+    """The membership of one consumer in a group. Threads may share it. It runs one heartbeat, commit or leave at once.
 
     It joins with its first heartbeat, and again with the first one after its session was lost. Members communicate
     through the store only.
@@ -65,9 +65,9 @@ class Membership(ABC):
         self.group_id = check_group_id(group_id)
         self.settings = settings
         self.member_id = ""
-        """Empty while it is not joined."""
+        """Empty while the consumer is not a member."""
         self.generation = _NOT_JOINED
-        """The generation of its assignment: its member epoch in the consumer protocol."""
+        """The generation of its assignment, which is the member epoch in the consumer protocol; -1 before it joins."""
         check_session_timeout(settings.session_timeout_ms, limits or cluster.store.settings)
         check_instance_id(settings.instance_id)
         self._limits = limits
@@ -76,29 +76,31 @@ class Membership(ABC):
         self._fenced: FencedInstanceIdError | None = None
 
     def heartbeat(self, topics: Collection[str], owned: Collection[TopicPartition]) -> Assignment:
-        """Join if necessary, report subscription and owned partitions, and get the assignment.
+        """Join if necessary, report the subscription and the owned partitions, and return the assignment.
 
         `owned` are all partitions that the member has at this moment and has not revoked. Raises UnknownMemberIdError
-        if the session is lost, and with it everything owned; the next call joins again. Raises FencedInstanceIdError,
-        from then on always, if another member has taken over the instance id; InconsistentGroupProtocolError if the
-        member cannot join; AssignorFailedError if a custom assignor fails.
+        if the session is lost, and all owned partitions with it; the next call joins again. Raises
+        FencedInstanceIdError if another member has taken over the instance id; every later call raises it too. Raises
+        InconsistentGroupProtocolError or GroupMaxSizeReachedError if the member cannot join, and AssignorFailedError if
+        a custom assignor fails.
         """
         with self._turn, self._session(lost=True):
             return self._heartbeat(frozenset(topics), frozenset(owned))
 
     @abstractmethod
     def keep_alive(self) -> bool:
-        """Renew the session, from a background thread. Returns True if `heartbeat` should be called soon.
+        """Renew the session from a background thread. Returns True if `heartbeat` should be called soon.
 
-        It does not wait for a heartbeat that runs in another thread.
+        This does not wait for a heartbeat that runs in another thread.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit next offsets to read. Only a live member may commit, in the generation of its assignment.
 
         Raises IllegalGenerationError (also if one of the partitions has been assigned to another member since),
-        UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError; then nothing is
-        committed. Raises UnknownTopicOrPartitionError if partitions do not exist; all others are committed.
+        UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError, or
+        RebalanceInProgressError in a classic group; then nothing is committed. Raises UnknownTopicOrPartitionError if
+        partitions do not exist; all others are committed.
         """
         commits = check_commits(offsets, self._limits or self._store.settings)
         with self._turn, self._session(lost=False):
@@ -120,7 +122,7 @@ class Membership(ABC):
             me, generation = self._identity(), self.generation
             self._forget()
             if me.member_id:
-                with contextlib.suppress(SparkLogError):  # its session ends
+                with contextlib.suppress(SparkLogError):  # the session ends by itself then
                     self._leave(me, generation)
 
     @abstractmethod
@@ -131,7 +133,9 @@ class Membership(ABC):
 
     @contextlib.contextmanager
     def _session(self, *, lost: bool) -> Iterator[None]:
-        """Record how a session ended. With `lost` the caller reports the loss; otherwise the next heartbeat does."""
+        """Record that an error has ended the session. With `lost`, UnknownMemberIdError ends the membership too;
+        without it, the next heartbeat raises the error again, and then ends the membership.
+        """
         if self._fenced is not None:
             raise self._fenced
         try:
@@ -154,9 +158,7 @@ class Membership(ABC):
 
 
 class ConsumerMembership(Membership):
-    """A membership by the consumer protocol (KIP-848). The member that finds the target assignment stale computes
-    it.
-    """
+    """A membership by the consumer protocol (KIP-848). A member that finds the target assignment stale computes it."""
 
     def __init__(
         self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Collection[str],
@@ -167,7 +169,7 @@ class ConsumerMembership(Membership):
         self._assignors = tuple(assignors)
         self._complete = False
         self._new_id = ""
-        """The id for a join that has not succeeded yet."""
+        """The member id of a join that has not succeeded yet, or empty."""
 
     def keep_alive(self) -> bool:
         me, epoch = self._identity(), self.generation
@@ -182,7 +184,7 @@ class ConsumerMembership(Membership):
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
         me, epoch = self._identity(), None if self.generation == JOINING else self.generation
         if not me.member_id:
-            self._new_id = self._new_id or new_member_id(me.client_id)  # the join may be written although it fails
+            self._new_id = self._new_id or new_member_id(me.client_id)  # a join that fails may have been written
             me, epoch, owned = replace(me, member_id=self._new_id), JOINING, NO_PARTITIONS
         heartbeat = ConsumerHeartbeat(
             me, me.member_id, epoch, rebalance_timeout_ms=self.settings.rebalance_timeout_ms, names=topics,

@@ -34,8 +34,8 @@ _MILLISECONDS = re.compile(r"@[0-9]{1,15}")
 
 
 def parse_reset(text: str) -> ResetTo:
-    """Parse the reset that a user names (see EXPECTED); raise ValueError for other texts. A time without a zone is
-    UTC.
+    """Parse the reset that a user names, in one of the forms of EXPECTED. A time without a zone is UTC. Raises
+    ValueError for other texts.
     """
     word = text.strip()
     if word.lower() == "earliest":
@@ -55,11 +55,11 @@ def parse_reset(text: str) -> ResetTo:
 
 
 def apply_resets(cluster: Cluster, group_id: str, resets: Mapping[TopicPartition, OffsetReset]) -> None:
-    """Commit the new offsets, if the committed offsets are still the `current` ones and the new ones are offsets of the
-    log.
+    """Commit the new offsets, if the committed offsets are still the `current` ones, and the new ones are within
+    [log start offset, high watermark].
 
-    Raises NonEmptyGroupError if the group has live members, UnknownTopicOrPartitionError, and IllegalArgumentError if
-    something has changed since the resets were shown; then nothing is committed.
+    Raises InvalidGroupIdError, NonEmptyGroupError if the group has live members, UnknownTopicOrPartitionError, or
+    IllegalArgumentError if these conditions do not hold any more; then nothing is committed.
     """
     check_group_id(group_id)
     legal = [partition for partition in resets if is_legal(partition.topic)]

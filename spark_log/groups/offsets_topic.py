@@ -1,7 +1,7 @@
-"""Assigns the offsets of `__consumer_offsets`: each commit takes the next ones of its partition.
+"""Assigns the offsets of `__consumer_offsets`: each commit takes the next offsets of its partition.
 
-The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
-`log.segments.offset_commit_records` describes its records.
+The first commit creates the topic. The topic has no replicas, because the store keeps it, and clients cannot write
+to it. `log.segments.offset_commit_records` describes its records.
 """
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ PARTITIONS = 50
 def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
     """Return the offset of the first of `count` records that this transaction commits to `partition` of the topic.
 
-    Locks the partition's row, after the group's (the lock order).
+    Locks the partition's row. The caller must have locked the group's row before (the lock order).
     """
     first = partition_rows.take_offsets(connection, CONSUMER_OFFSETS_TOPIC, partition, count)
     if first is None:

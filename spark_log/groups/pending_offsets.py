@@ -1,7 +1,7 @@
-"""Keeps group offsets that Kafka clients add to their open transactions (TxnOffsetCommit), until EndTxn commits them.
+"""Keeps group offsets that Kafka clients add to their open transactions (TxnOffsetCommit) until the transaction ends.
 
 As in Kafka, a member is checked when it adds offsets, and not again at the commit. So a member that gets a partition
-must not start from the last committed offset while another one is pending: it waits (KIP-447).
+must not start from the last committed offset while another offset is pending: it waits (KIP-447).
 """
 
 from collections import defaultdict
@@ -32,7 +32,8 @@ def add_offsets(
     *,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[TopicPartition]:
-    """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
+    """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist, or whose
+    commit has the id of another topic.
 
     Raises the errors of `rules.check_open`, and FencedConnectionError. Raises UnknownMemberIdError,
     IllegalGenerationError or FencedInstanceIdError if the member may not commit the offsets now.
@@ -41,7 +42,7 @@ def add_offsets(
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         transaction = locked(connection, store, producer, token).transaction
         rules.check_open(transaction, producer.ref)
-        # the group's lock orders this and an assignment to another member, which then finds the pending offset
+        # with the group's lock, a member to which a partition is assigned after this finds the pending offset
         check_committing(store, connection, who, commits, lock=True)
         here = of_their_topics(connection, commits)
         rows = [
@@ -64,7 +65,7 @@ def add_offsets(
 
 
 def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:
-    """Return the offsets that the transaction will commit, by group."""
+    """Return the offsets that the producer's open transaction will commit, by group, with unfenced committers."""
     query = (
         sa.select(
             TRANSACTION_OFFSET.group_id,

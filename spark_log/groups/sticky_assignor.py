@@ -1,7 +1,7 @@
-"""Implements the assignors sticky and cooperative-sticky: balanced, and partitions stay with their owners if possible.
+"""Implements the assignors sticky and cooperative-sticky: they balance the members, and move few partitions.
 
     kept      each partition stays with its owner, if that is a member that subscribes to its topic
-    given     the others go to the subscriber with the fewest partitions
+    given     each other partition goes to the subscriber with the fewest partitions
     levelled  while two subscribers of a topic differ by more than one, the larger one gives a partition of it away
 
 Invariant: after `levelled`, no single move of a partition would make two members more equal. Members with the same
@@ -9,8 +9,8 @@ subscription differ by at most one, and no assignment that balances them so move
 subscriptions overlap in long chains may need more than `_ROUNDS_MAX` rounds, and then differ by more.
 
 Topics with the same subscribers are levelled together, so the time is O(n log n) in partitions and subscriptions.
-kafka-python's assignors of these names find the same by trying the moves one by one: tens of seconds for 15,000
-partitions, in a thread that other members wait for.
+kafka-python's assignors of these names try the moves one by one. That takes tens of seconds for 15,000 partitions, in
+a thread that other members wait for.
 """
 
 import heapq
@@ -25,7 +25,7 @@ _ROUNDS_MAX = 20
 
 @dataclass
 class _Class:
-    """A class of topics that have the same subscribers. Members are numbered in order."""
+    """A class of topics that have the same subscribers. Members are numbered in the order of `subscriptions`."""
 
     subscribers: Sequence[int]
     topics: list[str] = field(default_factory=list)
@@ -36,10 +36,10 @@ class _Class:
 def assign_sticky(
     subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions], counts: Mapping[str, int]
 ) -> dict[str, Partitions]:
-    """Return the partitions of each member of `subscriptions`. Where they do not divide equally, the first members get
-    more.
+    """Return the partitions of each member of `subscriptions`. If new partitions do not divide equally, the first
+    members get more.
 
-    `counts` has the partition count of each topic; topics that are not in it do not exist.
+    `counts` has the partition count of each topic. Topics that are not in it do not exist.
     """
     classes = _classes(subscriptions, counts)
     loads = [0] * len(subscriptions)
@@ -58,7 +58,7 @@ def assign_sticky(
 
 
 def _classes(subscriptions: Mapping[str, Collection[str]], counts: Mapping[str, int]) -> list[_Class]:
-    """Return the classes with the fewest subscribers first: their partitions have the least choice."""
+    """Return the classes, those with the fewest subscribers first, because their partitions have the least choice."""
     subscribers: dict[str, list[int]] = {topic: [] for topic in sorted(counts)}
     for member, topics in enumerate(subscriptions.values()):
         for topic in topics:
@@ -72,7 +72,7 @@ def _classes(subscriptions: Mapping[str, Collection[str]], counts: Mapping[str, 
 
 
 def _kept(subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Partitions]) -> dict[TopicPartition, int]:
-    """Return the owners that subscribe to the topic of their partition; the first one, if two claim it."""
+    """Return the owner of each partition that a subscriber of its topic owns: the first one, if several claim it."""
     owners: dict[TopicPartition, int] = {}
     for member, (name, topics) in enumerate(subscriptions.items()):
         for partition in owned.get(name, ()):
@@ -82,7 +82,7 @@ def _kept(subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Part
 
 
 def _give(each: _Class, loads: list[int], owners: Mapping[TopicPartition, int], counts: Mapping[str, int]) -> None:
-    """Fill `held`: owners keep theirs, others go to the least loaded subscriber."""
+    """Fill `held`: owners keep their partitions, and the others go to the least loaded subscriber."""
     free = []
     numbers_max = max(counts[topic] for topic in each.topics)
     for number in range(numbers_max):  # the topics in turn, so that a member gives away some of each
@@ -97,7 +97,7 @@ def _give(each: _Class, loads: list[int], owners: Mapping[TopicPartition, int], 
                     loads[owner] += 1
     least = [(loads[member], member) for member in each.subscribers]
     heapq.heapify(least)
-    for partition in sorted(free):  # topic by topic, so that each is spread over the members
+    for partition in sorted(free):  # topic by topic, so that each topic is spread over the members
         load, member = least[0]
         each.held.setdefault(member, []).append(partition)
         loads[member] = load + 1

@@ -31,7 +31,7 @@ Commits = Mapping[TopicPartition, Commit]
 
 
 class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-python has no types
-    """A consumer in its group. The offsets that it sends belong to the topics with these ids."""
+    """A consumer in its group, with the id of the topic that it has read from in each partition."""
 
     topic_ids: Mapping[TopicPartition, int]
 
@@ -44,8 +44,9 @@ class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-pytho
 class Committer:
     """The author of a commit: a member in a generation of its group, or an empty member id for a group without members.
 
-    An `unfenced` author is not checked: a Kafka client that names no member, as before KIP-447, or an open transaction
-    of a client, which was checked when it got the offsets.
+    An `unfenced` author is not checked. It is a Kafka client that names no member, as before KIP-447, or an open
+    transaction of a client, whose member was checked when it added the offsets. Raises InvalidGroupIdError, or
+    ValueError if there is a generation without a member id.
     """
 
     group_id: str
@@ -61,7 +62,7 @@ class Committer:
 
 
 def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:
-    """Return the commits with their topic ids, or raise what the hook of `commit_offsets_hook` would raise now."""
+    """Return the commits with their topic ids, or raise the error that `commit_offsets_hook`'s hook would raise."""
     _check(store, connection, who, commits, lock=False)
     found = of_their_topics(connection, commits)
     refuse_unknown(commits.keys() - found.keys())
@@ -69,16 +70,16 @@ def check_offsets(store: Store, connection: sa.Connection, who: Committer, commi
 
 
 def commit_offsets_hook(store: Store, offsets: Mapping[Committer, Commits]) -> CommitHook:
-    """Return an append hook that commits the offsets of one or more groups.
+    """Return an append hook that commits the offsets of groups.
 
-    The hook raises CommitFailedError if a committer is not a live member of the group's current generation, or if a
-    partition is assigned to another member; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the
-    append is committed.
+    The hook raises CommitFailedError if a committer is not a live member in its current generation, or names no member
+    although the group has live ones, or if a partition is assigned to another member. It also raises
+    FencedInstanceIdError and UnknownTopicOrPartitionError. Then nothing of the append is committed.
     """
 
     def commit(connection: sa.Connection, _now: StoreClock) -> bool:
         now = {who: _check(store, connection, who, offsets[who], lock=True) for who in sorted(offsets, key=_by_group)}
-        # first the locks of all groups, then those of __consumer_offsets, in the same order in every transaction
+        # every transaction locks first all groups by id, and then the partitions of __consumer_offsets by number
         for who, commits in sorted(offsets.items(), key=lambda each: log_partition_of(each[0].group_id)):
             refuse_unknown(write_commits(connection, now[who], who.group_id, commits))
         return True
@@ -101,8 +102,8 @@ def _check(store: Store, connection: sa.Connection, who: Committer, commits: Com
 def check_committing(
     store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool
 ) -> StoreClock:
-    """Check that `who` may commit these partitions now, and return the time. With `lock`, this holds until the end of
-    the store's transaction.
+    """Check that `who` may commit these partitions now, and return the time. With `lock`, the result of the check stays
+    true until the end of the store's transaction.
 
     Raises UnknownMemberIdError, IllegalGenerationError, or FencedInstanceIdError.
     """
