@@ -1,4 +1,7 @@
-"""Defines a classic group, its members, and their requests and answers, as frozen values."""
+"""Defines a classic group, its members, and their requests and answers, as frozen values.
+
+Times (`until_ms`, `deadline_ms`) are milliseconds of the store's lease clock.
+"""
 
 import enum
 from collections.abc import Mapping
@@ -13,17 +16,17 @@ class State(enum.StrEnum):
 
     @property
     def must_rejoin(self) -> bool:
-        """Whether the members must join again: their heartbeats are answered with REBALANCE_IN_PROGRESS."""
+        """Return whether the members must join again. Then their heartbeats get REBALANCE_IN_PROGRESS."""
         return self is State.PREPARING
 
 
 class Phase(enum.StrEnum):
-    """The state of a member. In PreparingRebalance, SYNCING and SYNCED are members that have not joined again."""
+    """The state of a member. In PreparingRebalance, members in SYNCING and SYNCED have not joined again yet."""
 
     PENDING = "pending"
-    """It has a member id, but has not joined with it. It is not a member yet, but a rebalance waits for it."""
+    """The client has a member id, but has not joined with it. It is not a member yet, but a rebalance waits for it."""
     JOINING = "joining"
-    """Its JoinGroup waits for the next generation."""
+    """The member's JoinGroup waits for the next generation."""
     SYNCING = "syncing"
     """The member is in the generation, and has not asked for its assignment."""
     SYNCED = "synced"
@@ -40,7 +43,7 @@ class ClassicMember:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     until_ms: int
-    """End of its session."""
+    """The end of the session."""
     phase: Phase = Phase.JOINING
     assignment: bytes = b""
 
@@ -55,23 +58,27 @@ class ClassicGroup:
     state: State = State.EMPTY
     protocol_type: str = ""
     protocol: str = ""
-    """The protocol of the generation, which all members support."""
+    """The protocol of the generation, which all members support; empty if the group has no generation with members."""
     leader: str = ""
     """The member id of the leader, or "" if the group has none."""
     deadline_ms: int | None = None
-    """In PreparingRebalance the end of the time to join; later the end of the time to ask for the assignment."""
+    """In PreparingRebalance, the end of the time to join. Later, the end of the time to ask for the assignment; None if
+    no member has to ask.
+    """
     members: Mapping[str, ClassicMember] = field(default_factory=dict)
     """The members by id, including PENDING ones."""
 
     @property
     def joined(self) -> list[ClassicMember]:
-        """The members without those that are PENDING, by member id."""
+        """Return the members that are not PENDING, in the order of their ids."""
         return [member for _, member in sorted(self.members.items()) if member.phase is not Phase.PENDING]
 
 
 @dataclass(frozen=True)
 class Joining:
-    """A JoinGroup request. A member without an id gets `new_id`; with `id_required` it must join again with it."""
+    """A JoinGroup request. If `member_id` is empty, the member gets `new_id`. With `id_required`, a dynamic member must
+    then join again with this id.
+    """
 
     member_id: str
     new_id: str
@@ -87,10 +94,10 @@ class Joining:
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """The answer to a JoinGroup. Only the leader gets `members`: each with its instance id and metadata.
+    """The answer to a JoinGroup. Only the leader gets `members`: the id, instance id and metadata of each.
 
-    With `skip_assignment`, the leader has restarted as a static member, and the generation has its assignment
-    (KIP-814).
+    With `skip_assignment`, the leader is a static member that has restarted, and the generation has its assignment
+    already (KIP-814).
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""Reads and writes the rows of classic groups. The row of `consumer_group` is their lock, and has the generation."""
+"""Reads and writes the rows of classic groups. A group's row of `consumer_group` is its lock and has its generation."""
 
 import json
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUM
 from spark_log.metadata.store import StoreClock
 
 EXPIRED_MS = 0
-"""A time that was written before this host started is over."""
+"""Replaces a time that was written in another clock epoch, because it is over."""
 
 _ALL_GROUPS = sa.select(
     CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.protocol_type,
@@ -48,7 +48,9 @@ _FIRST_END = Prepared(
 
 
 class Part(NamedTuple):
-    """A group with one of its members, or none, as it was written. It is valid until `until_ms`; None means always."""
+    """A group with one of its members, or none, as it was written. Time changes the group at `until_ms`; None means
+    never.
+    """
 
     group: ClassicGroup
     until_ms: int | None
@@ -63,7 +65,9 @@ def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> C
 
 
 def read_part(connection: sa.Connection, group_id: str, member_id: str, now: StoreClock) -> Part | None:
-    """Return the classic group with this member alone, or None. The bytes of other members are not read."""
+    """Return the classic group with this member alone, if it exists, or None if there is no such group. The metadata
+    and assignments of other members are not read.
+    """
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:
         return None
@@ -84,14 +88,16 @@ def read_all_classic(connection: sa.Connection, now: StoreClock) -> dict[str, Cl
 
 
 def expired_groups(connection: sa.Connection, now: StoreClock) -> list[str]:
-    """Return the groups that have members whose sessions have ended."""
+    """Return the ids of the classic groups that have members whose sessions have ended."""
     ended = now.has_expired(CLASSIC_MEMBER)
     query = sa.select(CLASSIC_MEMBER.group_id).where(ended).distinct().order_by(CLASSIC_MEMBER.group_id)
     return list(connection.execute(query).scalars())
 
 
 def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: ClassicGroup, now: StoreClock) -> None:
-    """Write what differs, in a transaction that holds the group's lock. Without `before`, the group becomes classic."""
+    """Write the differences between `before` and `after`, in a transaction that holds the group's lock. If `before` is
+    None, the group becomes classic.
+    """
     old = {} if before is None else before.members
     here = {"group_id": after.group_id}
     if before is None:
@@ -116,7 +122,7 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
 
 
 def delete_classic(connection: sa.Connection, group_id: str) -> None:
-    """Make the group no longer classic; its `consumer_group` row stays. The caller's transaction holds its lock."""
+    """Delete the rows that make the group classic. Its row of `consumer_group` stays. The caller holds its lock."""
     for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -155,7 +161,7 @@ def _of_group(group: ClassicGroup, now: StoreClock) -> dict[str, Any]:
 
 
 def _changed(before: ClassicMember, after: ClassicMember, now: StoreClock) -> dict[str, Any]:
-    """Return the columns to write. Columns that may be large are among them only if they have changed."""
+    """Return the columns to write. The large ones, metadata and assignment, are among them only if they changed."""
     values = _of_state(after, now)
     if after.protocols != before.protocols:
         values |= _of_metadata(after)

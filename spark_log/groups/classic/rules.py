@@ -1,19 +1,18 @@
-"""The state machine of a classic group: its members compute the assignment, and only they understand it.
+"""Implements the state machine of a classic group, whose members compute the assignment, and alone understand it.
 
 Kafka Connect, Kafka Streams and consumers with an assignor of their own form such groups. The states are those of a
-classic group in Kafka's GroupCoordinator; a group that does not exist is Dead.
+classic group in Kafka's GroupCoordinator. A group that does not exist is Dead.
 
-    Empty                 no members
-    PreparingRebalance    members join, until all of them have, or the rebalance timeout is over
+    Empty                 the group has no members
+    PreparingRebalance    members join, until all of them have joined, or the rebalance timeout is over
     CompletingRebalance   a generation has begun; its leader computes the assignment from the members' metadata
     Stable                the leader's SyncGroup has given each member its assignment
 
-Pure functions over frozen values. `now_ms` is the store's lease clock. Time changes a group when it is looked at:
-callers apply `advance` before any other function. Sources: GroupCoordinator and ClassicGroup of Kafka 4.1, KIP-345
-(static members), KIP-394 (MEMBER_ID_REQUIRED).
+The functions are pure, and their values are frozen. `now_ms` is a time of the store's lease clock. No timer changes a
+group: callers apply `advance` before any other function. Sources: GroupCoordinator and ClassicGroup of Kafka 4.1,
+KIP-345 (static members), KIP-394 (MEMBER_ID_REQUIRED).
 
-Invariants: the generation only grows; a generation has one leader; all its members get
-the assignment of that leader.
+Invariants: the generation only grows; a generation has one leader; all its members get the assignment of that leader.
 """
 
 from collections import Counter
@@ -31,7 +30,9 @@ from spark_log.groups.classic.group import ClassicGroup, ClassicMember, JoinAnsw
 
 
 def advance(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """Return the group without the members whose sessions or rebalance timeout have ended."""
+    """Return the group at `now_ms`: without members whose sessions have ended, or that did not join or ask for their
+    assignment in time. A rebalance is completed if its time to join is over.
+    """
     group = _without(
         group, {member.member_id for member in group.members.values() if member.until_ms <= now_ms}, now_ms
     )
@@ -65,17 +66,19 @@ def join(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
     same = new.protocols == known.protocols
     if known.phase is not Phase.PENDING and same:
         follower = group.state is State.STABLE and group.leader != known.member_id
-        if follower or group.state is State.COMPLETING:  # the answer to its last JoinGroup was lost
+        if follower or group.state is State.COMPLETING:  # the answer to the member's last JoinGroup was lost
             return replace_member(group, touched(known, now_ms))
     return _joining(group, new, request.protocol_type, now_ms)
 
 
 def join_answer(group: ClassicGroup, member_id: str, instance_id: str | None) -> JoinAnswer | None:
-    """Return a member's answer, None while it waits. Raises UnknownMemberIdError or FencedInstanceIdError."""
+    """Return the answer to a member's JoinGroup, or None while it waits for the next generation. Raises
+    UnknownMemberIdError or FencedInstanceIdError.
+    """
     member = member_of(group, member_id, instance_id)
     if member.phase is Phase.JOINING:
         return None
-    if group.state is State.PREPARING:  # its generation is over: SyncGroup will tell it
+    if group.state is State.PREPARING:  # the generation is over already: SyncGroup tells the member
         return JoinAnswer(group.generation, group.protocol, "", ())
     members: tuple[tuple[str, str | None, bytes], ...] = ()
     if group.leader == member_id:
@@ -85,7 +88,7 @@ def join_answer(group: ClassicGroup, member_id: str, instance_id: str | None) ->
 
 
 def leads(group: ClassicGroup, member_id: str) -> bool:
-    """Whether the answer to the member's JoinGroup has the metadata of all members."""
+    """Return whether the answer to the member's JoinGroup has the metadata of all members."""
     return group.leader == member_id and group.state is not State.PREPARING
 
 
@@ -97,7 +100,8 @@ def sync(
     assignments: Mapping[str, bytes],
     now_ms: int,
 ) -> ClassicGroup:
-    """Return the group after a SyncGroup request; members without an assignment of the leader get an empty one.
+    """Return the group after a SyncGroup request. `assignments` counts only if the leader sends it. A member that is
+    not in it gets an empty assignment.
 
     `sync_answer` returns the answer. Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, or
     RebalanceInProgressError.
@@ -132,7 +136,9 @@ def wait_for_assignment(
 
 
 def begin_again(group: ClassicGroup, generation: int, now_ms: int) -> ClassicGroup:
-    """Begin another rebalance, if the leader's assignment of this generation cannot be stored."""
+    """Begin another rebalance, because the leader's assignment of this generation cannot be stored. Return the group
+    unchanged if it does not wait for that assignment any more.
+    """
     if group.state is not State.COMPLETING or group.generation != generation:
         return group
     return begin_rebalance(group, now_ms)
@@ -149,7 +155,7 @@ def check_protocol(group: ClassicGroup, protocol_type: str | None, protocol: str
 def heartbeat(
     group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
 ) -> ClassicGroup:
-    """Return the group with the member's session renewed; in PreparingRebalance the member must join again.
+    """Return the group with the member's session renewed. In PreparingRebalance, the member must join again.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, or IllegalGenerationError.
     """
@@ -182,7 +188,7 @@ def check_commit(
 
 
 def member_of(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
-    """Return the member. Raises FencedInstanceIdError if another one has its instance id, or UnknownMemberIdError."""
+    """Return the member. Raises FencedInstanceIdError if another one has the instance id, or UnknownMemberIdError."""
     if instance_id is not None:
         static = next((each for each in group.joined if each.instance_id == instance_id), None)
         if static is not None and static.member_id != member_id:
@@ -196,7 +202,7 @@ def member_of(group: ClassicGroup, member_id: str, instance_id: str | None) -> C
 
 
 def touched(member: ClassicMember, now_ms: int) -> ClassicMember:
-    """Return the member with its session renewed, if a third of it is over. So few heartbeats are written."""
+    """Return the member with its session renewed if a third of it is over, so that few heartbeats are written."""
     if member.until_ms - now_ms > member.session_timeout_ms * 2 // 3:
         return member
     return replace(member, until_ms=now_ms + member.session_timeout_ms)
@@ -208,7 +214,9 @@ def with_session_renewed(group: ClassicGroup, member_id: str, instance_id: str |
 
 
 def select_protocol(members: Collection[ClassicMember]) -> str:
-    """Return the protocol, or "", that all members support and most prefer; the first by name among equals."""
+    """Return the protocol that all members support and most prefer, or "" if there is none. Among equals it is the
+    first by name. `members` must not be empty.
+    """
     common = set.intersection(*({name for name, _ in member.protocols} for member in members))
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members if common)
     return min(votes, key=lambda name: (-votes[name], name), default="")
@@ -221,7 +229,7 @@ def _join_without_id(group: ClassicGroup, request: Joining, now_ms: int) -> Clas
         if request.id_required and request.instance_id is None:
             return replace_member(group, replace(new, phase=Phase.PENDING, protocols=()))
         return _joining(group, new, request.protocol_type, now_ms)
-    # a static member has started again: it replaces the one that it was
+    # a static member has restarted with a new member id, and replaces the old member
     members = {member_id: member for member_id, member in group.members.items() if member_id != old.member_id}
     leader = new.member_id if group.leader == old.member_id else group.leader
     group = replace(group, members=members, leader=leader)
@@ -274,7 +282,7 @@ def replace_member(group: ClassicGroup, member: ClassicMember) -> ClassicGroup:
 
 
 def _joining(group: ClassicGroup, member: ClassicMember, protocol_type: str, now_ms: int) -> ClassicGroup:
-    """Return the group with a member that joins a rebalance, which begins now if none has begun."""
+    """Return the group with a member that joins. A rebalance begins if none has begun."""
     group = replace_member(replace(group, protocol_type=protocol_type), replace(member, phase=Phase.JOINING))
     return _complete_join(group, now_ms) if group.state is State.PREPARING else begin_rebalance(group, now_ms)
 
@@ -302,7 +310,9 @@ def _rebalance_timeout_ms(members: Iterable[ClassicMember]) -> int:
 
 
 def _complete_join(group: ClassicGroup, now_ms: int) -> ClassicGroup:
-    """Begin the next generation if all have joined, or the time is over: then without late dynamic members."""
+    """Begin the next generation if all members have joined. If the time to join is over, begin it without the dynamic
+    members that are late.
+    """
     assert group.deadline_ms is not None
     waited_for = [each for each in group.members.values() if each.phase is not Phase.JOINING]
     if waited_for and now_ms < group.deadline_ms:
@@ -311,7 +321,7 @@ def _complete_join(group: ClassicGroup, now_ms: int) -> ClassicGroup:
     pending = {each.member_id: each for each in group.members.values() if each.phase is Phase.PENDING}
     rejoined = [each.member_id for each in kept if each.phase is Phase.JOINING]
     deadline_ms = now_ms + _rebalance_timeout_ms(kept)
-    if kept and not rejoined:  # static members have their whole sessions to come back
+    if kept and not rejoined:  # wait again: only static members are left, and they may return until their sessions end
         return replace(group, deadline_ms=deadline_ms, members={**pending, **{each.member_id: each for each in kept}})
     group = replace(group, generation=group.generation + 1)
     if not kept:

@@ -1,6 +1,6 @@
-"""Handles requests of members of classic groups: read, decide (`rules`), write. Any process handles any request.
+"""Handles requests of members of classic groups: reads, decides (`rules`), writes. Any process handles any request.
 
-A request that changes nothing is a read. All functions block, and raise the errors of `rules`.
+A request that changes nothing only reads. All functions block, and raise the errors of `rules`.
 """
 
 import contextlib
@@ -25,18 +25,20 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 T = TypeVar("T")
 
 Step = Callable[[ClassicGroup, int], ClassicGroup]
-"""Returns the group after a request, at a time of the store's lease clock."""
+"""A function that takes a group and a time of the store's lease clock, and returns the group after a request."""
 
 
 class Seen(NamedTuple):
-    """A group after a request. Time alone does not change it for `wait_ms`; None means never."""
+    """A group after a request. Without a request, it stays the same for `wait_ms`, or forever if that is None."""
 
     group: ClassicGroup
     wait_ms: int | None
 
 
 class Mark(NamedTuple):
-    """The facts of a group that members wait to change, and the ids of those that wait. `wait_ms` is that of `Seen`."""
+    """The facts of a group for whose change requests wait. `member_ids` are the waiting members that still exist.
+    `wait_ms` is as in `Seen`.
+    """
 
     state: State
     generation: int
@@ -45,8 +47,10 @@ class Mark(NamedTuple):
 
 
 def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
-    """Apply a `step` that at most renews the session of one member. The result has only this member, unless time has
-    changed the group: the others are not read, because their metadata may be large. Otherwise it is like `change`.
+    """Apply a `step` that at most renews the session of one member. The rest is as in `change`.
+
+    The others are not read, because their metadata may be large, and the result has only this member. They are read
+    if time has changed the group, or the step does not accept the member.
     """
 
     def decide(connection: sa.Connection) -> tuple[ClassicGroup, Seen, StoreClock] | None:
@@ -58,7 +62,7 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
         try:
             after = step(part.group, now.lease_ms)
         except (UnknownMemberIdError, FencedInstanceIdError):
-            return None  # which of the two it is depends on the others
+            return None  # the other members decide which of the two errors is raised
         wait_ms = None if part.until_ms is None else part.until_ms - now.lease_ms
         return part.group, Seen(after, wait_ms), now
 
@@ -112,7 +116,7 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
 
 
 def _parts(items: Sequence[T]) -> list[Sequence[T]]:
-    """Split the items into as many as one statement asks for."""
+    """Split the items into parts of at most MEMBERS_MAX, the maximum of one statement."""
     return [items[first : first + MEMBERS_MAX] for first in range(0, len(items), MEMBERS_MAX)]
 
 
@@ -122,7 +126,9 @@ def _rows(answers: Iterable[Answer]) -> Iterator[tuple[Any, ...]]:
 
 
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:
-    """Apply `step` to the group. Raises UnknownMemberIdError if there is no such group."""
+    """Apply `step` to the group. Raises UnknownMemberIdError if there is no such classic group, and the errors of
+    `step`.
+    """
 
     def read(connection: sa.Connection) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
         now = store.clock(connection)
@@ -146,8 +152,8 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
 
 
 def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
-    """Apply `rules.join`. A group without members becomes classic. Raises InconsistentGroupProtocolError if it has
-    members of another kind, or GroupMaxSizeReachedError.
+    """Apply `rules.join`. A group without live members becomes classic. Raises InconsistentGroupProtocolError also if
+    the group has live members of another type, and GroupMaxSizeReachedError.
     """
     check_request(request)
 
@@ -177,9 +183,7 @@ def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
 
 
 def advance_classic(store: Store, group_id: str, fence: Fence = unfenced) -> None:
-    """Remove members whose sessions have ended, for callers that are not members. Groups of other kinds do not
-    change.
-    """
+    """Apply `rules.advance` for a caller that is not a member. Groups of another type do not change."""
     with contextlib.suppress(UnknownMemberIdError):
         change(store, group_id, unchanged, fence)
 
@@ -202,7 +206,7 @@ def remove_classic_members(
 
 
 def live_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> int:
-    """Return the number of members whose sessions have not ended; 0 for a group of another kind."""
+    """Return the number of members whose sessions have not ended, or 0 for a group of another type."""
     group = read_classic(connection, group_id, now)
     return 0 if group is None else len(advance(group, now.lease_ms).joined)
 
@@ -211,10 +215,10 @@ def check_classic_committer(
     connection: sa.Connection, now: StoreClock, group_id: str, member_id: str, instance_id: str | None,
     generation: int, *, transactional: bool,
 ) -> None:  # fmt: skip
-    """Raise the errors of `rules.check_commit`, in a transaction that holds the group's lock."""
+    """Raise the errors of `rules.check_commit`. They hold until the end of a transaction that has the group's lock."""
     part = read_part(connection, group_id, member_id, now)
     if part is not None and (part.until_ms is None or part.until_ms > now.lease_ms):
-        with contextlib.suppress(UnknownMemberIdError, FencedInstanceIdError):  # which one depends on the others
+        with contextlib.suppress(UnknownMemberIdError, FencedInstanceIdError):  # the other members decide which
             check_commit(part.group, member_id, instance_id, generation, transactional=transactional)
             return
     group = read_classic(connection, group_id, now)
@@ -224,7 +228,7 @@ def check_classic_committer(
 
 
 def unchanged(group: ClassicGroup, _now_ms: int) -> ClassicGroup:
-    """Return the group: the step of an observer."""
+    """Return the group. This is the step of a caller that only observes it."""
     return group
 
 
@@ -234,7 +238,7 @@ def _seen(group: ClassicGroup, now: StoreClock) -> Seen:
 
 
 def _announce(store: Store, before: ClassicGroup | None, after: ClassicGroup) -> None:
-    """Wake the waiting requests in all processes, unless only a session was renewed."""
+    """Wake the waiting requests in all processes if the state or the generation has changed, or members join."""
     if (
         before is None
         or (before.state, before.generation) != (after.state, after.generation)
