@@ -1,8 +1,8 @@
-"""Keyword settings of the clients: kafka-python's names, each parsed once into a frozen dataclass.
+"""Parses the keyword settings of the clients, which have kafka-python's names, into frozen dataclasses.
 
 Each setting of kafka-python is of one of three kinds:
 - *applied*: a field of the client's dataclass.
-- *no effect*: it tunes connections that spark-log does not have. This is logged once.
+- *no effect*: it tunes something that spark-log does not have, such as connections to brokers. This is logged once.
 - *refused*: the program would not get what it asks for, such as TLS.
 A setting whose value is kafka-python's default (`security_protocol="PLAINTEXT"`) is always accepted.
 """
@@ -99,7 +99,7 @@ def parse_settings(
     except KafkaConfigurationError as error:
         problems.append(str(error.args[0]))
     else:
-        refusal = broker_refusal(address) if problems else None  # a sole refusal is raised where the address is parsed
+        refusal = broker_refusal(address) if problems else None  # without problems, Cluster.open raises it
         problems += [refusal] if refusal is not None else []
     if problems:
         raise (unknown if unrecognized else KafkaConfigurationError)("\n".join(problems))
@@ -132,7 +132,10 @@ def _shown(name: str, value: object) -> str:
 
 
 def _address(given: Mapping[str, Any]) -> str:
-    """Return `cluster`, or its alias `bootstrap_servers` (text, or a list of one), or the environment's address."""
+    """Return `cluster` or its alias `bootstrap_servers` (text, or a list of one text), or the environment's address.
+
+    Raises KafkaConfigurationError if there is no address.
+    """
     cluster, alias = given.get("cluster"), given.get("bootstrap_servers")
     if cluster is not None and alias is not None and cluster != alias:
         raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting; give only one")
@@ -153,7 +156,7 @@ def _address(given: Mapping[str, Any]) -> str:
 
 
 def takes_headers(method: Any) -> bool:
-    """Whether the method accepts (topic, headers, data); methods for kafka-python 2 have no headers."""
+    """Whether the method accepts (topic, headers, data). Methods for kafka-python 2 accept (topic, data)."""
     try:
         inspect.signature(method).bind("topic", [], b"")
     except TypeError:
@@ -168,7 +171,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, least: float, *, whole: bool = True) -> None:
-    """Raise KafkaConfigurationError unless `value` is a number, and no bool, of at least `least`."""
+    """Raise KafkaConfigurationError unless `value` is a number >= `least` (with `whole` an integer), and not a bool."""
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
         raise KafkaConfigurationError(

@@ -32,7 +32,7 @@ def kafka_error(error: SparkLogError) -> Exception:
 
 @contextmanager
 def kafka_errors() -> Iterator[None]:
-    """Raise spark-log's errors inside it as kafka-python's. It is a context manager and a decorator.
+    """Convert spark-log's errors that leave the block with `kafka_error`. It is a context manager and a decorator.
 
     As a decorator of a generator function it does not cover the generator's body, which runs after the call.
     """

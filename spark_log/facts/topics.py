@@ -16,7 +16,9 @@ from spark_log.metadata.store import StoreClock
 
 @dataclass(frozen=True)
 class ReplicaInfo:
-    """A replica. `lag` counts the offsets that it lacks. It is `alive` if its broker and its log dir are."""
+    """A replica. `lag` is the number of offsets that it lacks below the partition's log end offset. It is `alive` if
+    its broker and its log dir are.
+    """
 
     broker_id: int
     log_dir_id: int
@@ -79,7 +81,7 @@ def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescrip
 
 
 def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:
-    """Return what `describe_topics` returns, in a snapshot from which the caller reads more."""
+    """Return the same as `describe_topics`, from the snapshot of `connection`, in which the caller reads more."""
     found = find_topics(connection, names)
     for name in names:
         if name not in found:

@@ -81,11 +81,11 @@ class PartitionProducer:
     last_sequence: int | None
     """None if the producer has no sequence in this partition."""
     last_ms: int
-    """The time of its last append, or of the begin of its open transaction, by the store's clock."""
+    """The time of its last append, or of the start of its open transaction, in ms since 1970 by the store's clock."""
     transaction_start_offset: int | None
-    """The partition's log end offset: the first offset of the open transaction if it was committed now. None without an
-    open transaction here. Equal for all open transactions; it increases with every append.
-    """
+    """The partition's log end offset, where the records of the open transaction would begin if it were committed now.
+    It is equal for all open transactions of a partition, and increases with every append. None without an open
+    transaction."""
 
 
 def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
@@ -19,15 +18,15 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups import offsets_topic
-from spark_log.groups.classic.rows import delete_classic
 from spark_log.groups.classic.service import live_classic
 from spark_log.groups.consumer import rows
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
+from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python
@@ -240,64 +239,14 @@ def read_commits(
 
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Delete the group's commits for the partitions, in the caller's transaction."""
-    topics = find_topics(connection, {name for name, _ in partitions})
-    _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in partitions if name in topics})
-
-
-def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
-    """Delete committed offsets that have expired, and the groups that then have no offsets. Return the number of
-    deleted offsets.
-
-    An offset expires offsets.retention.minutes after its commit, or after its group became empty if that was later.
-    A group is deleted only if it has been empty for as long.
-    """
-    retention_ms = (settings or store.settings).offsets_retention_ms
-
-    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
-        fence(connection)
-        before_ms = store.clock(connection).wall_ms - retention_ms
-        idle, old = _expired(before_ms)
-        groups = sa.select(CONSUMER_GROUP.group_id).where(idle).order_by(CONSUMER_GROUP.group_id).with_for_update()
-        gone = 0
-        for group_id in connection.execute(groups).scalars().all():
-            gone += connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, old)).rowcount
-            left = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
-            if connection.execute(left).first() is None:
-                delete_classic(connection, group_id)
-                connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
-        return gone
-
-    return store.transact(expire)
-
-
-def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
-    """Return the number of offsets that `expire_offsets` would delete now."""
-
-    def count(connection: sa.Connection) -> int:
-        idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
-        query = sa.select(sa.func.count()).select_from(t.group_offset)
-        return connection.execute(
-            query.join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id).where(idle, old)
-        ).scalar_one()
-
-    return store.read(count)
-
-
-def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    """Return two conditions: the group has been empty since `before_ms` or longer, and the offset was committed by
-    then.
-    """
-    return CONSUMER_GROUP.empty_since_ms <= before_ms, GROUP_OFFSET.committed_ms <= before_ms
-
-
-def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tuple[int, int]]) -> None:
-    by_topic: dict[int, list[int]] = {}
-    for topic_id, number in sorted(partitions):
-        by_topic.setdefault(topic_id, []).append(number)
-    for topic_id, numbers in by_topic.items():
-        here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic_id)
+    """Delete the group's commits for the partitions, in the caller's transaction, also those of open transactions."""
+    by_topic: dict[str, list[int]] = {}
+    for name, number in sorted(partitions):
+        by_topic.setdefault(name, []).append(number)
+    for name, topic in find_topics(connection, by_topic).items():
+        numbers = by_topic[name]
+        here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic.topic_id)
         for first in range(0, len(numbers), _CHUNK):
-            connection.execute(
-                t.group_offset.delete().where(here, GROUP_OFFSET.partition.in_(numbers[first : first + _CHUNK]))
-            )
+            some = numbers[first : first + _CHUNK]
+            connection.execute(t.group_offset.delete().where(here, GROUP_OFFSET.partition.in_(some)))
+            delete_pending_offsets(connection, group_id, topic.topic_id, some)

@@ -14,8 +14,11 @@ GROUP_ID_LENGTH_MAX = 249
 
 
 def new_member_id(client_id: str) -> str:
-    """Return a new member id: up to MEMBER_ID_PREFIX_MAX characters of the client id, with "?" for NUL, and a UUID."""
-    return f"{client_id[:MEMBER_ID_PREFIX_MAX].replace(chr(0), '?')}-{uuid.uuid4()}"
+    """Return a new member id: up to MEMBER_ID_PREFIX_MAX characters of the client id, and a UUID. Characters that
+    cannot be stored become "?".
+    """
+    prefix = client_id[:MEMBER_ID_PREFIX_MAX].replace("\0", "?").encode(errors="replace").decode()
+    return f"{prefix}-{uuid.uuid4()}"
 
 
 def check_group_id(group_id: object) -> str:

@@ -26,9 +26,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups.assignors import known_assignors
-from spark_log.groups.classic.limits import may_be_decoded
-from spark_log.groups.classic.rows import delete_classic, read_classic
-from spark_log.groups.classic.rules import advance
+from spark_log.groups.classic.rows import delete_classic
 from spark_log.groups.classic.service import remove_classic_members
 from spark_log.groups.committed_offsets import (
     Commit,
@@ -41,15 +39,16 @@ from spark_log.groups.committed_offsets import (
 )
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
-from spark_log.groups.consumer_messages import subscription_of
 from spark_log.groups.conversion import downgrade, read_type
 from spark_log.groups.group_names import check_group_id
+from spark_log.groups.offset_expiry import subscribed_topics
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,15 @@ def _resolution(
 
 
 def delete_group(store: Store, group_id: str) -> None:
-    """Delete a group and all its offsets. Raises GroupIdNotFoundError or NonEmptyGroupError."""
+    """Delete a group and all its offsets, also those of open transactions, as Kafka does. Raises GroupIdNotFoundError
+    or NonEmptyGroupError.
+    """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         refuse_live(store, connection, group_id)
         delete_classic(connection, group_id)
+        delete_pending_offsets(connection, group_id)
         for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -242,33 +244,12 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
-        now = store.clock(connection)
-        live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
-        subscribed = {topic for member in live for topic in member.subscription.topics}
-        subscribed |= _subscribed_by_classic(connection, group_id, now)
+        subscribed = subscribed_topics(connection, group_id, store.clock(connection))
         if read := subscribed & {p.topic for p in partitions}:
             raise GroupSubscribedToTopicError(f"group {group_id!r} is reading {', '.join(sorted(read))}")
         delete_commits(connection, group_id, partitions)
 
     store.transact(delete)
-
-
-def _subscribed_by_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> frozenset[str]:
-    """Return the topics of the live members of a classic group.
-
-    Raises NonEmptyGroupError if a member is not a consumer, or the members have too much metadata to decode.
-    """
-    group = read_classic(connection, group_id, now)
-    topics: frozenset[str] = frozenset()
-    if group is None:
-        return topics
-    is_small = may_be_decoded(group)
-    for member in advance(group, now.lease_ms).joined:
-        message = subscription_of(group, member) if is_small else None
-        if message is None:
-            raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
-        topics |= message.topics
-    return topics
 
 
 def remove_from_group(

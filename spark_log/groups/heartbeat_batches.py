@@ -11,7 +11,7 @@ from spark_log.groups import batch_rows
 from spark_log.groups.batch_rows import ClassicColumns, Key, MemberColumns
 from spark_log.groups.classic.group import Phase, State
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import Group, check_member, notice_topics
+from spark_log.groups.consumer.rules import LEAVING_FOR_A_WHILE, Group, check_member, notice_topics
 from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
@@ -72,7 +72,8 @@ def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
         now = store.clock(connection)
         until_ms, classic_until_ms = {}, {}
         for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
-            if not now.expired(row.until_ms, row.clock_epoch):
+            has_left = row.epoch == LEAVING_FOR_A_WHILE  # a static member, after the read that found the renewal due
+            if not has_left and not now.expired(row.until_ms, row.clock_epoch):
                 renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
                 until_ms[row.group_id, row.member_id] = renewed_ms
         if len(until_ms) < len(keys):

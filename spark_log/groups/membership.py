@@ -16,6 +16,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
+    GroupIdNotFoundError,
     IllegalGenerationError,
     SparkLogError,
     StaleMemberEpochError,
@@ -192,7 +193,7 @@ class ConsumerMembership(Membership):
         )  # fmt: skip
         try:
             answer = consumer_heartbeat(self._store, heartbeat, known_assignors())
-        except FencedMemberEpochError as error:
+        except (FencedMemberEpochError, GroupIdNotFoundError) as error:  # the session ended, and perhaps the group too
             raise UnknownMemberIdError(f"group {self.group_id!r}: {error}") from error
         self._new_id = ""
         self.member_id, self.generation, self._complete = me.member_id, answer.epoch, answer.complete

@@ -9,7 +9,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir_failures import any_log_dir_offline
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
-from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
+from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext, open_maintenance

@@ -242,6 +242,16 @@ def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Seq
         insert_or_replace(connection, t.transaction_offset, some)
 
 
+def delete_pending_offsets(
+    connection: sa.Connection, group_id: str, topic_id: int | None = None, partitions: Collection[int] = ()
+) -> None:
+    """Delete the offsets that open transactions have for the group, all of them or those of partitions of a topic."""
+    where = [TRANSACTION_OFFSET.group_id == group_id]
+    if topic_id is not None:
+        where += [TRANSACTION_OFFSET.topic_id == topic_id, TRANSACTION_OFFSET.partition.in_(partitions)]
+    connection.execute(t.transaction_offset.delete().where(*where))
+
+
 def _pending_row(producer_id: int, pending: PendingBatch) -> dict[str, Any]:
     batch = pending.batch
     facts = {**vars(batch), "written_to": sorted(batch.written_to)}

@@ -1,4 +1,4 @@
-"""The calls of `Admin` on the users of gateways and on their rights."""
+"""Defines the methods of `Admin` for the users of gateways and their ACLs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _SOURCE = "admin"
 
 
 class AccessCalls:
-    """Mixin of `Admin`. Each process that opens the store may call it: rights apply to clients of gateways only."""
+    """Mixin of `Admin`. Any process that can open the store may call it: ACLs restrict only clients of gateways."""
 
     _cluster: Cluster
 

@@ -1,4 +1,4 @@
-"""The settings of the Admin client, and the calls of kafka-python's admin client that have no meaning here."""
+"""Defines the settings of the Admin client, and lists the calls of kafka-python's client that are not supported."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class AdminSettings:
-    """The supported settings of kafka-python's admin client that are not in client_settings."""
+    """Checked settings of an Admin client. KafkaConfigurationError names an invalid setting and its value."""
 
     client_id: str = "spark-log-admin"
     """Name of this program. It has no effect."""
     request_timeout_ms: int = 30_000
-    """Maximum wait of a call for the metadata store. PostgreSQL may let a call wait 15 s longer for a lock."""
+    """Maximum time that a call waits for the metadata store. With PostgreSQL it may wait 15 s longer for a lock."""
     metadata_max_age_ms: int = 300_000
     """Accepted without effect: nothing is cached, and every call reads the store."""
 

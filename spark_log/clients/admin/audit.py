@@ -1,11 +1,11 @@
-"""The audit log of changes: topic `__audit`, which the cluster writes and which every reader can read.
+"""Records changes in the audit log: topic `__audit`, which only the cluster writes, and which is read like others.
 
     record_change(cluster, who="anna", action="/topics/{topic}/configs", target="topic events",
                   parameters={"retention.ms": "1000"}, outcome="succeeded", source="console")
     read_changes(cluster, target="topic events", limit=50)    # newest first
 
-It is kept for a year (retention.ms of the topic). Secrets are never written: parameters whose names say that they are
-secret, and passwords in addresses.
+Records are kept for a year (retention.ms of the topic). Secrets are never recorded: parameters whose names contain a
+word such as password or token, and passwords in addresses.
 """
 
 import getpass
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class RecordedChange:
-    """A recorded change. `time_ms` is since 1970, by the store's clock; `parameters` are texts or JSON values."""
+    """A recorded change. `time_ms` counts from 1970 by the store's clock; `parameters` are JSON values."""
 
     time_ms: int
     who: str
@@ -70,8 +70,9 @@ def record_change(
 ) -> bool:
     """Record that user `who` did, or tried to do, `action` on `target`; return whether it was recorded.
 
-    `outcome` is succeeded, failed or refused; `error` is its reason; `source` is the program, such as console. Never
-    raises, because the change itself has been made: a failure is logged, once until it changes.
+    `outcome` is succeeded, failed or refused; `error` is its reason; `source` is the program, such as console. If the
+    record cannot be appended, no error is raised, because the change itself has been made: the failure is logged, but
+    an equal one that follows is not.
     """
     fields = {
         "who": _text(who),
@@ -135,7 +136,7 @@ def read_changes(
 
 
 def hide_secrets(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters without secrets, with long texts and long lists cut, as they may be recorded. Pure."""
+    """Return the parameters as they may be recorded: secrets are hidden, long texts and lists are cut. Pure."""
     return {_text(str(name)): _shown(str(name), value) for name, value in list(parameters.items())[:_PARAMETERS_MAX]}
 
 

@@ -61,8 +61,8 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
-        """Return a dict for each topic: its partitions with leader, replicas and ISR. A topic that does not exist has
-        `error_code` 3.
+        """Return a dict for each topic, by default for all: its partitions with leader, replicas and ISR. A topic that
+        does not exist has `error_code` 3.
         """
         return on_topics.describe_topics(self._cluster, topics)
 
@@ -75,9 +75,11 @@ class Admin(AccessCalls):
         raise_errors: bool = True,
         wait_for_metadata: bool = False,
     ) -> dict[str, Any]:
-        """Create topics: names, or {name: {num_partitions, replication_factor, configs}}. A number -1 means one.
+        """Create topics: names, NewTopic objects, or {name: {num_partitions, replication_factor, configs}}. A number -1
+        means one.
 
-        When the call returns, the topic exists and every partition has a leader: there is no need to wait.
+        With `raise_errors`, raises the first error, such as TopicAlreadyExistsError, when all topics have been tried;
+        otherwise returns error codes. A created topic has leaders at once, so `wait_for_metadata` has no effect.
         """
         _check_timeout(timeout_ms)
         if validate_only and wait_for_metadata:
@@ -104,7 +106,9 @@ class Admin(AccessCalls):
     def delete_topics(
         self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
     ) -> dict[str, Any]:
-        """Delete topics (names or UUIDs). `raise_errors` raises UnknownTopicOrPartitionError instead of a code."""
+        """Delete topics (names or UUIDs). With `raise_errors`, raises the first error, such as
+        UnknownTopicOrPartitionError, when all topics have been tried; otherwise returns error codes.
+        """
         _check_timeout(timeout_ms)
         return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
 
@@ -116,9 +120,9 @@ class Admin(AccessCalls):
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, Any]:
-        """Add partitions, given {topic: total number of partitions}. With `raise_errors`, raises
-        UnknownTopicOrPartitionError, InvalidPartitionsError or InvalidReplicationFactorError; otherwise returns error
-        codes.
+        """Add partitions, given {topic: total number of partitions, NewPartitions or {'count': total number}}. Manual
+        assignments are ignored. With `raise_errors`, raises UnknownTopicOrPartitionError, InvalidPartitionsError or
+        InvalidReplicationFactorError; otherwise returns error codes.
         """
         _check_timeout(timeout_ms)
         return on_topics.create_partitions(
@@ -134,8 +138,8 @@ class Admin(AccessCalls):
     ) -> dict[Any, dict[str, int]]:
         """Delete the records before {TopicPartition: offset}, in all partitions or in none; -1 is the high watermark.
 
-        Raises OffsetOutOfRangeError, UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no
-        delete.
+        Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
+        UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no delete.
         """
         _check_timeout(timeout_ms)
         return on_topics.delete_records(self._cluster, records_to_delete)
@@ -161,9 +165,10 @@ class Admin(AccessCalls):
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return {'topic': {name: {config: {'value', 'config_source', …}}}}. Raises UnknownTopicOrPartitionError.
+        """Return {'topic' or 'broker': {name: {config: {'value', 'config_source', …}}}}, by default only of configs
+        that are not at their defaults. A resource of type BROKER, with any name, means the whole cluster.
 
-        A resource of type BROKER, with any name, means the whole cluster: its key is {'broker': {name: …}}.
+        Raises UnknownTopicOrPartitionError.
         """
         return configs.describe_configs(self._cluster, config_resources, config_filter)
 
@@ -175,7 +180,11 @@ class Admin(AccessCalls):
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Set configs; return {'topic' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the cluster."""
+        """Set configs; return {'topic' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the cluster.
+
+        Values are texts or (AlterConfigOp, text). With `incremental=False` the other configs are reset. With
+        `raise_on_unknown`, raises ValueError for a config that does not exist.
+        """
         return configs.alter_configs(
             self._cluster,
             config_resources,
@@ -206,7 +215,7 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def describe_cluster(self) -> dict[str, Any]:
-        """Return cluster id, controller and brokers; embedded brokers have no host and port.
+        """Return cluster id, controller and brokers. Every broker has host '' and port -1.
 
         The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
         whose clients and coordinators do the controller's work; -1 if there is neither.
@@ -217,8 +226,8 @@ class Admin(AccessCalls):
     def describe_log_dirs(
         self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the log dirs of each broker, with the size and lag of each replica there. Raises
-        UnknownTopicOrPartitionError for a named topic that does not exist.
+        """Return the log dirs of each broker, with the size and lag of each replica of {topic: partitions}, of a list
+        of topics, or of all. Raises UnknownTopicOrPartitionError if the list names a topic that does not exist.
         """
         return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
 
@@ -228,8 +237,8 @@ class Admin(AccessCalls):
     ) -> Any:
         """Elect leaders (ElectionType.PREFERRED or UNCLEAN) for {topic: partitions}, a list of topics, or all.
 
-        Returns an ElectLeadersResponse. Raises UnknownTopicOrPartitionError for a named topic that does not exist, and
-        with `raise_errors` the first error of a partition.
+        Returns an ElectLeadersResponse. Raises UnknownTopicOrPartitionError if the list names a topic that does not
+        exist, and with `raise_errors` the first error of a partition, except ElectionNotNeededError.
         """
         _check_timeout(timeout_ms)
         return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)
@@ -238,8 +247,8 @@ class Admin(AccessCalls):
     def alter_partition_reassignments(
         self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
     ) -> dict[Any, Any]:
-        """Start reassignments, given {TopicPartition: broker ids, or None to cancel}. Return {TopicPartition: None if
-        it was accepted, or the class of the error}.
+        """Start reassignments, given {TopicPartition: broker ids, or None to cancel}. Return for each TopicPartition
+        None if it was accepted, or the class of the error. Raises ValueError for an empty list of broker ids.
 
         A controller and served brokers, or `spark-log partition reassign`, complete them.
         """
@@ -290,7 +299,7 @@ class Admin(AccessCalls):
     def describe_groups(
         self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
     ) -> dict[str, dict[str, Any]]:
-        """Return the state, assignor and members of each group, with the partitions of each member."""
+        """Return the state, assignor and members with their partitions by group. An unknown group has state Dead."""
         return groups.describe_groups(self._cluster, group_ids)
 
     @kafka_errors()
@@ -302,7 +311,7 @@ class Admin(AccessCalls):
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[Any, OffsetAndMetadata], group_coordinator_id: Any = None
     ) -> dict[Any, type[Exception]]:
-        """Commit for a group without live members; return the error class of each partition, NoError for success."""
+        """Commit offsets of a group without live members; return each partition's error class, or NoError."""
         return groups.alter_group_offsets(self._cluster, group_id, offsets)
 
     @kafka_errors()
@@ -320,6 +329,7 @@ class Admin(AccessCalls):
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[Any], group_coordinator_id: Any = None
     ) -> dict[Any, type[Exception]]:
+        """Delete committed offsets of a group; return each partition's error class, or NoError."""
         return groups.delete_group_offsets(self._cluster, group_id, partitions)
 
     @kafka_errors()
@@ -331,7 +341,9 @@ class Admin(AccessCalls):
     def remove_group_members(
         self, group_id: str, members: Iterable[Any], group_coordinator_id: Any = None
     ) -> dict[str, type[Exception]]:
-        """Remove kafka-python's MemberToRemove, named by member id or instance id."""
+        """Remove each MemberToRemove; return {member id or instance id: NoError}. If one is not a member, none is
+        removed and the error is raised.
+        """
         return groups.remove_group_members(self._cluster, group_id, members)
 
     # transactions and producers ----------------------------------------------------------------------------------
@@ -372,6 +384,7 @@ class Admin(AccessCalls):
         """Abort the transaction of kafka-python's AbortTransactionSpec: the whole transaction, in all its partitions.
 
         The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
+        Raises ProducerFencedError if the epoch is not current, InvalidTxnStateError without an open transaction there.
         """
         transactions.abort_transaction(self._cluster, spec)
 

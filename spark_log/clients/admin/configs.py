@@ -1,7 +1,7 @@
-"""Reads and sets configs of topics and of the cluster, with kafka-python's arguments and results. All are dynamic.
+"""Reads and sets configs of topics and of the cluster, with kafka-python's arguments and results.
 
-A resource of type BROKER, with any name, means the cluster: its settings are Kafka's cluster-wide broker defaults, and
-no broker has its own settings.
+All configs are dynamic. A resource of type BROKER, with any name, means the cluster: its settings are Kafka's
+cluster-wide broker defaults, and no broker has its own settings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

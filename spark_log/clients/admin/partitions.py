@@ -111,7 +111,7 @@ def describe_log_dirs(
 
 
 def describe_cluster(cluster: Cluster) -> dict[str, Any]:
-    """Return cluster id, controller and brokers. `is_fenced` means not alive; brokers have no host and port."""
+    """Return cluster id, controller and brokers. `is_fenced` means not alive. Each broker has host '' and port -1."""
     brokers = list_brokers(cluster)
     facts = {
         "cluster_id": cluster.cluster_id,

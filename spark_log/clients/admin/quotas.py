@@ -9,8 +9,8 @@ from spark_log.cluster.quotas.rules import Entity, check_value, named
 
 
 def alter_quota(cluster: Cluster, who: str, source: str, entity: Entity, values: Mapping[str, float | None]) -> None:
-    """Set values of an entity; None deletes one. `who` and `source` are for the audit. Raises IllegalArgumentError or
-    InvalidConfigurationError.
+    """Set quota values of an entity; the value None deletes that quota. `who` and `source` are for the audit. Raises
+    IllegalArgumentError or InvalidConfigurationError.
     """
     with recorded(cluster, who, "AlterClientQuotas", named(entity), values, source):
         check_values(entity, values)
@@ -18,6 +18,6 @@ def alter_quota(cluster: Cluster, who: str, source: str, entity: Entity, values:
 
 
 def check_values(entity: Entity, values: Mapping[str, float | None]) -> None:
-    """Check the values as `alter_quota` does, without a change."""
+    """Raise the errors that `alter_quota` would raise for these values. Nothing is changed."""
     for config, value in values.items():
         check_value(entity, config, 1.0 if value is None else value)

@@ -189,8 +189,8 @@ def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dic
 def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
     """Return the offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
-    All are of the same moment. If all records are older than the timestamp, offset and timestamp are -1, as in a
-    broker's answer.
+    All are of the same moment. The timestamp is that of the record found; EARLIEST and LATEST have -1. If all records
+    are older than the timestamp, offset and timestamp are -1, as in a broker's answer.
     """
     for partition, spec in specs.items():
         if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):

@@ -35,7 +35,9 @@ def list_transactions(
     duration_ms: int | None,
     pattern: str | None,
 ) -> dict[int, list[TransactionListing]]:
-    """Return {-1: the current or last transaction of every transactional id}. Only open ones have a duration."""
+    """Return {-1: the current or last transaction of every transactional id}. With `duration_ms`, return only open
+    transactions that began longer ago. `pattern` must match the whole id.
+    """
     wanted_ids = set(producer_ids or ())
     wanted_states = {TransactionState.build_from(state).value for state in states or ()}
     try:

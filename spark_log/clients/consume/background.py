@@ -54,7 +54,7 @@ class Background:
         return future.value
 
     def call_every(self, interval_s: float, heartbeat: Callable[[], None]) -> None:
-        """Call `heartbeat` in the thread every `interval_s` from now on. Its errors are logged."""
+        """Call `heartbeat` in the thread every `interval_s` from now on. Its errors are logged. Call this only once."""
         if self._heartbeat is None:
             self._heartbeat, self._interval_s = heartbeat, interval_s
             self._start(None)

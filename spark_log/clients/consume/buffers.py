@@ -1,4 +1,4 @@
-"""Buffers of records between the segments and the user, bounded in bytes.
+"""Buffers records between the segments and the user, within limits in bytes.
 
 A segment is opened once and each of its row groups is read once, even if several polls return its records: a stream
 keeps its place. The buffered bytes are bounded in total and per partition, but one batch is always allowed if nothing

@@ -43,8 +43,8 @@ class Consumer(ConsumerQueries):
     `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of ConsumerSettings.
     Raises KafkaConfigurationError for a setting that is unknown, invalid, or not applicable here.
 
-    Not thread-safe: use one consumer per thread. Only `close` may be called from another thread. Each error is an
-    instance of both kafka-python's and spark_log's class.
+    Not thread-safe: use one consumer per thread. Other threads may call only `close`, `metrics` and ConsumerQueries'
+    methods. Each error is an instance of both kafka-python's and spark_log's class.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaConsumer.DEFAULT_CONFIG
@@ -153,9 +153,9 @@ class Consumer(ConsumerQueries):
         """Return the next records, at most `max_records` (default: max_poll_records). Waits up to `timeout_ms` for one.
 
         Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
-        With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
-        OffsetOutOfRangeError, LogTruncationError, CorruptRecordError, and the error of a deserializer; the position is
-        then at the failed record, and `seek` skips it.
+        With `update_offsets` False the positions stay, for iteration. With auto_offset_reset none, raises
+        NoOffsetForPartitionError, OffsetOutOfRangeError or LogTruncationError. Raises CorruptRecordError and the errors
+        of deserializers: the position is then at the failed record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._raise_deferred()
@@ -273,8 +273,8 @@ class Consumer(ConsumerQueries):
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
         """Return the offset of the next record. Raises IllegalStateError if the partition is not assigned.
 
-        Waits while an open transaction may change the committed offset. Returns None after `timeout_ms` (default:
-        request_timeout_ms).
+        Waits while an open transaction may change the committed offset, up to `timeout_ms` (default:
+        request_timeout_ms). Returns None if the offset is still unknown then, or if the partition does not exist.
         """
         state = self._subscription.state(partition)
         if state.offset is None:
@@ -352,7 +352,8 @@ class Consumer(ConsumerQueries):
         """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
         background thread.
 
-        It may be called from any thread: a running `poll` returns first. A second call has no effect.
+        It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
+        within `timeout_ms` (default: request_timeout_ms). A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():

@@ -1,4 +1,4 @@
-"""Read-only queries of a consumer about topics, partitions and its group."""
+"""Defines a consumer's read-only queries about topics, partitions and its group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spark_log.log.segments.timed_offsets import first_records
 
 
 class ConsumerQueries(Guarded):
-    """The consumer's methods that only read the store. Any thread may call them."""
+    """The consumer's methods that only read the store. Any thread may call them. `timeout_ms` has no effect."""
 
     cluster: Cluster
     settings: ConsumerSettings
@@ -40,7 +40,9 @@ class ConsumerQueries(Guarded):
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Return high watermarks, the offsets of the next records. Raises UnknownTopicOrPartitionError."""
+        """Return high watermarks, the offsets of the next records. UnknownTopicOrPartitionError names a partition that
+        does not exist.
+        """
         found = self._ends([checked_partition(partition) for partition in partitions])
         return {partition: ends.high_watermark for partition, ends in found.items()}
 
@@ -64,7 +66,7 @@ class ConsumerQueries(Guarded):
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
         """Return the group's committed offset of any partition, or None if there is none. With `metadata` it is an
-        OffsetAndMetadata.
+        OffsetAndMetadata. Raises IllegalStateError without a group_id.
         """
         group_id = self.required_group()
         checked = checked_partition(partition)

@@ -1,4 +1,4 @@
-"""The consumer's settings: kafka-python's names and defaults, validated once."""
+"""Defines the consumer's settings with kafka-python's names and defaults, and validates them once."""
 
 import logging
 import re
@@ -58,10 +58,11 @@ class ConsumerSettings:
     """Maximum bytes of buffered decoded records per partition, but always at least one batch."""
 
     request_timeout_ms: int = 30_000
-    """Default time limit of a blocking call (commit, committed, offsets_for_times, ...)."""
+    """Default time limit of commit, position and close. Queries of the store have a limit of their own."""
 
     retry_backoff_ms: int = 100
-    """Pause before the next attempt while the metadata store is unavailable."""
+    """Pause after a retriable error, such as an unavailable metadata store, and between heartbeats during a rebalance.
+    """
 
     auto_offset_reset: str = "latest"
     """Position if there is no committed offset, or if the position is out of range: earliest, latest, or none, which
@@ -109,7 +110,7 @@ class ConsumerSettings:
     """If False, `metrics()` returns None."""
 
     exclude_internal_topics: bool = True
-    """If True, a pattern matches no internal topics (`__consumer_offsets`)."""
+    """If True, a pattern matches no internal topics, such as `__consumer_offsets` and `__audit`."""
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE_NUMBERS.items():

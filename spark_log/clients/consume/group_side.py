@@ -1,14 +1,15 @@
 """The membership of a consumer in its group: heartbeats, and the application of new assignments.
 
-Rebalances are always cooperative: only the partitions that move are revoked; the others are read without a pause. The
-steps are all inside `poll`:
+Rebalances are cooperative: only the partitions that move are revoked; the others are read without a pause. Custom
+assignors that are not cooperative are the exception: each rebalance revokes all partitions. The steps are all inside
+`poll`:
 
     heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is dropped
     the next heartbeat reports this           ->  another member may get P
     heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
 
-Commits of P are accepted until the heartbeat that reports its revocation. The loss of the session
-drops all partitions and calls on_partitions_lost.
+Commits of P are accepted until the heartbeat that reports its revocation. The loss of the session drops all partitions
+and calls on_partitions_lost.
 """
 
 import asyncio
@@ -44,7 +45,9 @@ _AGAIN_S = 0.05
 
 
 def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
-    """Return a member of the consumer protocol, or of the classic one if an assignor is custom: members run it."""
+    """Return a membership by the consumer protocol, or by the classic one, whose members run the assignors, if an
+    assignor is custom.
+    """
     assert settings.group_id is not None
     member_settings = MemberSettings(
         client_id=settings.client_id,
@@ -62,7 +65,9 @@ def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
 
 
 class GroupSide:
-    """The membership of one consumer. The background thread calls `keep_alive`; the polling thread calls the rest."""
+    """The membership of one consumer. The background thread calls `keep_alive` and `commit`; the polling thread calls
+    the other methods.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,9 @@ class GroupSide:
         """Join or send a heartbeat if that is due, and apply the assignment of the response."""
         self._polled_s = clock.monotonic_s()
         if self._overdue or (self.joined and self.member.member_id != self.joined_as):
-            self._overdue = False  # or a commit since the last poll has found that the session is lost
+            self._overdue = (
+                False  # the second condition: the membership has ended since the last poll, for example by fencing
+            )
             self.lose_session()
         if not self._is_due(frozenset(topics)):
             return

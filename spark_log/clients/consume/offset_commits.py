@@ -1,4 +1,4 @@
-"""Offset commits of a consumer: synchronous, in the background, and automatic."""
+"""Commits a consumer's offsets: synchronously, in the background, and automatically."""
 
 import logging
 from collections import deque
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, Commit]
 Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
+_AGAIN_S = 3_600.0
+"""Time after which equal offsets are committed again, because an offset expires by the time of its commit."""
+
 
 class Commits:
     """Runs a consumer's commits one at a time. `write` does one, and raises errors of the store and the group."""
@@ -36,10 +39,13 @@ class Commits:
         self._completed: deque[tuple[Callback, Offsets, Any]] = deque()
         self._auto_due_s = clock.monotonic_s() + settings.auto_commit_interval_ms / 1000
         self._auto_done: Offsets = {}
+        self._again_s = 0.0
         self.count = 0
 
     def now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit and wait. Raises CommitFailedError if the consumer is not a member of the group any more."""
+        """Commit and wait. Raises CommitFailedError if the consumer is not a member of the group any more, and
+        KafkaTimeoutError after `timeout_ms` (default: request_timeout_ms).
+        """
         self.call_back()
         if offsets:
             timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
@@ -78,9 +84,10 @@ class Commits:
             self.auto_later(offsets())
 
     def auto_later(self, offsets: Offsets) -> None:
-        """Commit automatically in the background, unless the same offsets were committed last."""
-        if self._settings.auto_commit and offsets and offsets != self._auto_done:
-            self._auto_done = offsets
+        """Commit automatically in the background, unless the last hour's automatic commit had the same offsets."""
+        now_s = clock.monotonic_s()
+        if self._settings.auto_commit and offsets and (offsets != self._auto_done or now_s > self._again_s):
+            self._auto_done, self._again_s = offsets, now_s + _AGAIN_S
             self.later(offsets, self._auto_outcome)
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:

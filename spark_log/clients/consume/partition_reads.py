@@ -1,4 +1,4 @@
-"""Fetching: reads positions and plans from the store, and opens streams, for `subscription` and `buffers`."""
+"""Reads positions and plans from the store for `subscription`, and opens streams for `buffers`."""
 
 import logging
 from collections import deque
@@ -54,7 +54,10 @@ class Fetching:
         """The chosen typed columns of each topic, with the fields that it had when they were chosen."""
 
     def choose(self, columns: Sequence[str] | None) -> None:
-        """Read these columns from now on, by default all but the typed ones. Fields of typed ones are dotted paths."""
+        """Read these columns from now on; None means all but the typed ones. Fields of typed ones are dotted paths.
+
+        Raises InvalidOptionError for an unknown column.
+        """
         chosen = None if columns is None else tuple(columns)
         if chosen == self._columns:
             return
@@ -86,8 +89,8 @@ class Fetching:
     def fetch(self, subscription: Subscription, bytes_min: int) -> bool:
         """Settle positions and open streams for partitions with records to read, all as of one snapshot.
 
-        Return whether streams were opened. None are if less than `bytes_min` stored bytes can be fetched over all
-        partitions. With auto_offset_reset none, raises NoOffsetForPartitionError, OffsetOutOfRangeError or
+        Return whether streams were opened. If fewer than `bytes_min` stored bytes can be fetched over all partitions,
+        no stream is opened. With auto_offset_reset none, raises NoOffsetForPartitionError, OffsetOutOfRangeError or
         LogTruncationError.
         """
         began_s = clock.monotonic_s()
@@ -199,7 +202,7 @@ class Fetching:
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> list[Slice]:
-        """Return the next slices of the ranges. The bytes of inline slices stay within the limits of a fetch."""
+        """Return the next slices of the ranges, with inline slices up to the limits of a fetch (`bounded`)."""
         topics = self._topics_of(connection, ranges, found)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
         slices = planner.plan(
@@ -213,8 +216,8 @@ class Fetching:
         partitions: Collection[ids.TopicPartition],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[str, Topic]:
-        """Return the topics by name. Each is read once, because a plan needs properties that never change for a topic
-        id; only for typed columns topics are read again.
+        """Return the topics by name. Each is read once, because a plan needs only properties that never change for a
+        topic id. Typed columns can change: if some are chosen, the topics are read again.
         """
         wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
@@ -271,8 +274,9 @@ class Fetching:
 
 
 def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
-    """Return the first slices of each partition whose inline bytes stay within the limits. The first slice is always
-    included, so that a plan makes progress. Files do not count: they are read when their turn comes.
+    """Return the first slices of each partition whose inline bytes stay within the limits. The first slice of each
+    partition is always included, so that every partition makes progress. Files do not count, because they are read when
+    their turn comes.
     """
     kept: list[Slice] = []
     by_partition: dict[ids.TopicPartition, int] = {}

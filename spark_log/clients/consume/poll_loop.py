@@ -1,4 +1,4 @@
-"""The loop of `poll`: run the duties that are due, then return records, or wait until the store changes.
+"""Implements the loop of `poll`: it does the work that is due, then returns records or waits for a change of the store.
 
 While some partitions have buffered records, the store is read at most every 10 ms. It is read if it has changed, if a
 partition needs a position or a plan, if the wait for fetch_min_bytes is over, or if 5 s have passed since the last
@@ -33,13 +33,14 @@ _READ_STORE_S_MIN = 0.01
 _READ_STORE_S_MAX = 5.0
 """Maximum time between two reads of the store: PostgreSQL's listener may be disconnected and miss a change."""
 _FRUITLESS_S_MIN, _FRUITLESS_S_MAX = 0.0005, 0.01
-"""Pause between reads that find no records while the store keeps changing; it doubles from the minimum."""
+"""Pause between reads that find no records while the store keeps changing: it doubles with each of them, from twice the
+minimum up to the maximum."""
 _WAIT_S_MAX = 0.2
 """Longest single wait. A close from another thread is noticed after at most this time."""
 
 
 class Polling:
-    """One consumer without its public interface. Only `closed` and the commits are thread-safe."""
+    """One consumer without its public interface. Only `closed`, `metrics` and the commits are thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, background: Background) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""Conversion of Arrow batches to kafka-python's ConsumerRecords, by columns, with one C loop for the tuples."""
+"""Converts Arrow batches to kafka-python's ConsumerRecords: column by column, then one C loop makes the tuples."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +34,9 @@ class Converted(NamedTuple):
 def python_records(
     batch: pa.RecordBatch, topic: str, partition: int, deserializers: Deserializers, leader_epoch: int = -1
 ) -> Converted:
-    """Convert every row of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order."""
+    """Convert the rows of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order, up to the
+    first one that cannot be deserialized.
+    """
     keys, key_sizes = _bytes_and_sizes(batch.column("key"))
     values, value_sizes = _bytes_and_sizes(batch.column("value"))
     headers, header_sizes = _headers(batch.column("headers"))

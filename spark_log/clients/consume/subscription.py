@@ -1,8 +1,8 @@
-"""The state of a consumer: its subscription, its partitions and its position in each. Has no clock and no store.
+"""Keeps the state of a consumer: its subscription, its partitions and its position in each. Uses no clock and no store.
 
 A partition's position is in one of three states:
 
-    missing    unknown: it will be the committed offset, or follow from the reset policy if there is none
+    missing    unknown: the committed offset decides it, or the reset policy if there is none
     awaiting   a reset to the beginning or the end has been requested
     valid      the next offset to read is known
 
@@ -87,7 +87,7 @@ def move_of(owned: Collection[TopicPartition], assigned: Collection[ids.TopicPar
 
 @dataclass
 class Subscription:
-    """The state of one consumer. Its methods are the user's calls; a call that raises changes nothing."""
+    """The subscription and the partitions of one consumer. A method that raises an error changes nothing."""
 
     kind: Literal["", "topics", "pattern", "assigned"] = ""
     topics: set[str] | None = None
@@ -200,9 +200,9 @@ def settle(
     partition: TopicPartition, state: PartitionState, found: Found, truncations: Iterable[Truncation], policy: Policy
 ) -> None:
     """Update a position to the current partition: apply a requested reset, a truncation, or the policy if the position
-    is out of range. `truncations` are those of the partition with a leader epoch above the position's.
+    is missing or out of range. `truncations` are those of the partition with a leader epoch above the position's.
 
-    Afterwards log start offset <= offset <= high watermark, and the log still has the records below the offset. A
+    Afterwards log start offset <= offset <= high watermark, and no truncation has removed records below the offset. A
     truncated position goes back to the first diverging offset, as in Kafka's clients (KIP-320). The policy "none"
     raises LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if
     there is no position; the state is then unchanged.

@@ -37,8 +37,8 @@ class TopicWatch:
     def refresh_if_due(self, names: Collection[str] | None) -> bool:
         """Read the topics of these names, or all topics, if that is due; return whether it was.
 
-        It is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. Missing topics of
-        these names are created (allow_auto_create_topics), except those that existed before and have been deleted.
+        It is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. A missing topic of
+        these names is created (allow_auto_create_topics), unless it existed before or its creation was tried before.
         """
         now_s = clock.monotonic_s()
         age_s = now_s - self._read_s
@@ -65,7 +65,7 @@ class TopicWatch:
 
     def _create(self, names: Collection[str]) -> None:
         for name in sorted(names):
-            self._known.add(name)  # a topic that cannot be created is not tried again
+            self._known.add(name)  # a topic whose creation fails is not tried again
             try:
                 create_topic(self._cluster, name, 1)
             except FatalError as error:  # another client has just created it, or it cannot be created

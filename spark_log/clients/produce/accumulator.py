@@ -1,7 +1,7 @@
-"""The buffer of the producer: records wait by topic until they are due and the sender is free. Bounded in bytes.
+"""Buffers the producer's records by topic, within a limit in bytes, until they are due and the sender is free.
 
-A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
-or a thread waits for room in the buffer, or `flush` is called. The sender takes all topic batches that are due
+A topic batch is due when its first record has waited `linger_ms`, when it holds `batch_size` bytes for each partition,
+when a thread waits for room in the buffer, or when `flush` is called. The sender takes all topic batches that are due
 together.
 """
 
@@ -73,7 +73,9 @@ class Accumulator:
         timestamp_ms: int,
         size: int,
     ) -> tuple[TopicBatch, int]:
-        """Add a record; return its topic batch and row. Raises KafkaTimeoutError without room within max_block_ms."""
+        """Add a record; return its topic batch and row. Raises KafkaTimeoutError if there is no room within
+        max_block_ms, and IllegalStateError after `close`.
+        """
         with self._lock:
             if self._used + size > self._limit:
                 self._wait_for_room(size)
@@ -101,8 +103,8 @@ class Accumulator:
             return topic_batch, row
 
     def add_topic_batch(self, queue: Queue, topic_batch: TopicBatch) -> None:
-        """Add a complete topic batch after all earlier records. Raises KafkaTimeoutError if max_block_ms brings no
-        room.
+        """Add a complete topic batch after all earlier records. Raises KafkaTimeoutError if there is no room within
+        max_block_ms, and IllegalStateError after `close`.
 
         A topic batch that is larger than the buffer is accepted when the buffer is empty.
         """
@@ -118,9 +120,9 @@ class Accumulator:
             self._due.notify()
 
     def take(self, until_s: float | None) -> list[TopicBatch] | None:
-        """Take the topic batches that are due. Wait for one until `until_s`; None waits without limit.
+        """Take the topic batches that are due. Wait for one until the monotonic time `until_s`; None means no limit.
 
-        Returns None if the accumulator is closed and empty.
+        Returns an empty list at `until_s`, and None if there is no `until_s` and the accumulator is closed and empty.
         """
         with self._lock:
             while True:

@@ -39,7 +39,7 @@ class Assembled:
     value_sizes: Longs | Sequence[int]
     faults: dict[int, SparkLogError]
     runs: int
-    """The number of partitions that null keys went to. The null keys of the next topic batch begin after them."""
+    """Number to add to `first_run` for the next topic batch, so that its null keys go to the next partitions."""
 
 
 def assemble(

@@ -1,4 +1,4 @@
-"""The futures that `send` and `send_table` return, with the classes and behaviour of kafka-python's."""
+"""Defines the futures that `send` and `send_table` return. They behave as kafka-python's, and are instances of them."""
 
 import functools
 import threading
@@ -77,7 +77,9 @@ class Written(NamedTuple):
 
 
 def merged(ranges: Iterable[Written]) -> list[Written]:
-    """Return the ranges by partition and offset. Adjacent ones are one: where a batch ended depends on the moment."""
+    """Return the ranges sorted by partition and offset. Adjacent ones are joined, because the limits of batches are
+    accidental.
+    """
     result: list[Written] = []
     for each in sorted(ranges):
         last = result[-1] if result else None
@@ -111,7 +113,7 @@ class TableFuture(Future):  # type: ignore[misc]
         topic_batch.listener = self.part_done
 
     def part_done(self) -> None:
-        """Count a topic batch that is done, or the end of `add`. The last call sets the outcome."""
+        """Count a topic batch that is done, or the end of the calls of `add`. The last call sets the outcome."""
         with self._lock_parts:
             self._open -= 1
             if self._open:

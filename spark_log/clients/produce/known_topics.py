@@ -1,4 +1,4 @@
-"""A producer's cache of topics: they are read at first use and when outdated, and created when missing."""
+"""Caches a producer's topics: they are read at first use and when outdated, and created when missing."""
 
 import contextlib
 import random
@@ -33,7 +33,7 @@ together, at best all with the commit.
 
 
 class KnownTopic:
-    """A topic and its queue. `first_run` is the partition of the next records with null keys."""
+    """A topic and its queue. `first_run` modulo the partition count is the partition of the next null keys."""
 
     __slots__ = ("encoding", "first_run", "looked_up_s", "queue", "topic")
 
@@ -66,7 +66,7 @@ class KnownTopics:
         self.by_name: dict[str, KnownTopic] = {}
 
     def find(self, name: str) -> KnownTopic:
-        """Return the topic; wait for it up to max_block_ms.
+        """Return the cached topic, or read it; wait up to max_block_ms until it exists.
 
         Raises TypeError for a name that is not text, IllegalTopicNameError, PolicyViolationError (internal topics),
         MissingTopicError, and KafkaTimeoutError when the store does not answer.
@@ -110,11 +110,13 @@ class KnownTopics:
                 return self._know(create_topic(self._cluster, name))
             topic = self._cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
             if topic is None:
-                create_topic(self._cluster, name)  # a topic of a colliding name: this raises the error
+                create_topic(self._cluster, name)  # its name collides with another topic's: this raises the error
         return self._know(topic)
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
-        """Return the topic, read again if it is outdated. If the store does not answer, return the cached one."""
+        """Return the cached topic, read again if it is outdated or with `force`; None if it is missing and not created.
+        If the store does not answer, return the cached one.
+        """
         cached = self.by_name[name]
         age_s = clock.monotonic_s() - cached.looked_up_s
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):

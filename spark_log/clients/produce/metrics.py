@@ -1,4 +1,4 @@
-"""Metrics of one producer since its start, with kafka-python's names."""
+"""Counts the work of one producer since its start, and returns it as metrics with kafka-python's names."""
 
 from dataclasses import dataclass
 

@@ -51,8 +51,8 @@ class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
 def choose_with(partitioner: Any) -> Choose | None:
     """Convert `partitioner` to one function; return None if batches can be partitioned as a whole (see `assembly`).
 
-    They can for kafka-python's two partitioners: both choose the same partitions for keys, and null keys stay in one
-    partition for a batch. Raises KafkaConfigurationError for a value that is not a partitioner.
+    The latter is possible for kafka-python's two partitioners: both choose a key's partition by the default rule, and
+    null keys stay in one partition for a batch. Raises KafkaConfigurationError for a value that is not a partitioner.
     """
     if partitioner is None or type(partitioner) in (DefaultPartitioner, StickyPartitioner):
         return None

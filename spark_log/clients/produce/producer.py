@@ -217,7 +217,7 @@ class Producer:
 
     @property
     def client_id(self) -> str:
-        """Return the setting client_id, or an empty text if there is none."""
+        """Return the setting client_id; its default is generated."""
         return self._settings.client_id or ""
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The records of one topic in the producer, and their outcome.
+"""Keeps the records of one topic in the producer, and their outcome.
 
 A TopicBatch gathers the records of `send` as columns. The sender splits it into ProducerBatches, one for each
 partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): an outcome is stored once
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 _Longs = npt.NDArray[np.int64] | Sequence[int]
 Headers = list[tuple[str, bytes]]
 RECORD_BYTES = 96
-"""Bytes of a record in addition to key, value and headers: at least Kafka's bound of 82 and its varints."""
+"""Bytes of a record in addition to its key and value: an upper bound for a record without headers, in which Kafka's
+estimate adds at most 82 bytes and varints."""
 
 Callback = Callable[[Any], object]
 
@@ -189,7 +190,7 @@ class TopicBatch:
         self.fail(error)
 
     def begin(self, batches: Sequence[ProducerBatch], batch_of: _Longs, faults: dict[int, Exception]) -> None:
-        """Accept the result of assembly. The records of `faults` (batch -1) have their outcome now."""
+        """Accept the result of assembly. From now on the outcome of the records in `faults` (batch -1) is known."""
         with self.condition:
             if self.error is not None:  # failed during assembly
                 for batch in batches:

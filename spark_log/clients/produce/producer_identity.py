@@ -1,10 +1,10 @@
-"""The identity of an idempotent producer in each partition: producer id, epoch, next sequence.
+"""Keeps the identity of an idempotent producer in each partition: producer id, epoch, next sequence.
 
 A partition keeps its identity while the outcome of every batch is known: its sequences have no gaps, and a batch that
 is appended again with its old sequence is recognized as a duplicate. The partition continues with a new producer id,
 from sequence 0, if a batch has failed but may have been appended, or if the store has forgotten the producer. Kafka
-increases the epoch of the whole producer instead. Then a batch of another partition whose outcome is unknown too could
-be appended twice.
+increases the epoch of the whole producer instead. With that rule, a batch of another partition whose outcome is unknown
+too could be appended twice.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The producer's settings: kafka-python's names and defaults."""
+"""Defines the producer's settings with kafka-python's names and defaults, and checks them."""
 
 import logging
 import re
@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProducerSettings:
-    """Checked settings of a producer. KafkaConfigurationError names an invalid setting and its value."""
+    """Checked settings of a producer. KafkaConfigurationError names an invalid setting and its value; for
+    compression_type it is a ValueError, as in kafka-python.
+    """
 
     client_id: str | None = None
     """Name of the producer in logs and as the holder of its write id. The default is `spark-log-producer-<n>`."""
@@ -36,7 +38,7 @@ class ProducerSettings:
 
     enable_idempotence: bool | None = None
     """Retries append no record twice. By default it is enabled unless another given setting conflicts with it (acks 0
-    or 1, retries 0), which is logged. If True, such a conflict is an error (KIP-679).
+    or 1, retries 0, more than 5 requests in flight), which is logged. If True, such a conflict is an error (KIP-679).
     """
 
     retries: float = float("inf")
@@ -57,8 +59,9 @@ class ProducerSettings:
     """
 
     linger_ms: float = 0
-    """Maximum time that a record waits for others to share its append. With a transactional_id the default is 5, as in
-    Kafka since 4.0: no reader sees a record before the commit, and the commit includes the waiting records."""
+    """Maximum time that a record waits for others to share its append. With a transactional_id and without
+    a given delivery_timeout_ms the default is 5, as in Kafka since 4.0: no reader sees a record before the commit, and
+    the commit includes the waiting records."""
 
     partitioner: Any = None
     """Chooses the partition of a record without an explicit one. By default, and with kafka-python's own partitioners,
@@ -85,7 +88,7 @@ class ProducerSettings:
     """If False, `metrics()` returns None."""
 
     max_in_flight_requests_per_connection: int = 5
-    """Has no effect beyond validation: a producer has only one append in flight, which keeps the order."""
+    """Only conflicts with idempotence above 5. A producer has only one append in flight, which keeps the order."""
 
     compression_type: str | None = None
     """gzip, snappy, lz4 or zstd, for topics without a compression.type of their own. By default it is the topic's."""

@@ -1,4 +1,4 @@
-"""The producer's state of its transaction: the registered batches, and the calls that are possible next.
+"""Keeps the producer's state of its transaction: the registered batches, and the calls that are possible next.
 
     UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
                             ^                  |                      |                    |
@@ -7,8 +7,8 @@
                             +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
 
 After commit or abort has been called, no more records can be sent; the records sent before are settled first. If the
-answer of a commit is lost, the state is IN_DOUBT. A second call then finds out whether the commit was done, and does
-it if not. So nothing may be added to the transaction in this state.
+answer of a commit is lost, the state is IN_DOUBT. A second call then finds out whether the transaction is
+committed, and commits it if not. So nothing may be added to the transaction in this state.
 """
 
 import itertools
@@ -184,7 +184,7 @@ class ProducerTransaction:
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         with log.naming(written, topics) as unnamed:
             registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
-            # of the others, the files of an earlier attempt are registered
+            # for each other batch, the file of an earlier attempt is registered
             unnamed += [batch for batch in written.batches if batch.name not in registered]
 
     def _register(

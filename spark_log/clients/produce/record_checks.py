@@ -1,4 +1,4 @@
-"""Checks the arguments of `send` that are valid or invalid for every topic."""
+"""Checks the arguments of `send` whose validity does not depend on the topic."""
 
 from typing import Any
 

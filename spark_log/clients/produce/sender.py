@@ -1,6 +1,8 @@
-"""The producer's thread: takes the due topic batches, appends them one append at a time, and resolves the futures.
+"""Runs the producer's thread, which takes the due topic batches, appends them, and sets the outcome of the futures.
 
     take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
+
+One append runs at a time. In a transaction, an append takes all batches.
 
 A batch that is retried holds back the later batches of its partition, so that their order is kept. Other partitions are
 not delayed.
@@ -76,7 +78,8 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
 
 
 FULL_DISK_RETRY_S = 5.0
-"""Retry time after a full disk, below delivery_timeout_ms: only a user, who waits for the error, can free a disk."""
+"""Maximum time of retries after a full disk. It is shorter than the default delivery_timeout_ms, because only a user
+can free the disk, and needs the error for that."""
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -110,7 +113,9 @@ class Sender(threading.Thread):
         self._log.stop_sealing()
 
     def request_stop(self) -> list[threading.Thread]:
-        """Return the threads to wait for at interpreter exit: this one after `close`; else the finalizer closes it."""
+        """Return the threads to wait for at interpreter exit: this one after `close`, otherwise none, because the
+        finalizer closes the producer and waits.
+        """
         return [self] if self._accumulator.closing and self.is_alive() else []
 
     def run(self) -> None:
@@ -145,7 +150,9 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _next_try_s(self) -> float | None:
-        """Return the time at which a batch (in a transaction: all) may be appended, or None without a batch."""
+        """Return the monotonic time at which the first batch (in a transaction, every batch) may be appended; None if
+        there is none.
+        """
         if self._transaction is not None:
             return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
@@ -272,7 +279,9 @@ class Sender(threading.Thread):
             self._transaction.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
 
     def _wanted(self, batch: ProducerBatch, now_s: float) -> bool:
-        """Whether to append the batch now: it has not failed, its deadline has not passed, its partition exists."""
+        """Whether to append the batch now: it has no outcome, its deadline has not passed, its partition exists. If
+        not, finish it, or retry it later.
+        """
         if self.aborted or (batch.done and self._settings.acks != 0):
             self._finish(batch, -1, batch.error)
             return False
@@ -346,8 +355,8 @@ class Sender(threading.Thread):
         batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
 
     def _note_full_disk(self, batch: ProducerBatch, error: DiskFullError) -> None:
-        """Note a full disk. The batch fails after FULL_DISK_RETRY_S without any append to its partition, also if the
-        log dir has been taken offline meanwhile, so that the error is another one.
+        """Note a full disk. The batch fails after FULL_DISK_RETRY_S without any append to its partition, even if later
+        attempts fail with another error, for example because the log dir has been taken offline.
         """
         batch.disk_full = error
         if batch.key not in self._full_since_s:

@@ -46,7 +46,7 @@ def checked(
     """Return (records as they will be stored, explicit partitions).
 
     Columns are value, and optionally key, partition, timestamp, headers. Raises InvalidRecordError for any other
-    column, and for a record that the topic refuses.
+    column, and it or a subclass for a record that the topic refuses.
     """
     strangers = [name for name in table.schema.names if name not in _COLUMNS]
     if strangers:
@@ -80,7 +80,7 @@ def topic_batches(
 
 
 def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (first row, slice) with as many rows as have `bytes_max` bytes on average; larger slices are halved."""
+    """Yield (first row, slice). A slice has `bytes_max` bytes if all rows are alike; larger ones are halved."""
     per_slice = max(1, records.num_rows * bytes_max // max(1, records.nbytes))
     waiting = [(start, per_slice) for start in range(0, records.num_rows, per_slice)][::-1]
     while waiting:

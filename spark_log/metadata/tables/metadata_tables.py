@@ -61,7 +61,7 @@ cluster = _table(
 
 commit_token = _table(
     "commit_token",
-    column("token", String(32), "UUID in hex, used by one transaction", primary_key=True),
+    column("token", String(32), "16 random bytes in hex, used by one transaction", primary_key=True),
     column(
         "committed",
         Boolean,

@@ -28,7 +28,7 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups import membership
 from spark_log.groups.assignors import known_assignors
-from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
+from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service
 from spark_log.groups.group_operations import (
     AtTime,
@@ -41,12 +41,13 @@ from spark_log.groups.group_operations import (
     remove_from_group,
     reset_offsets,
 )
+from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
-from spark_log.transactions.transaction_rows import insert_empty_transaction
+from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
 from tests.support.group_members import Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
@@ -67,8 +68,9 @@ def described(cluster, group="g"):
 
 def silence(cluster, reader):
     """End the session of a reader now, by the store's clock."""
-    ended = t.group_member.update().where(GROUP_MEMBER.member_id == reader.member.member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection, _: connection.execute(ended))
+    for table in (t.group_member, t.classic_member):
+        ended = table.update().where(table.c.member_id == reader.member.member_id).values(until_ms=0)
+        cluster.store.transact(lambda connection, _, ended=ended: connection.execute(ended))
 
 
 # Sharing
@@ -605,6 +607,21 @@ def test_groups_and_offsets_are_deleted(cluster):
             act()
 
 
+@pytest.mark.parametrize("assignor", ["range", RangeOfOurs])
+def test_a_member_joins_again_after_its_group_was_deleted(cluster, assignor):
+    create_topic(cluster, "t", 2)
+    [reader] = settle(Reader(cluster, assignors=[assignor]))
+    silence(cluster, reader)
+    delete_group(cluster.store, "g")
+    with pytest.raises(UnknownMemberIdError):
+        reader.member.commit({tp(0): at(1)})
+    with pytest.raises(UnknownMemberIdError):
+        reader.beat()
+    reader.held = frozenset()
+    settle(reader)
+    assert reader.numbers == [0, 1]
+
+
 def test_members_are_removed(cluster):
     create_topic(cluster, "t", 3)
     a, b, c = settle(Reader(cluster, instance="one"), Reader(cluster), Reader(cluster))
@@ -637,6 +654,31 @@ def test_offsets_expire_once_their_group_has_been_empty_for_long(cluster):
     assert expire_offsets(cluster.store) == 0
     assert [found.group_id for found in list_groups(cluster.store)] == ["at-work", "new"]
     assert len(committed_offsets(cluster.store, "at-work")) == 2
+
+
+@pytest.mark.parametrize("assignor", ["range", RangeOfOurs])
+def test_offsets_of_topics_without_a_subscription_expire_in_a_group_with_members(cluster, assignor):
+    for topic in ("t", "gone", "recent", "pending"):
+        create_topic(cluster, topic, 1)
+    commit_offsets(cluster.store, "g", {tp(0, topic): 1 for topic in ("t", "gone", "recent", "pending")})
+    long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
+
+    def age(connection, _attempt):
+        topic_id = sa.select(TOPIC.topic_id).where(TOPIC.name == "recent").scalar_subquery()
+        connection.execute(
+            t.group_offset.update().where(GROUP_OFFSET.topic_id != topic_id).values(committed_ms=long_ago)
+        )
+        topic_id = connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.name == "pending")).scalar_one()
+        pending = {"group_id": "g", "topic_id": topic_id, "partition": 0, "committed_offset": 2, "leader_epoch": -1}
+        write_pending_offsets(connection, 1, [{**pending, "commit_metadata": b""}])
+
+    cluster.store.transact(age)
+    a, b = settle(Reader(cluster, assignors=[assignor]), Reader(cluster, ["gone"], assignors=[assignor]))
+    assert count_expired_offsets(cluster.store, cluster.store.settings) == expire_offsets(cluster.store) == 0
+    b.member.leave()
+    settle(a)
+    assert count_expired_offsets(cluster.store, cluster.store.settings) == expire_offsets(cluster.store) == 1
+    assert {topic for topic, _ in committed_offsets(cluster.store, "g")} == {"t", "recent", "pending"}
 
 
 def test_idle_producers_expire(cluster):

@@ -10,6 +10,7 @@ from spark_log import Consumer
 from spark_log.clients.consume import poll_loop
 from spark_log.errors import PolicyViolationError, ProducerFencedError
 from spark_log.groups.committed_offsets import Commit, committed_offsets
+from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.groups.pending_offsets import add_offsets, unstable_partitions
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
@@ -113,6 +114,18 @@ def test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted(cl
     assert list(abort_timed_out(cluster)) == [wire.who.transactional_id]
     assert cluster.store.changes.wait(seen, 30), "consumers that wait for it are woken"
     assert unstable(cluster, mine) == set()
+
+
+def test_deleted_offsets_are_not_committed_by_an_open_transaction(cluster, topic):
+    name, mine, other = topic(2), group(), group()
+    wire = Wire(cluster)
+    for group_id in (mine, other):
+        wire.add_offsets(group_id, name, 0, 1)
+    delete_offsets(cluster.store, mine, [TopicPartition(name, 0)])
+    assert unstable(cluster, mine) == {(name, 1)}
+    delete_group(cluster.store, mine)
+    assert unstable(cluster, mine) == set()
+    assert unstable(cluster, other) == {(name, 0), (name, 1)}
 
 
 @pytest.mark.parametrize("end", ["client", "next producer"])

@@ -1,0 +1,161 @@
+"""Deletes committed offsets that have expired by offsets.retention.minutes, and groups without offsets (KIP-211)."""
+
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.config import ClusterSettings
+from spark_log.errors import NonEmptyGroupError
+from spark_log.groups.classic.group import State
+from spark_log.groups.classic.limits import may_be_decoded
+from spark_log.groups.classic.rows import delete_classic, read_classic
+from spark_log.groups.classic.rules import advance
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer_messages import subscription_of
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+_PENDING = sa.exists().where(
+    TRANSACTION_OFFSET.group_id == GROUP_OFFSET.group_id,
+    TRANSACTION_OFFSET.topic_id == GROUP_OFFSET.topic_id,
+    TRANSACTION_OFFSET.partition == GROUP_OFFSET.partition,
+)
+"""An open transaction may commit another offset of the partition."""
+
+
+def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
+    """Delete committed offsets that have expired, and the groups that then have no offsets. Return the number of
+    deleted offsets.
+
+    An offset of a group without members expires offsets.retention.minutes after its commit, or after the group became
+    empty if that was later. A group is deleted only if it has been empty for as long. An offset of a group with members
+    expires as long after its commit, if no member subscribes to its topic. No offset expires while an open transaction
+    may commit another one.
+    """
+    retention_ms = (settings or store.settings).offsets_retention_ms
+
+    def expire_of_empty(connection: sa.Connection, _attempt: Attempt) -> int:
+        fence(connection)
+        before_ms = store.clock(connection).wall_ms - retention_ms
+        groups = sa.select(CONSUMER_GROUP.group_id).where(_empty_since(before_ms)).order_by(CONSUMER_GROUP.group_id)
+        gone = 0
+        for group_id in connection.execute(groups.with_for_update()).scalars().all():
+            gone += connection.execute(
+                t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, _old(before_ms))
+            ).rowcount
+            if not _has_offsets(connection, group_id):
+                delete_classic(connection, group_id)
+                connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
+        return gone
+
+    gone = store.transact(expire_of_empty)
+    unsubscribed = store.read(lambda connection: list(_unsubscribed(connection, store.clock(connection), retention_ms)))
+    return gone + sum(_expire_unsubscribed(store, group_id, retention_ms, fence) for group_id, _ in unsubscribed)
+
+
+def _expire_unsubscribed(store: Store, group_id: str, retention_ms: int, fence: Fence) -> int:
+    """Delete the expired offsets of topics to which no member of the group subscribes, and return their number."""
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+        fence(connection)
+        rows.read_group(connection, group_id, lock=True)
+        now = store.clock(connection)
+        topic_ids = _unsubscribed_by(connection, group_id, now, retention_ms)
+        where = (GROUP_OFFSET.group_id == group_id) & GROUP_OFFSET.topic_id.in_(topic_ids)
+        return connection.execute(t.group_offset.delete().where(where, _old(now.wall_ms - retention_ms))).rowcount
+
+    return store.transact(expire)
+
+
+def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
+    """Return the number of offsets that `expire_offsets` would delete now."""
+
+    def count(connection: sa.Connection) -> int:
+        now = store.clock(connection)
+        old = _old(now.wall_ms - settings.offsets_retention_ms)
+        query = sa.select(sa.func.count()).select_from(t.group_offset).where(old)
+        of_empty = _empty_since(now.wall_ms - settings.offsets_retention_ms)
+        found = connection.execute(
+            query.join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id).where(of_empty)
+        ).scalar_one()
+        for group_id, topic_ids in _unsubscribed(connection, now, settings.offsets_retention_ms):
+            where = (GROUP_OFFSET.group_id == group_id) & GROUP_OFFSET.topic_id.in_(topic_ids)
+            found += connection.execute(query.where(where)).scalar_one()
+        return int(found)
+
+    return store.read(count)
+
+
+def subscribed_topics(connection: sa.Connection, group_id: str, now: StoreClock) -> frozenset[str]:
+    """Return the topics to which live members of the group subscribe.
+
+    Raises NonEmptyGroupError if a member of a classic group is not a consumer, or the members have too much metadata to
+    decode.
+    """
+    live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
+    topics = frozenset(topic for member in live for topic in member.subscription.topics)
+    group = read_classic(connection, group_id, now)
+    if group is None:
+        return topics
+    is_small = may_be_decoded(group)
+    for member in advance(group, now.lease_ms).joined:
+        message = subscription_of(group, member) if is_small else None
+        if message is None:
+            raise NonEmptyGroupError(f"group {group_id!r} has live members that assign by their own protocol")
+        topics |= message.topics
+    return topics
+
+
+def _unsubscribed(
+    connection: sa.Connection, now: StoreClock, retention_ms: int
+) -> Iterator[tuple[str, frozenset[int]]]:
+    """Yield the groups with members that have expired offsets of topics without a subscription, and these topics."""
+    groups = (
+        sa.select(GROUP_OFFSET.group_id)
+        .distinct()
+        .join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id)
+        .where(CONSUMER_GROUP.empty_since_ms.is_(None), _old(now.wall_ms - retention_ms))
+    )
+    for group_id in connection.execute(groups.order_by(GROUP_OFFSET.group_id)).scalars().all():
+        if topic_ids := _unsubscribed_by(connection, group_id, now, retention_ms):
+            yield group_id, topic_ids
+
+
+def _unsubscribed_by(connection: sa.Connection, group_id: str, now: StoreClock, retention_ms: int) -> frozenset[int]:
+    """Return the ids of the topics with expired offsets to which no member of the group subscribes. A group that
+    rebalances, or whose subscriptions are unknown, has none.
+    """
+    classic = read_classic(connection, group_id, now)
+    if classic is not None and classic.joined and advance(classic, now.lease_ms).state is not State.STABLE:
+        return frozenset()
+    try:
+        subscribed = subscribed_topics(connection, group_id, now)
+    except NonEmptyGroupError:
+        return frozenset()
+    old = (
+        sa.select(TOPIC.topic_id, TOPIC.name)
+        .distinct()
+        .join(t.group_offset, GROUP_OFFSET.topic_id == TOPIC.topic_id)
+        .where(GROUP_OFFSET.group_id == group_id, _old(now.wall_ms - retention_ms))
+    )
+    if not subscribed:
+        return frozenset()  # the sessions of all members have ended: the group becomes empty
+    return frozenset(topic_id for topic_id, name in connection.execute(old) if name not in subscribed)
+
+
+def _empty_since(before_ms: int) -> sa.ColumnElement[bool]:
+    return CONSUMER_GROUP.empty_since_ms <= before_ms
+
+
+def _old(before_ms: int) -> sa.ColumnElement[bool]:
+    return (GROUP_OFFSET.committed_ms <= before_ms) & ~_PENDING
+
+
+def _has_offsets(connection: sa.Connection, group_id: str) -> bool:
+    """Return whether the group has committed offsets, or an open transaction has some for it."""
+    for table in (t.group_offset, t.transaction_offset):
+        if connection.execute(sa.select(table.c.group_id).where(table.c.group_id == group_id).limit(1)).first():
+            return True
+    return False
