@@ -1,7 +1,8 @@
 """Inspects transactions and producers. Reads only, each answer from one snapshot.
 
-A transaction is in the store from its first pending batch on. A transaction without one, or with group offsets only, is
-known to its producer alone until the commit: it is not listed here, and cannot hang.
+A transaction of spark-log's Producer is in the store from its first pending batch on. Without one, or with group
+offsets only, it is known to its producer alone until the commit: it is not listed here, and cannot hang. A Kafka
+client's transaction is in the store from AddPartitionsToTxn or AddOffsetsToTxn on.
 """
 
 from collections import defaultdict
@@ -35,7 +36,9 @@ class TransactionListing:
     state: TransactionState
     timeout_ms: int
     began_ms: int | None
-    """Milliseconds since 1970 by the store's clock; None if the id has had no transaction."""
+    """When it began, or when the epoch was raised after it began; in ms since 1970 by the store's clock. None if the id
+    has had no transaction.
+    """
     open_ms: int | None
     """Milliseconds since it began; None if it is not open."""
     overdue: bool

@@ -32,7 +32,7 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
         env={
             **os.environ,
             "SPARK_LOG_CLUSTER": place,
-        },  # others on the machine see the arguments of a command
+        },  # the address is not an argument, because other users of the machine see those
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

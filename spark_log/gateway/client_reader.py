@@ -113,7 +113,7 @@ class FrameStart(NamedTuple):
 async def read_start(
     reader: asyncio.StreamReader, bytes_max: Callable[[int], int], uncounted_bytes: Callable[[], int]
 ) -> FrameStart:
-    """Read the start of the next frame. Raises MalformedRequestError.
+    """Read the start of the next frame. Raises MalformedRequestError, or IncompleteReadError if the connection ends.
 
     `bytes_max` gives the limit of a frame by its API key. `uncounted_bytes` gives the limit of a small frame; it is
     called when the frame begins.

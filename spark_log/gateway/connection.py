@@ -121,7 +121,7 @@ class Connection:
                 if (answer := self._answers.get_nowait()) is not None:
                     self._memory.discard(answer.memory)
                     answer.end()
-            for memory in self._memory:  # of a request that was not read
+            for memory in self._memory:  # the memory of a request that was not read
                 memory.close()
 
     async def _handle_all(self) -> bool:
@@ -129,7 +129,7 @@ class Connection:
         try:
             while await self._handle_next():
                 pass
-        except MalformedRequestError as error:  # whose traceback has the frame
+        except MalformedRequestError as error:  # it ends here, because its traceback refers to the frame
             logger.warning("connection of %s closed: %s", self._host, error)
             return False
         return True
@@ -298,7 +298,7 @@ class Connection:
         used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key == _FETCH and answer is not None:
             counters.fetched_bytes += len(answer)
-            memory.response.waits_for_client(True)  # it waits because of its own use: others may need the memory
+            memory.response.waits_for_client(True)  # it waits for its own quota, and others may need the memory
             await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self.reader.gone.done)
         paying = [bucket for bucket in (used, None if share is None else share[0]) if bucket is not None]
         throttled_s = max(map(quotas.wait_s, paying), default=0.0)
@@ -341,13 +341,13 @@ class Connection:
                     answer.written.set_result(None)
                     if self._last is answer:
                         self._last = None
-                    del answer  # its task has the bytes
+                    del answer  # its task refers to the bytes
         except Exception as error:
             if isinstance(error, ResponseTooLargeError):
                 logger.warning("connection of %s closed: %s", self._host, error)
             elif not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
-            # the reading may wait for room among the answers, which nobody takes any more
+            # the reading task may wait for room in the queue of answers, from which nothing is taken any more
             assert self._serving is not None
             self._serving.cancel()
 

@@ -142,7 +142,7 @@ class Gateway:
                     await self.services.bulkheads.run_own(self._session.end)
         finally:
             server.close()
-            for _ in range(2):  # the first time they end when they have answered what they have begun
+            for _ in range(2):  # after the first cancellation they answer the requests that they have begun
                 for task in self._tasks:
                     task.cancel()
                 if self._tasks:
@@ -215,7 +215,7 @@ class Gateway:
     async def _forget_rewritten(self) -> None:
         while True:
             await asyncio.sleep(_FORGET_S)
-            with contextlib.suppress(SparkLogError):  # the store is away: the next time
+            with contextlib.suppress(SparkLogError):  # the store is unavailable; the next round tries again
                 await self.services.bulkheads.run_own(self.services.streams.forget_rewritten)
 
     async def _renew(self) -> None:

@@ -46,7 +46,7 @@ class ClientLog(Log):
         self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
-        """Finds appended records that are already older than retention.ms: `take` them and warn."""
+        """Detects appended records that are already older than retention.ms. Its method `take` returns the findings."""
         super().__init__(
             cluster,
             writer,
@@ -59,7 +59,8 @@ class ClientLog(Log):
 
     def close(self, *, more_to_come: bool = False) -> None:
         """Copy to the replicas that lag behind this log's appends, and do a last round of the table loop, which seals
-        all tails if no coordinator runs. Takes a few seconds at most.
+        all tails if no coordinator runs. Copies that take longer than 10 seconds are abandoned, and the round starts no
+        work after 10 seconds.
 
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
@@ -71,8 +72,8 @@ class ClientLog(Log):
         super().close()
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
-        """Seal the tails of these topics at close, as if this log had appended to them. For the micro-batches of a
-        query, each of which has a log of its own.
+        """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of
+        a query, each of which has its own log.
         """
         self._loop.watch(topics)
 
@@ -92,7 +93,7 @@ class ClientLog(Log):
 
 
 class TaskReader(LogReader):
-    """Plans reads that other processes do, with short inline tails."""
+    """Plans reads that other processes execute. Long tails are sealed first, because a plan carries their bytes."""
 
     def __init__(self, cluster: Cluster, *, holder: str) -> None:
         self._writer = _writer(cluster, holder)

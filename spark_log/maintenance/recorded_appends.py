@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 REPLICATION_FACTOR_MAX = 3
 
 _LIMITS = RecordLimits(max_message_bytes=RECORD_BYTES_MAX)
-"""In place of max.message.bytes, message.timestamp.*.max.ms and cleanup.policy of the topic."""
+"""The limits that replace max.message.bytes, message.timestamp.*.max.ms and cleanup.policy of the topic."""
 
 
 def append_records(
@@ -45,7 +45,7 @@ def append_records(
 ) -> None:
     """Append the records in one transaction, in which `fence` is called first. A missing topic is created.
 
-    Raises SparkLogErrors: callers for whom the record is not the purpose catch them.
+    Raises SparkLogError. A caller whose own work must not fail because of a record catches it.
     """
     if not records:
         return
@@ -88,7 +88,7 @@ def _prepared_topic(cluster: Cluster, recorded: RecordedTopic, timeout_ms: int) 
     """
     topic = find_recorded(cluster, recorded, timeout_ms=timeout_ms)
     if topic is None:
-        with suppress(TopicAlreadyExistsError):  # by another process, just now
+        with suppress(TopicAlreadyExistsError):  # another process has just created it
             create_internal_topic(
                 cluster, recorded.name, recorded.partitions, REPLICATION_FACTOR_MAX, recorded.all_configs
             )

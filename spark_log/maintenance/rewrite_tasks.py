@@ -63,7 +63,7 @@ def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tai
     delta.max.lag.ms.
     """
     store = context.cluster.store
-    # the clock of the store that dated the appends, after the rows: no tail seems to be younger than now
+    # the clock that dated the appends is read after the rows: so no append time is later than now
     waiting, unpublished, now_ms = store.read(
         lambda connection: (tails(connection), _unpublished(connection), store.clock(connection).wall_ms)
     )

@@ -51,7 +51,7 @@ class Task:
     is raised at the end.
     """
     plan: Callable[[MaintenanceContext], Iterable[Report]]
-    """Reports of the work that `run` would do now. Changes nothing."""
+    """Yields reports of the work that `run` would do now. Changes nothing."""
 
 
 def _only_with_a_steady_clock(
@@ -75,7 +75,7 @@ _CLOCK_WAS_SET = (
 
 
 def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
-    """`fence` raises if the caller has lost its lease."""
+    """Delete the commit tokens that are too old to be asked for. `fence` raises if the caller has lost its lease."""
 
     def body(connection: sa.Connection, _attempt: object) -> None:
         fence(connection)
@@ -86,7 +86,7 @@ def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = 
 
 def _expire(context: MaintenanceContext) -> Iterator[Report]:
     store, settings = context.cluster.store, context.settings
-    if context.topic_names is None:  # they belong to no topic
+    if context.topic_names is None:  # these rows belong to no topic
         offsets = expire_offsets(store, settings, context.fence)
         producers = expire_producers(store, settings, context.fence)
         ids = expire_ids(store, settings, context.fence)
@@ -192,7 +192,7 @@ TASKS: tuple[Task, ...] = (
         plan_backfill,
     ),
 )
-"""In the order in which `maintenance` runs them: each task reduces the work of the next."""
+"""The tasks in the order in which `run_tasks` runs them: each task reduces the work of the next."""
 
 
 def run_tasks(

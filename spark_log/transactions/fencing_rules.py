@@ -38,7 +38,9 @@ class FencedConnectionError(Exception):
 
 
 def take(transaction: Transaction, role: Role) -> tuple[Transaction, FencingToken]:
-    """Take the next fencing token of the role. Earlier ones are lost. Return the changed transaction, and the token."""
+    """Take the next fencing token of the role; earlier ones become invalid. Return the changed transaction and the
+    token.
+    """
     number = _newest(transaction, role) + 1
     if role is Role.COORDINATOR:
         return replace(transaction, token=number), FencingToken(role, number)

@@ -58,7 +58,7 @@ def remember_aborted(state: ProducerState, last: RememberedBatch) -> ProducerSta
     forgotten, because they may have the same sequences.
     """
     epoch = [known for known in state.batches if known.producer_epoch == last.producer_epoch]
-    # one with the same sequence is the batch of a stranger, for which the commit has failed
+    # a batch with the same first sequence was sent by another client: that is why the commit failed
     there = [
         known for known in epoch if known.base_offset < known.end_offset and known.first_sequence != last.first_sequence
     ]

@@ -23,7 +23,8 @@ from spark_log.errors import (
 PENDING_MAX = 50_000
 """The limit of pending batches of a transaction. The commit reads and appends all of them in one SQL transaction."""
 EPOCH_MAX = 2**15 - 2
-"""The highest epoch, as epochs are int16. After it the transactional id gets another producer id, as in Kafka."""
+"""The highest epoch that a producer uses, since Kafka's epochs are int16. Above it, `init_producer` gives the
+transactional id another producer id, as in Kafka."""
 
 
 class TransactionState(StrEnum):
@@ -44,7 +45,7 @@ TRANSITIONS = {
     ABORTED: {ABORTED, ONGOING, COMMITTED},
 }
 """The possible next states of each state. After a state other than ONGOING the next transaction begins. A transaction
-with group offsets only begins and ends in the same call."""
+that has only group offsets may begin and end in the same call."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,10 @@ def has_ended(transaction: Transaction, ref: ProducerRef, *, commit: bool) -> bo
 
 
 def time_out(transaction: Transaction) -> Transaction:
-    """Abort the transaction if it has timed out. Its producer can then only abort it, before it continues."""
+    """Abort the transaction if it has timed out.
+
+    Before its next transaction the producer must call `abort`, or `bump` if it is a Kafka client.
+    """
     if transaction.state is not ONGOING or not transaction.expired:
         return transaction
     return _ended(transaction, ABORTED, keeps_epoch=False)

@@ -15,8 +15,9 @@ class TransactionCommit:
     """The transaction of a producer when its commit is called.
 
     `batches` are all its batches, in order, without the `dropped` ones, whose topics were deleted. `blobs` has the
-    bytes of batches that are not registered: the commit stores them. `token` belongs to a Kafka client. The hooks
-    `before` and `after` run around the end of the transaction, and commit, for example, offsets of groups.
+    bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a Kafka client's
+    connection. The hooks `before` and `after` run around the end of the transaction, and commit, for example, offsets
+    of groups. With `durable=False` the commit is not forced to disk.
     """
 
     ref: ProducerRef

@@ -28,7 +28,9 @@ _IDS_A_TURN = 1_000
 
 
 def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
-    """Abort transactions that have been open for longer than their transaction.timeout.ms. Yield their ids."""
+    """Abort transactions that have been open for longer than their transaction.timeout.ms. Yield the transactional id
+    of each one when it is aborted.
+    """
     store = cluster.store
     for producer_id, transactional_id in timed_out(store):
         dropped = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
@@ -83,7 +85,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_IDS_A_TURN).with_for_update(of=t.producer)
-        # checked again under the lock: a transaction may have begun while this waited for it
+        # checked again under the lock: a transaction may have begun while this one waited for the lock
         locked = connection.execute(idle).scalars().all()
         still = sa.select(TRANSACTION.producer_id).where(
             TRANSACTION.producer_id.in_(locked), TRANSACTION.state != ONGOING.value

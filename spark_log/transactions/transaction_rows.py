@@ -112,7 +112,9 @@ def ask_transaction(
 
 
 def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> TransactionRow:
-    """Lock the producer's row until the end of the store's transaction, and read its transaction."""
+    """Lock the producer's row until the end of the store's transaction, and read its transaction. Raises
+    InvalidProducerIdMappingError if the transactional id has expired.
+    """
     with one_message(connection):
         locked = _LOCK.ask(connection, {"producer_id": producer_id})
         # separate statements: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the
@@ -125,8 +127,11 @@ def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: in
 def save_transaction(
     connection: sa.Connection, now: StoreClock, row: TransactionRow, after: Transaction, *, keep_blobs: bool = False
 ) -> None:
-    """Write the changed columns, and the time if a transaction begins or the epoch is raised. If the transaction ends,
-    delete its pending rows, and also its blobs unless `keep_blobs`, because they belong to the log now.
+    """Write the transaction if it has changed. `row` is the transaction before, as `lock_transaction` returned it.
+
+    If a transaction begins or the epoch is raised, its begin and its deadline are counted from `now`. If it ends, its
+    pending batches and offsets are deleted. Blobs of these batches are deleted too, except with `keep_blobs`: after a
+    commit they belong to the log.
     """
     before = row.transaction
     facts, known = _facts(after), _facts(before)

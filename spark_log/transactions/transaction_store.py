@@ -70,9 +70,12 @@ def init_producer(
 ) -> Initialized:
     """Return a producer id and a new epoch for the transactional id, and a fencing token.
 
-    Earlier producers with the id are fenced, and their open transaction is aborted. With `given`, only this producer
-    gets a new epoch (`rules.bump`).
-    Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms.
+    Earlier producers with the id are fenced, and their open transaction is aborted. With `given`, the caller must be
+    this producer, which continues with the new epoch (`rules.bump`); an unknown transactional id is created all the
+    same. If the epoch would be above EPOCH_MAX, the transactional id gets another producer id.
+
+    Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms. With
+    `given`, raises InvalidProducerIdMappingError and ProducerFencedError.
     """
     store = cluster.store
     limit = store.settings.transaction_max_timeout_ms
@@ -90,7 +93,7 @@ def init_producer(
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
         before = lock_transaction(connection, now, producer_id)
-        if given is None or before.transaction.epoch < 0:  # new: a client whose id has expired begins again
+        if given is None or before.transaction.epoch < 0:  # a new row: a client whose id has expired begins again
             after = rules.initialize(before.transaction)
         else:
             after = rules.bump(before.transaction, given)

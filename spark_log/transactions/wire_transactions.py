@@ -127,10 +127,10 @@ def register(
     provisional: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[list[Appended | Rejected]]:
-    """Make the batches pending. Return Appended or Rejected for each batch.
+    """Make the batches pending. Return, for each registration, Appended or Rejected for each of its batches.
 
-    Appended has the offset -1, or with `provisional` the offsets that the batch would have if it were committed now. A
-    batch that is pending already is a duplicate. Raises failures of the store, and WriteIdExpiredError.
+    Appended has the offsets -1, or with `provisional` the offsets that the batch would have if it were committed now. A
+    batch that is pending already is a duplicate. Raises the errors of the store, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Appended | Rejected]]:
@@ -165,7 +165,7 @@ def _register(
     new: list[Batch] = []
     for batch in batches:
         key = (batch.topic_id, batch.partition)
-        if key not in there:  # the gateway knows a topic that was deleted
+        if key not in there:  # the topic was deleted, but was still in the gateway's cache
             outcomes.append(Rejected(UnknownTopicOrPartitionError(f"topic {key[0]}, partition {key[1]}: deleted")))
             continue
         outcome, remembered = sequence_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)

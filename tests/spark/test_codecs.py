@@ -144,14 +144,13 @@ def test_avro_with_the_framing_of_confluent_serializers(spark):
     assert decoded(spark, Json(FLIGHT, framing=Confluent()), [b'\0\0\0\0\x07{"delay":3}']) == [(None, 3)]
 
 
-@pytest.mark.delta_jars
 @pytest.mark.parametrize(
     "codec",
     [
         Json(FLIGHT),
         Json(FLIGHT, framing=Confluent(1)),
-        Avro(AVRO_FLIGHT),
-        Avro(AVRO_FLIGHT, Confluent(2**31 - 1)),
+        pytest.param(Avro(AVRO_FLIGHT), marks=pytest.mark.delta_jars),
+        pytest.param(Avro(AVRO_FLIGHT, Confluent(2**31 - 1)), marks=pytest.mark.delta_jars),
         Protobuf("Flight", FLIGHT_DESCRIPTOR_SET),
         Protobuf("Flight", FLIGHT_DESCRIPTOR_SET, Confluent(7)),
     ],
@@ -201,10 +200,13 @@ def test_values_that_cannot_be_decoded_are_named(spark):
         dead_letters(frame)
 
 
-@pytest.mark.delta_jars
 @pytest.mark.parametrize(
     "codec",
-    [Json(FLIGHT), Avro(AVRO_FLIGHT), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)],
+    [
+        Json(FLIGHT),
+        pytest.param(Avro(AVRO_FLIGHT), marks=pytest.mark.delta_jars),
+        Protobuf("Flight", FLIGHT_DESCRIPTOR_SET),
+    ],
     ids=["json", "avro", "protobuf"],
 )
 def test_a_stream_separates_decoded_rows_from_dead_letters(spark, cluster, log, tmp_path, codec):

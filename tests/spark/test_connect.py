@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.spark_surface import CASES, REFUSED, Case, run_case
+from tests.support.spark_surface import CASES, OF_THIN_CLIENT, REFUSED, WITH_DELTA, Case, run_case, thin_client
 
-pytestmark = pytest.mark.delta_jars
-EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+EACH_CASE = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.delta_jars if case in WITH_DELTA else ()) for case in CASES],
+    ids=lambda case: case.__name__,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,10 @@ def test_it_works_over_connect(over_connect: dict[str, Any], case: Case) -> None
         assert str(found).startswith("ClassicSessionRequiredError")
     else:
         assert found == CASES[case]
+
+
+def test_a_thin_client_needs_no_spark_log(over_connect: dict[str, Any]) -> None:
+    assert over_connect[thin_client.__name__] == OF_THIN_CLIENT
 
 
 @pytest.mark.long

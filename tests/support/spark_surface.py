@@ -6,6 +6,7 @@ JSON for each case: its name, and its result or its error.
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from spark_log.maintenance.erase.spark_workers import on_spark
 from spark_log.maintenance.spark_merge import merge_on_spark
 from spark_log.spark import streams
 from spark_log.spark.streams.outputs import Output
+from tests.support.spark import delta_settings
 
 Rows = list[list[Any]]
 PLANE = "name STRING, seats INT"
@@ -261,6 +263,40 @@ CASES: dict[Case, Rows] = {
 """The cases with their results."""
 REFUSED = (live_tables,)
 """The cases that Spark Connect cannot do."""
+WITH_DELTA = (streams_into_topics_and_delta,)
+"""The cases that need Delta's JARs."""
+
+_THIN_CLIENT = """
+import json, sys
+sys.modules["spark_log"] = None
+from pyspark.sql import SparkSession
+
+url, cluster, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+spark.createDataFrame([("a",)], "value STRING").write.format("spark_log").options(cluster=cluster, topic="in").mode(
+    "append").save()
+frame = spark.readStream.format("spark_log").options(cluster=cluster, subscribe="in", startingOffsets="earliest").load()
+query = frame.select("value").writeStream.format("spark_log").options(cluster=cluster, topic="out")
+query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+found = spark.read.format("spark_log").options(cluster=cluster, subscribe="out").load()
+print(json.dumps([[*row] for row in found.selectExpr("offset", "string(value)").collect()]))
+"""
+
+
+def thin_client(place: Place) -> Rows:
+    """A program without spark-log and Java uses the server of this session of Spark Connect."""
+    for name in ("in", "out"):
+        create_topic(place.cluster, name)
+    builder: Any = place.spark.client._builder  # a session of Spark Connect has it
+    command = [sys.executable, "-c", _THIN_CLIENT, f"sc://{builder.endpoint}", place.address, place.path("checkpoint")]
+    environment = {**os.environ, "PATH": "", "JAVA_HOME": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found: Rows = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+OF_THIN_CLIENT: Rows = [[0, "a"]]
 
 
 def run_case(case: Case, spark: SparkSession, folder: Path) -> Any:
@@ -274,13 +310,15 @@ def run_case(case: Case, spark: SparkSession, folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    from spark_log import DELTA_SETTINGS
-
     SparkContext._ensure_initialized()
     os.environ["SPARK_TESTING"] = "1"  # PySpark selects a free port; the JVM runs already, and does not test itself
-    settings = {**DELTA_SETTINGS, "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    settings: dict[str, Any] = {
+        **delta_settings(),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    }
     spark = SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
-    for case in CASES:
+    for case in (*CASES, thin_client):
         print(json.dumps([case.__name__, run_case(case, spark, folder / case.__name__)]), flush=True)
     spark.stop()
 

@@ -14,7 +14,7 @@ from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupParti
 from spark_log.facts.metrics.exposition import Gauges
 
 PARTITIONS_MAX = 20_000
-"""Metrics of single partitions are given for this many; sums are of all."""
+"""The maximum number of partitions that have metrics of their own. Sums include all partitions."""
 
 _PARTITION = ("topic", "partition")
 _GROUP_PARTITION = ("consumergroup", "topic", "partition")

@@ -29,13 +29,13 @@ from spark_log.tables.delta_lag import DeltaLag, delta_lags
 from spark_log.transactions.rules import ONGOING
 
 READ_TIMEOUT_MS = 2_000
-"""How long a scrape waits for a store that does not answer."""
+"""How long a read is retried while the store does not answer."""
 
 
 @dataclass(frozen=True)
 class PartitionFacts:
     """A partition: log_start_offset <= high_watermark <= log_end_offset. `replicas`, `in_sync` and `offline` are
-    numbers.
+    numbers of replicas.
 
     `leader` is a broker id, or None while the partition is offline.
     """
@@ -70,7 +70,9 @@ class GroupPartitionFacts:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """A cluster. `members` counts each group's live members. Times are of the store's clock, in ms since 1970."""
+    """The state of a cluster at `now_ms`. `members` has the number of live members of each group. Times are in ms since
+    1970, by the store's clock.
+    """
 
     now_ms: int
     controller: str | None

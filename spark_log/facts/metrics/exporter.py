@@ -40,7 +40,7 @@ class ClusterCollector(Collector):
         """Yield the metrics of a scrape."""
         families: list[Metric] = []
         answered = False
-        with suppress(SparkLogError):  # the metric says so
+        with suppress(SparkLogError):  # spark_log_store_up is 0 then
             if self._is_holder():
                 families = [*self._facts.get(), *self._sizes.get()]
             else:

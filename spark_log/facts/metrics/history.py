@@ -138,7 +138,9 @@ def read_series(
 
 
 def latest_rates(cluster: Cluster) -> dict[str, float] | None:
-    """Return the last measured records per second, by topic, without idle topics; None without a measurement."""
+    """Return the last measured records per second by topic, without topics that have not changed since the measurement
+    before; None without a measurement.
+    """
     interval_ms = cluster.store.settings.metrics_interval_ms
     if interval_ms < 0:
         return None
@@ -194,7 +196,7 @@ def read_queries(cluster: Cluster, *, from_ms: int, to_ms: int | None = None) ->
 
 
 def _spans(times_ms: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last of the times in order, apart where no time is for some hours."""
+    """Return the first and the last time of each run of these ordered times, whose gaps are at most _SPAN_GAP_MS."""
     spans: list[tuple[int, int]] = []
     for time_ms in times_ms:
         if spans and time_ms - spans[-1][1] <= _SPAN_GAP_MS:

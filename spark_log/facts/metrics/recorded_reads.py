@@ -103,7 +103,7 @@ def read_records(
         for piece in slices:
             try:
                 batches += list(fetcher.read([piece], schema, times, fields))
-            except BAD_REPLICA as error:  # charts with a gap say more than none, while a log dir is offline
+            except BAD_REPLICA as error:  # while a log dir is offline, a chart with a gap is better than none
                 _log_once(f"{topic.name}-{partition}: records are missing: {redact(str(error))}")
         table = pa.Table.from_batches(batches, schema)
     finally:

@@ -61,7 +61,7 @@ METRICS = RecordedTopic(
     " progress_ms BIGINT",
     {"retention.ms": str(30 * DAY_MS)},
 )
-"""Measurements, 30 days. Its partitions are the kinds of `facts.metrics.history.Kind`."""
+"""The measurements of 30 days. The partitions are the kinds of `facts.metrics.history.Kind`."""
 
 AUDIT = RecordedTopic(
     AUDIT_TOPIC,
@@ -69,7 +69,7 @@ AUDIT = RecordedTopic(
     "who STRING, action STRING, target STRING, parameters STRING, outcome STRING, error STRING, source STRING",
     {"retention.ms": str(365 * DAY_MS)},
 )
-"""Changes by users, one year."""
+"""The changes that users have made within one year."""
 
 
 def find_recorded(cluster: Cluster, recorded: RecordedTopic, *, timeout_ms: int = READ_TIMEOUT_MS) -> Topic | None:

@@ -54,7 +54,9 @@ class TaskRunBuffer:
         self._last_errors: dict[str, str | None] = {}
 
     def add(self, run: TaskRun) -> None:
-        """Keep the run if it is worth it. A repeated error of a task is kept once between two records."""
+        """Keep the run if it is one of those that the class names. A repeated error of a task is kept once between two
+        records.
+        """
         with self._lock:
             before = self._last_errors.get(run.task)
             self._last_errors[run.task] = run.error
@@ -65,7 +67,7 @@ class TaskRunBuffer:
                 self._runs.append(run)
 
     def put_back(self, runs: Sequence[TaskRun], omitted: int) -> None:
-        """Keep runs that were taken and could not be recorded; newer ones come first if there are too many."""
+        """Keep runs that were taken and could not be recorded. If there are too many, the newest are kept."""
         with self._lock:
             room = KEPT_RUNS_MAX - len(self._runs)
             self._omitted += omitted + max(0, len(runs) - room)

@@ -71,8 +71,8 @@ class Entry:
     def _takes_place(self, network: str, limit: asyncio.Timeout) -> bool:
         """Take a place for a connection, or return False.
 
-        If all places are taken, the network with the most loses its oldest one, unless that would be this network:
-        logins that are begun and never finished, from a few networks, keep no other network out.
+        If all places are taken, the network with the most places loses its oldest one, unless that would be this
+        network. So a few networks that never finish their logins cannot keep other networks out.
         """
         places, of_network = self._settings.unauthenticated_connections_max, self._waiting.get(network, [])
         if len(of_network) >= max(1, places // _PLACES_OF_A_NETWORK):
@@ -126,7 +126,7 @@ class Entry:
                 raise MalformedRequestError("authentication failed")
             if login.user is not None:
                 return Admitted(reader, writer, f"User:{login.user}", software, login)
-            await asyncio.sleep(0)  # the frames that follow may be here already: other connections have their turn
+            await asyncio.sleep(0)  # other connections have their turn, even if further frames have arrived
         raise MalformedRequestError(f"more than {_REQUESTS_MAX} requests before authentication")
 
     async def _answer(self, login: Login, frame: memoryview) -> tuple[bytes, str]:

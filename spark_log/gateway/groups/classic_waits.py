@@ -98,13 +98,13 @@ class ClassicWaits:
             await _first_of(changed, self._joined.wait())
 
     async def _look(self, groups: dict[str, _Group]) -> None:
-        for group in groups.values():  # before the read, which members that begin to wait meanwhile have not waited for
+        for group in groups.values():  # before the read: `wait` sets it to 0 if a member begins to wait during it
             group.look_at_s = _now_s() + _LOOK_AGAIN_S
         keys = [(key, each.member_id) for key, group in groups.items() for each in group.waiting]
         if not keys:
             return
         marks: dict[str, Mark] | None = None
-        with contextlib.suppress(SparkLogError):  # the members have the error of their own reads
+        with contextlib.suppress(SparkLogError):  # the members wake, and get the error of their own reads
             marks = await self._call_in_thread(marks_of, self._store, keys)
         for group_id, group in groups.items():
             mark = None if marks is None else marks.get(group_id)

@@ -60,7 +60,7 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
 
 
 def _says_nothing(request: Message) -> bool:
-    """Whether a heartbeat has no news. The instance id is none: Java's static members send it in each heartbeat."""
+    """Whether a heartbeat has no news. The instance id is not news: Java's static members send it in each heartbeat."""
     return request.rebalance_timeout_ms == -1 and not any(
         value is not None
         for value in (

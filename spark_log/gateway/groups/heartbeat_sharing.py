@@ -34,7 +34,7 @@ class Heartbeats:
         if self._store.changes.exact and self._is_known(heartbeat):
             return UNCHANGED
         if not all(map(can_be_stored, (heartbeat.group_id, heartbeat.member_id, heartbeat.instance_id or ""))):
-            raise UnknownMemberIdError("names with characters that cannot be stored")  # nor read, beside others
+            raise UnknownMemberIdError("names with characters that cannot be stored")  # a read would fail for all
         answer = await self._read_of(heartbeat)
         if answer.renewal_due and not await self._renewals.submit(heartbeat):
             answer = await self._read_of(heartbeat)
@@ -43,7 +43,9 @@ class Heartbeats:
         return answer
 
     async def _read_of(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """One whose member has much in the store comes after those that have arrived meanwhile."""
+        """Return the answer. A heartbeat whose member has much data in the store comes after those that have arrived
+        meanwhile.
+        """
         while (answer := await self._reads.submit(heartbeat)).later:
             pass
         return answer
@@ -58,7 +60,7 @@ class Heartbeats:
         return until_ms is not None and self._store.now().lease_ms < until_ms
 
     async def _read(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatAnswer]:
-        version = self._version  # of before the read: a commit since then changes it
+        version = self._version  # before the read: a later commit changes it
         answers: Sequence[HeartbeatAnswer] = await self._call_in_thread(answer_heartbeats, self._store, heartbeats)
         if self._store.changes.exact and version == self._version:
             for heartbeat, answer in zip(heartbeats, answers, strict=True):

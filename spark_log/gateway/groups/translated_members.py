@@ -188,7 +188,7 @@ def _join_again(store: Store, joining: Joining) -> Membership:
     """Join again as a member. Raises RebalanceInProgressError, UnknownMemberIdError and FencedInstanceIdError."""
     me, request = joining.me, _heartbeat_of(joining, None)
     answer = consumer_heartbeat(store, request, known_assignors())
-    if not answer.complete:  # it knows what to give up; if it has joined without that, others may have it
+    if not answer.complete:  # the first call decides what it gives up, the second one releases what it lacks
         answer = consumer_heartbeat(store, request, known_assignors())
     if answer.repeat or answer.partitions is None:
         raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")

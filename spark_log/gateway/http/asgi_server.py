@@ -33,10 +33,10 @@ class AsgiServer:
             self._socket = socket.create_server((host, port), family=family, reuse_port=False)
         except (OSError, OverflowError) as error:
             raise InvalidConfigurationError(f"cannot listen on {host}:{port}: {error}") from error
-        # Connections inherit it; asyncio sets it only for sockets that name their protocol. Without it, the body of
-        # an answer waits 40 ms until the client has acknowledged the headers.
+        # Connections inherit TCP_NODELAY; asyncio sets it only for sockets that name their protocol. Without it, the
+        # body of an answer waits 40 ms until the client has acknowledged the headers.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Of a client that receives nothing for so long: the kernel ends its connection, with all that waits for it.
+        # The kernel ends the connection of a client that receives nothing for this time, and drops the unsent data.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNSENT_MS_MAX)
         self.port: int = self._socket.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

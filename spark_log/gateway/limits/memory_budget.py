@@ -37,7 +37,7 @@ _CLIENTS_REMEMBERED = 10_000
 class Hold:
     """The bytes of a budget that one request holds. After `close` it holds nothing."""
 
-    # values of the class: each request has three holds, and most of them stay as they begin
+    # attributes of the class, because each request has three holds, and most of them never change
     bytes = 0
     closed = False
     stalled_since_s: float | None = None
@@ -103,7 +103,7 @@ class MemoryBudget:
         self._held: Counter[str] = Counter()
         """The bytes that each client holds."""
         self._large: set[str] = set()
-        """Clients that hold more than small ones."""
+        """The clients that hold more than a small client."""
         self._calls = self._grants = 0
         self._last_grants: dict[str, int] = {}
         self._waiting: dict[int, tuple[Hold, asyncio.Future[None]]] = {}
@@ -176,7 +176,7 @@ class MemoryBudget:
 
     def _grant(self, hold: Hold, size: int) -> None:
         self._grants += 1
-        self._last_grants.pop(hold.client, None)  # the latest is the last one
+        self._last_grants.pop(hold.client, None)  # so that the client becomes the last one
         self._last_grants[hold.client] = self._grants
         if len(self._last_grants) > _CLIENTS_REMEMBERED:
             del self._last_grants[next(iter(self._last_grants))]

@@ -24,7 +24,7 @@ _LOGGED_LENGTH_MAX = 20_000
 """Longer error messages are cut off: they may quote a request, and old versions have strings of up to 32,767 bytes."""
 
 _INSTEAD: dict[str, type[kafka.KafkaError]] = {
-    # the store or its disk is away: clients try again
+    # the store or its disk is unavailable: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
     "DiskFullError": kafka.NotEnoughReplicasError,

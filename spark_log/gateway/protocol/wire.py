@@ -131,7 +131,7 @@ class _ResponseHeader(NamedTuple):
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
     """Encode a response into a whole frame. A response can be encoded again after a change."""
-    response._header = None  # else it is told the version
+    response._header = None  # kafka-python would set the version in a header that exists
     response.API_VERSION = version
     response._header = _ResponseHeader(correlation_id)
     return response.encode(header=True, framed=True)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Caches the topics that clients use for a second."""
+"""Caches the topics that clients use, for one second."""
 
 import threading
 from collections.abc import Iterable

@@ -23,11 +23,12 @@ REQUESTS_MAX = 200
 LARGE_BODIES_MAX = 16
 """The number of large bodies in memory. A client that sends slowly occupies one of these places."""
 _OF_NETWORK_MAX = 10
-"""Requests that are answered at the same time; further ones wait. There are 40 threads."""
+"""The number of requests of a network that are answered at the same time; further ones wait. There are 40 threads."""
 _WITH_BODY_MAX, _WITH_BODY_OF_NETWORK_MAX = 8, 2
-"""The same of requests with a body. These parse and compare schemas, which may take seconds of a core; others read."""
+"""The number of requests with a body that are answered at the same time, in all and for each network. These parse and
+compare schemas, which may take seconds of a core; the others only read."""
 _CPU_S_MAX, _CPU_FORGOTTEN = 1.0, 1 / 30
-"""A network with more seconds has used much CPU time. So many are forgiven for each second that passes."""
+"""The CPU seconds above which a network has used much CPU time, and how many are forgiven for each second of time."""
 _NETWORKS_MAX = 1_000
 
 _Semaphores = WeakValueDictionary[str, asyncio.Semaphore]
@@ -44,7 +45,7 @@ class Places:
         self._with_body, self._with_body_of_networks = asyncio.Semaphore(_WITH_BODY_MAX), _Semaphores()
         self._large_bodies, self._large_answer = asyncio.Semaphore(LARGE_BODIES_MAX), asyncio.Semaphore(1)
         self._forgiven_s: dict[str, float] = {}
-        """The time at which the CPU time of each network is forgiven."""
+        """The time at which all CPU time of each network is forgiven."""
 
     @contextmanager
     def request(self, network: str) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Places:
 
     @asynccontextmanager
     async def answer(self, network: str, size: int) -> AsyncIterator[None]:
-        """While a request whose body is read is answered."""
+        """Hold a place while a request, whose body has been read, is answered."""
         if size == 0:
             async with self._of_networks.setdefault(network, asyncio.Semaphore(_OF_NETWORK_MAX)):
                 yield

@@ -206,7 +206,7 @@ def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Messa
 
 
 async def find_coordinator(services: Services, request: Message, client: Client) -> Message:
-    """Return the gateway for each group or transactional id. Any would work, but all clients of a zone get the same."""
+    """Return the gateway for each group or transactional id. Any one would work; all clients of a zone get the same."""
     return await services.call(_find_coordinator, services, request, client)
 
 

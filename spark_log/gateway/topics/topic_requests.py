@@ -212,7 +212,7 @@ def _create_partitions(services: Services, request: Message) -> Message:
 
 
 async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move log start offsets together, or, if one partition is refused, of each partition on its own."""
+    """Move the log start offsets of all partitions in one transaction. If one is refused, move each one on its own."""
     return await services.call(_delete_records, services, request)
 
 

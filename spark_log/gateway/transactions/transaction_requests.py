@@ -63,7 +63,7 @@ def _code(error: Exception, request: Message) -> int:
         if isinstance(request, TxnOffsetCommitRequest) and request.version < _RETRIES_LOAD_IN_PROGRESS:
             return _UNKNOWN_TOPIC_OR_PARTITION
         return _COORDINATOR_LOAD_IN_PROGRESS
-    if isinstance(error, TransactionAbortableError):  # of KIP-890: a broker tells these clients that they are fenced
+    if isinstance(error, TransactionAbortableError):  # KIP-890: a broker tells these clients that they are fenced
         error = ProducerFencedError(str(error))
     if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
         return _INVALID_PRODUCER_EPOCH

@@ -34,14 +34,16 @@ class ConsumerHeartbeat:
     assignors: tuple[str, ...] = ()
     """Assignor names in order of preference, of members that list more than one."""
     replaces: bool = False
-    """Whether it replaces a live member with its instance id, as in the classic protocol (KIP-345)."""
+    """Whether it may replace a live member that has the same instance id, as in the classic protocol (KIP-345)."""
     protocol: str = rows.CONSUMER
     protocols: tuple[tuple[str, bytes], ...] = ()
     """The protocols of a classic member, as in `MemberRow.protocols`."""
 
     @property
     def full(self) -> bool:
-        """Whether it has all fields, so that the answer has the assignment (KIP-848)."""
+        """Whether the answer must contain the assignment (KIP-848): the member joins or sends no epoch, or its
+        heartbeat has the rebalance timeout, the subscription and the owned partitions.
+        """
         subscribed = self.names is not None or self.regex is not None
         return self.epoch in (JOINING, None) or (
             self.rebalance_timeout_ms is not None and subscribed and self.owned is not None

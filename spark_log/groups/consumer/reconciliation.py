@@ -37,7 +37,10 @@ def remove_members(
 
 
 def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
-    """Remove dead members, notice changed topics, and compute a stale target. Callers are not members."""
+    """Remove dead members, notice changed topics, and compute a stale target. It serves callers that are not members.
+
+    Raises InconsistentGroupProtocolError, and the errors of `fence`.
+    """
     advance_classic(store, group_id, fence)
 
     def read(connection: sa.Connection) -> bool:
@@ -70,7 +73,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
 
 
 def stale_groups(store: Store) -> list[str]:
-    """Return the groups that have stale targets or dead members."""
+    """Return the ids of the groups of both types that have stale targets or dead members, in order."""
 
     def read(connection: sa.Connection) -> list[str]:
         now = store.clock(connection)
@@ -89,8 +92,8 @@ def groups_with_members(store: Store) -> list[str]:
 def _read_stale(
     connection: sa.Connection, group_id: str
 ) -> tuple[rows.GroupRow | None, list[rows.MemberRow], dict[str, TopicFacts], dict[TopicPartition, str]]:
-    """Return a group whose targets are stale, its members, the facts of their topics, and the owners of partitions;
-    without a group if its targets are not stale.
+    """Return the group, its members, the facts of their topics, and the owners of partitions. The group is None, and
+    the rest is empty, unless its targets are stale.
     """
     row = rows.read_group(connection, group_id)
     if row is None or not row.group.stale:
@@ -103,8 +106,9 @@ def _read_stale(
 def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> bool:
     """Compute the target if it is stale, and write it unless the generation has changed meanwhile.
 
-    Returns whether it is up to date now. If not, a member that has the group's assignor, or the author of the later
-    change, computes it. Raises InconsistentGroupProtocolError; then members keep their partitions.
+    Returns whether it is up to date now. If not, a process that has the group's assignor, or that made the later
+    change, computes it. Raises InconsistentGroupProtocolError if the members have no assignor in common; then they keep
+    their partitions.
     """
     row, members, facts, owners = store.read(lambda connection: _read_stale(connection, group_id))
     if row is None:

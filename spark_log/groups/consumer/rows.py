@@ -241,7 +241,9 @@ def count_members(connection: sa.Connection, group_id: str) -> int:
 
 
 def subscription_characters(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
-    """Size of the distinct stored subscriptions of the group's other members."""
+    """Return the number of characters of the stored subscriptions (JSON) of the group's other members. Equal ones count
+    once.
+    """
     others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
     texts = sa.select(GROUP_MEMBER.subscription).where(others).distinct().subquery()
     size = sa.func.coalesce(sa.func.sum(sa.func.length(texts.c.subscription)), 0)
@@ -249,7 +251,7 @@ def subscription_characters(connection: sa.Connection, group_id: str, except_mem
 
 
 def classic_bytes(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
-    """Return the size of the stored `protocols` of the group's other members."""
+    """Return the number of characters of the stored `protocols` (JSON with base64) of the group's other members."""
     others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
     size = sa.func.coalesce(sa.func.sum(sa.func.length(GROUP_MEMBER.classic_protocols)), 0)
     return int(connection.execute(sa.select(size).where(others)).scalar_one())

@@ -10,16 +10,19 @@ one owner per partition, so two members never read the same one.
     assigned shrinks by  assigned - current - owned  when a heartbeat says what the member owns, or it is removed
     assigned grows  by   target - assigned(any)      when there is nothing that the member must give up, and
                                                      target_generation = generation
-    member epoch := target generation                when there is nothing that the member must give up
+    member epoch := target_generation                under the same two conditions
 
-So a partition leaves a member when it is not in the assignment that was sent, and the member then does not report it. A
-heartbeat has no number, and may reach a gateway late, when the client has gone on to another connection. So a heartbeat
-counts as a report only if the heartbeat before it came from the same connection (`connection_id`), and was answered
-there. The first one on another connection releases nothing, and is answered with the assignment. A client says what it
-owns only after a change; so after that it may have to be asked, by an error after which clients send a heartbeat in
-full (COORDINATOR_NOT_AVAILABLE; after COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same). Its subscription
-counts in any case, for a client says a new one only once: one that comes late may bring an old subscription back,
-until the client's next full heartbeat.
+So a member loses a partition when the assignment that was sent does not contain it, and the member then reports its
+partitions without it. A heartbeat has no number, and may reach a gateway late, when its client already uses another
+connection. Therefore the partitions in a heartbeat count as a report only if the member's previous heartbeat came from
+the same connection (`connection_id`), and was answered there. The first heartbeat on another connection releases
+nothing, and its answer contains the assignment.
+
+A client reports its partitions only after a change. After a change of the connection it may therefore have to be asked:
+with the error COORDINATOR_NOT_AVAILABLE, after which clients send a heartbeat with all fields (after
+COORDINATOR_LOAD_IN_PROGRESS librdkafka repeats the same heartbeat). The subscription in a heartbeat always counts,
+because a client sends a new subscription only once. So a late heartbeat may bring back an old subscription, until the
+client's next heartbeat with all fields.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,12 +43,12 @@ Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
 
 TOPICS_MAX = 5_000
-"""The maximum number of topic names of one member. They are looked up for its heartbeats, together with those of
-others.
+"""The maximum number of topic names of one member. They are looked up for its heartbeats, together with those of other
+members.
 """
 
 JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
-"""Member epochs in requests. Static members that come back leave with the last one."""
+"""Member epochs in requests. A static member that will come back leaves with LEAVING_FOR_A_WHILE."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +152,12 @@ class EpochState:
     """The state of a member that only the consumer protocol has. Its epoch is `Member.generation`."""
 
     connection_id: str
-    """The connection that the last request came from."""
+    """The connection from which the last heartbeat came."""
     rebalance_timeout_ms: int
     reported: bool = True
-    """Whether the member has reported what it owns, on this connection and after an answer."""
+    """Whether the member need not be asked which partitions it owns: it has reported them on this connection after an
+    answer, or it will, because the last answer removed some.
+    """
     rack: str | None = None
     previous: int = 0
     """The previous epoch."""
@@ -206,8 +211,10 @@ class EpochDecision:
 
 
 def check_epoch(member: Member, state: EpochState, epoch: int, owned: Partitions | None) -> None:
-    """Raise FencedMemberEpochError unless the epoch is the member's, or the one before whose answer may have been
-    lost.
+    """Raise FencedMemberEpochError unless `epoch` is the member's epoch.
+
+    As in Kafka, the previous epoch is accepted too if the member reports what it owns, and all of that is assigned to
+    it: the answer with its new epoch may have been lost.
     """
     if epoch == member.generation:
         return
@@ -287,7 +294,7 @@ def leave_for_a_while(member: Member, state: EpochState) -> tuple[Member, EpochS
 
 
 def check_instance(group_id: str, member_id: str, instance_id: str | None, holder: str | None) -> None:
-    """Raise UnknownMemberIdError if the instance id has no `holder`, FencedInstanceIdError if it is another."""
+    """Raise UnknownMemberIdError if the instance id has no `holder`, FencedInstanceIdError if another member has it."""
     if instance_id is None or holder == member_id:
         return
     if holder is None:

@@ -45,19 +45,20 @@ from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 _TRIES = 4
-"""How often the target is computed before the client must send the heartbeat again."""
+"""The maximum number of attempts at a heartbeat. A stale target is computed between two of them; the last attempt uses
+it as it is."""
 _TIMEOUT_MS = 5_000
-"""Of each transaction. After about as long the client sends its next heartbeat."""
+"""The timeout of each transaction. The client sends its next heartbeat after about the same time."""
 _SMALL_CHARACTERS = 4_096
-"""A shorter subscription needs no room in its group."""
+"""The number of characters of a stored subscription up to which `_check_room` does not check the group."""
 
 
 def consumer_heartbeat(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
-    """Answer one heartbeat of a member that does not leave.
+    """Handle one heartbeat of a member that does not leave, and return the answer. `assignors` are by name.
 
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedMemberEpochError, FencedInstanceIdError,
-    UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, AssignorFailedError,
-    IllegalArgumentError.
+    UnreleasedInstanceIdError, GroupMaxSizeReachedError, InconsistentGroupProtocolError, IllegalArgumentError, or
+    RebalanceInProgressError if a classic member joins a group that has become classic.
     """
     check_names(heartbeat.names or ())
     if heartbeat.epoch == JOINING:
@@ -84,7 +85,11 @@ def consumer_heartbeat(store: Store, heartbeat: ConsumerHeartbeat, assignors: Ma
 
 
 def leave_consumer(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mapping[str, Assignor]) -> ConsumerAnswer:
-    """Leave for good, or as a static member for a while. Raises the errors of `consumer_heartbeat`."""
+    """Handle the heartbeat with which a member leaves, and return the answer. With the epoch LEAVING the member is
+    removed; with LEAVING_FOR_A_WHILE a static member keeps its partitions until its session ends.
+
+    Raises GroupIdNotFoundError, UnknownMemberIdError, FencedInstanceIdError or InconsistentGroupProtocolError.
+    """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> bool:
         me = heartbeat.me
@@ -112,7 +117,7 @@ def leave_consumer(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mappin
 
 @dataclass(frozen=True)
 class _Decided:
-    """An answer. With `announce`, other members wait for the change."""
+    """An answer. With `announce`, partitions were assigned or revoked, and waiting members must be notified."""
 
     answer: ConsumerAnswer
     announce: bool
@@ -128,8 +133,8 @@ class _TargetIsStale:
 def _heartbeat(
     store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool
 ) -> _Decided | _TargetIsStale:
-    """Decide a heartbeat; in the `last` attempt even with a stale target. With `trusted`, the
-    member's requests came from the same connection in the earlier attempts.
+    """Decide a heartbeat; in the `last` attempt even with a stale target. With `trusted`, the earlier attempts found
+    that the member's previous heartbeat came from the same connection.
     """
     me = heartbeat.me
     if heartbeat.epoch == JOINING:
@@ -231,7 +236,9 @@ def _with_assigned(connection: sa.Connection, group_id: str, row: rows.MemberRow
 def _join(
     store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, group: Group, now: StoreClock
 ) -> tuple[rows.MemberRow, Group]:
-    """Write and return a new member. Raises InconsistentGroupProtocolError without a common assignor."""
+    """Write a new member. Return it, and the group after the join. Raises GroupMaxSizeReachedError, or
+    InconsistentGroupProtocolError if the members would have no assignor in common.
+    """
     me = heartbeat.me
     subscription = _subscription(
         connection, heartbeat, heartbeat.names or frozenset(), heartbeat.regex or "", _preference(heartbeat)
@@ -256,7 +263,7 @@ def _join(
     else:
         rows.replace_member(connection, me.group_id, old.member_id, row)
     row = _with_assigned(connection, me.group_id, row)
-    if old is not None and old.member.generation != LEAVING_FOR_A_WHILE:  # it may go on until its next heartbeat
+    if old is not None and old.member.generation != LEAVING_FOR_A_WHILE:  # it may read until its next heartbeat
         row = replace(row, epochs=replace(epochs, current=row.member.assigned))
     return row, group
 
@@ -301,8 +308,8 @@ def _subscription(
 
 
 def _check_room(connection: sa.Connection, me: Identity, subscription: Subscription) -> None:
-    """GroupMaxSizeReachedError if the subscriptions of the group, equal ones counted once, were too large with this
-    one: all of them are read for each change of the group.
+    """Raise GroupMaxSizeReachedError if this subscription and the distinct ones of the other members have more than
+    BYTES_MAX characters as they are stored. All of them are read for each change of the group.
     """
     own = len(subscription_json(subscription))
     if own > _SMALL_CHARACTERS:

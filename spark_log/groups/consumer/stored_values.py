@@ -1,4 +1,4 @@
-"""Converts values in the rows of groups to and from JSON. Equal texts are parsed once."""
+"""Converts values in the rows of groups to and from JSON. Most parsed values are remembered for equal texts."""
 
 import base64
 import json
@@ -14,11 +14,14 @@ from spark_log.ids import TopicPartition
 T = TypeVar("T")
 
 _CHARACTERS_MAX = 2 * 1024 * 1024
-"""The maximum length of all remembered texts of a kind. Values may need 40 bytes for each character."""
+"""The maximum number of characters of all remembered texts of one kind. A value may need 40 bytes for each of them."""
 
 
 class _Remembered(Generic[T]):
-    """A function of a text that remembers the values of the last texts. Clients choose how long these are."""
+    """A function of a text that remembers its values for the texts that were used last.
+
+    Clients choose the length of the texts. So the number of characters is limited, not the number of texts.
+    """
 
     def __init__(self, function: Callable[[str], T]) -> None:
         self._function, self._lock = function, threading.Lock()

@@ -8,7 +8,7 @@ from spark_log.cluster.names import is_internal
 from spark_log.errors import InvalidRegularExpressionError
 
 _PATTERN_BYTES_MAX = 1 << 20
-"""Memory of a compiled expression."""
+"""The maximum memory of a compiled expression, in bytes."""
 
 
 def check_pattern(regex: str) -> None:

@@ -63,7 +63,7 @@ class CompactionPass:
     end_offset: int
     partition_epoch: int
     carried: int
-    """Number of tombstones that the last pass left outside the units that this pass reads."""
+    """Upper bound of the tombstones that the last pass left in units that this pass need not read."""
 
     @property
     def key(self) -> Key:

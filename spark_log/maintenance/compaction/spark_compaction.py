@@ -263,7 +263,9 @@ def _compact_unit(
 
 
 def _repair(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> dict[Key, str]:
-    """Repair every replica of each segment that has an intact replica. Returns an error for each other partition."""
+    """Repair the bad replicas of each segment that has an intact one. Returns by partition the error of a segment that
+    has none.
+    """
     pieces = [(planned.key, piece) for planned in passes for unit in planned.units for piece in unit.rewriting.slices]
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -76,11 +76,14 @@ class Broker:
         stop_at_exit(self)
 
     def request_stop(self) -> list[threading.Thread]:
-        """Stop without giving the lease back. Coordinator and followers stop their own threads."""
+        """Ask the threads of this object to end, and return them. The lease is not given back.
+
+        Coordinator and followers stop their own threads.
+        """
         return self._loops.request_stop()
 
     def close(self) -> None:
-        """Release the lease, so that other brokers lead at once. Copies that are running are abandoned."""
+        """Give the lease back, so that other brokers lead at once. Copies that are running are abandoned."""
         self._loops.request_stop()
         self._loops.join()
         self._followers.close(timeout_s=5)

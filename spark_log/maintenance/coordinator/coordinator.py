@@ -78,7 +78,7 @@ class Coordinator:
     def start(self) -> None:
         self.controller.start()
         self.coordinator.start()
-        # replicas of embedded brokers; of several coordinators, the one that is the controller copies
+        # the replicas of embedded brokers: of several coordinators, the one that is the controller copies them
         step = follower_step(self._cluster.store, self._followers, 0.02, lambda: self.controller.acting)
         self._loops.start("followers", step)
         stop_at_exit(self)
@@ -94,5 +94,5 @@ class Coordinator:
             self._opened.close()
 
     def request_stop(self) -> list[threading.Thread]:
-        """Finish the running tasks and start no others; the leases expire."""
+        """Start no further tasks, and return the threads, which may still run. The leases are not given back."""
         return [*self._loops.request_stop(), *self.coordinator.request_stop(), *self.controller.request_stop()]

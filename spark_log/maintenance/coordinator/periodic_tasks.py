@@ -28,7 +28,7 @@ from spark_log.replication.replicas.replica_moves import switch_reassignments
 logger = logging.getLogger(__name__)
 
 _INSPECT_S = 2.0
-"""How often log dirs are inspected of which no failure was reported."""
+"""The time between two inspections of log dirs if no failure is reported."""
 
 
 # The coordinator's ---------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) ->
 
 
 _METRICS_OFF_MS = 5_000
-"""How often to look whether metrics.interval.ms is still -1."""
+"""The time between two checks whether metrics.interval.ms is still -1."""
 
 
 def _metrics_interval_ms(settings: ClusterSettings) -> int:
@@ -138,7 +138,7 @@ def _elect_leaders(context: PeriodicTaskContext) -> None:
 
 
 class _Inspection:
-    """Inspects the log dirs every two seconds, and at once when a failure is reported; one inspection at a time."""
+    """Inspects the log dirs every two seconds, and as soon as a failure is reported."""
 
     def __init__(self) -> None:
         self._next_s = 0.0

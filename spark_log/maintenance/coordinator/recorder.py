@@ -26,13 +26,13 @@ class Recorder:
         self._written: dict[tuple[Kind, str], Written] = {}
 
     def pause_ms(self, interval_ms: int) -> int:
-        """Return the time until the next call, for the setting metrics.interval.ms."""
+        """Return the ms until the next call. `interval_ms` is the setting metrics.interval.ms."""
         return interval_ms if self._written else min(interval_ms, _SECOND_CALL_MS)
 
     def record(self, cluster: Cluster, fence: Fence, term: int | None) -> None:
         """Append the records of the interval since the last call in this term, in one transaction with `fence`.
 
-        Before this term, another process may have recorded.
+        The first call of a term only takes a snapshot: another process may have recorded the interval before it.
         """
         before, now = self._before if term == self._term else None, read_cluster(cluster)
         self._before, self._term = now, term

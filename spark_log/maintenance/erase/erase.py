@@ -50,7 +50,7 @@ from spark_log.tables.publication import publish, try_publish
 from spark_log.text import count_of
 
 _FRUITLESS_MAX = 10
-"""Consecutive scans without effect (because of a merge or a change of the ISR) after which the erase fails."""
+"""Maximum number of consecutive scans without effect (because of a merge or a change of the ISR) before it fails."""
 
 
 def erase(

@@ -83,7 +83,7 @@ def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: Log
         contents = (b"".join(map(bytes, log_dir.read_blocks(file))) for file in files)
         if all(path in named for content in contents for path in _files_with_bounds(content)):
             return []
-    except ValueError:  # torn by a power loss
+    except ValueError:  # a power loss has cut off a file
         pass
     return [
         f"the Delta log of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed columns"

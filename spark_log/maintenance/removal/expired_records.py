@@ -62,7 +62,9 @@ class Expired:
 
 
 def find_expired(store: Store, topic: Topic, written: Mapping[int, OffsetRange]) -> Expired | None:
-    """Return the expired records in these segments, given by partition and base offset; None if there are none."""
+    """Return the expired records in the segments whose base offsets are in the range of their partition in `written`;
+    None if there are none.
+    """
 
     def read(connection: sa.Connection) -> Expired | None:
         known = find_topics(connection, [topic.name]).get(topic.name)  # with its current config

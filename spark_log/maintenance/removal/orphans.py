@@ -34,7 +34,8 @@ from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, Cl
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 
 GRACE_MS = 24 * 60 * 60 * 1000
-"""By the file system's clock. The error of that clock must be smaller than this."""
+"""The age after which an unfinished copy is deleted, from the last write by the file system's clock until now by the
+clock of this host. The difference of the clocks must be smaller than this."""
 
 _FILES_MAX = 5_000
 """Number of files after which the metadata is read; the files of one more partition may exceed it."""

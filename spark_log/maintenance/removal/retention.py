@@ -43,7 +43,7 @@ from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.tables.publication import try_publish
 
 SEGMENTS_MAX = 1_000
-"""Approximate maximum of segments per transaction: on SQLite appends wait for it, some tens of milliseconds."""
+"""Approximate maximum of segments per transaction. On SQLite, appends wait some tens of milliseconds for it."""
 _PARTITIONS_MAX = 100
 
 

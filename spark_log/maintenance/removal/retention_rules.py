@@ -46,10 +46,10 @@ def leaving(
 ) -> list[tuple[Segment, Reason]]:
     """Return the segments that leave the log, by Kafka's rules, with the reasons.
 
-    `segments` are the partition's first ones by offset, `total_bytes` is of all its segments. Whole segments below the
-    high watermark are dropped from the start, up to the first segment that stays. A segment is dropped if its largest
-    timestamp is too old, if the log would still have retention.bytes without it, or if it lies below the log start
-    already.
+    `segments` are the partition's first ones by offset; `total_bytes` is the size of all its segments. Whole segments
+    below the high watermark are dropped from the start, up to the first segment that stays. A segment is dropped if its
+    largest timestamp is too old, if the log would still have retention.bytes without it, or if it lies below the log
+    start already.
     """
     gone: list[tuple[Segment, Reason]] = []
     left = total_bytes

@@ -83,7 +83,7 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
 
 
 _SUFFIX_LENGTH = len("-00000000")
-"""Of a topic's folder: the first digits of the topic's id."""
+"""The length of the end of a topic's folder name, which has the first 8 hexadecimal digits of the topic's id."""
 
 
 def _segment_files(log_dir: LogDir, folder: str) -> list[Entry]:

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 THREAD_NAME = "spark-log-tables"
 _TAILS_MAX = 4
-"""Multiple of inline.tail.bytes at which the appending thread seals a tail itself: the loop does not keep up."""
+"""Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
 _MERGE_BYTES_MAX = 16 * 2**20
-"""Size of the largest file that a client merges; the coordinator merges larger ones."""
+"""Size of the largest file into which a client merges files. The coordinator writes larger ones."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class TableLoop:
                 touched.has_files = True
                 due_s = max(now_s, touched.began_s + PUBLISH_MS / 1000) if self._in_thread else now_s
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
-                touched.has_tails = True  # of unknown age: an earlier process may have left them
+                touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
             if due_s < touched.due_s:
                 touched.due_s = due_s

@@ -9,7 +9,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
+from pyspark.util import default_api_mode
 
+from spark_log.errors import ClassicSessionRequiredError
 from spark_log.spark import delta_jars, launcher
 from spark_log.spark.datasource.write.active_session import activate_session
 
@@ -39,24 +41,39 @@ _started: SparkSession | None = None
 def start_session(name: str, *, delta: bool) -> SparkSession:
     """Return a session that has format("spark_log"), and with `delta` format("delta"). `end_session` ends it.
 
-    Raises DeltaNotInstalledError with `delta` if Spark does not have its JARs.
+    Raises ClassicSessionRequiredError if Spark Connect is selected, and DeltaNotInstalledError with `delta` if Spark
+    does not have its JARs.
     It logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. On one machine, where
     the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is set.
     In a program that has an active session, the job uses that session's Spark, with SQL settings of its own.
     """
+    if _connect_is_selected():
+        raise ClassicSessionRequiredError(
+            "a job does not run over Spark Connect: leave out --remote, spark.api.mode and SPARK_REMOTE, or call the"
+            " functions of spark_log.spark.streams in a program of your own"
+        )
     # failures.py reports the error; this logger writes a stack trace as one line of JSON
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     defaults = {**_DEFAULTS, **(delta_jars.DELTA_SETTINGS if delta else {})}
-    active = None if is_remote() else SparkSession.getActiveSession()
+    active = SparkSession.getActiveSession()
     session = _start(name, defaults) if active is None else _beside(active)
     if delta:
         delta_jars.check_loaded(session)
     return session
 
 
+def _connect_is_selected() -> bool:
+    """Return whether the session would be one of Spark Connect. spark-submit passes --remote and spark.api.mode in
+    PYSPARK_REMOTE_INIT_CONF_*.
+    """
+    by_name = {"SPARK_REMOTE", "PYSPARK_REMOTE_INIT_CONF_LEN"} & os.environ.keys()
+    mode = os.environ.get("SPARK_API_MODE") or default_api_mode()
+    return is_remote() or bool(by_name) or mode.lower() == "connect"
+
+
 def jvm_start_ms(session: SparkSession) -> int | None:
     """Return the start of the JVM of a session from `start_session`, in ms since 1970; None for other sessions."""
-    if session is not _started or is_remote():
+    if session is not _started:
         return None
     jvm: Any = SparkContext._jvm
     return int(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getStartTime())
@@ -75,17 +92,16 @@ def _start(name: str, defaults: Mapping[str, str]) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", launcher.executable())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
-    if not is_remote():
-        SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
-        if _logging_is_sparks():
-            defaults = {**defaults, _LOG_LEVEL: "WARN"}
+    SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
+    if _logging_is_sparks():
+        defaults = {**defaults, _LOG_LEVEL: "WARN"}
     given = SparkConf()
     for key, value in defaults.items():
         if not given.contains(key):
             builder = builder.config(key, value)
     _started = session = builder.getOrCreate()
     activate_session(session)
-    if not is_remote() and not given.contains(_LOG_LEVEL):
+    if not given.contains(_LOG_LEVEL):
         _leave_failures_to_the_job(session)
     return session
 

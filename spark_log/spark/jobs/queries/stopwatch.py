@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
-from pyspark.sql.utils import is_remote
 
 from spark_log import clock
 from spark_log.spark.jobs.queries.query_runner import Totals
@@ -35,9 +34,6 @@ class Stopwatch:
     @contextmanager
     def query(self) -> Iterator[None]:
         """Time the Spark jobs of an action."""
-        if is_remote():  # the server has the times, and Spark Connect does not ask for them
-            yield
-            return
         context, tag = self._spark.sparkContext, f"spark-log-{uuid4().hex}"
         context.addJobTag(tag)
         try:
