@@ -1,8 +1,8 @@
 """Stores brokers and their log dirs, and finds which of them are alive.
 
-An *embedded* broker has no process: clients and coordinators do its work, and it is alive while its log dirs are. A
-*served* broker is a process (`spark-log broker start`) that holds a lease in the store; it is alive until that
-expires. A log dir counts while the controller has not declared it failed.
+A log dir is online while the controller has not declared it failed, and only a broker with a log dir that is online is
+alive. An *embedded* broker has no process: clients and coordinators do its work. A *served* broker is a process
+(`spark-log broker start`) that holds a lease in the store, and it is dead once the lease has expired.
 """
 
 import os
@@ -28,7 +28,7 @@ RACK_CHARACTERS_MAX = 249
 
 @dataclass(frozen=True)
 class LogDirStatus:
-    """The status of a log dir. `failure` is why it is not online, `replicas` the number of replicas there."""
+    """The status of a log dir. `failure` is the reason why it is offline; `replicas` is the number of its replicas."""
 
     log_dir_id: int
     uri: str
@@ -39,7 +39,10 @@ class LogDirStatus:
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """The status of a broker. `lease_left_ms` is None if it is embedded; `leaders` counts the partitions it leads."""
+    """The status of a broker. `leaders` is the number of partitions that it leads.
+
+    `lease_left_ms` is None for an embedded broker, and 0 if the lease of a served one has expired.
+    """
 
     broker_id: int
     rack: str | None
@@ -58,7 +61,9 @@ class BrokerStatus:
 def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: str | None = None) -> None:
     """Add an embedded broker with its log dirs, which must be empty. `broker start` makes it a served one.
 
-    Raises InvalidConfigurationError, LogDirMismatchError, DuplicateBrokerRegistrationError.
+    Raises InvalidConfigurationError for an invalid argument or overlapping log dirs, LogDirMismatchError if a log dir
+    is not empty, StorageUnavailableError if it cannot be written, and DuplicateBrokerRegistrationError. After an error
+    the broker is removed again, but marker files that were written remain.
     """
     _check_id(broker_id)
     if rack is not None and not (1 <= len(rack) <= RACK_CHARACTERS_MAX and can_be_stored(rack)):
@@ -90,7 +95,8 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
 def remove_broker(cluster: Cluster, broker_id: int) -> None:
     """Remove a broker and its log dirs from the metadata; the files stay.
 
-    Refused while it has replicas or its process runs.
+    Raises BrokerIdNotRegisteredError, and InvalidConfigurationError if the broker has replicas, its process runs, or it
+    is the only broker.
     """
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -114,7 +120,10 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:
-    """Make a served broker whose process has ended an embedded one again."""
+    """Make a served broker, whose process must have ended, an embedded one again.
+
+    Raises BrokerIdNotRegisteredError, and InvalidConfigurationError while its process runs.
+    """
 
     def embed(connection: sa.Connection, _attempt: Attempt) -> None:
         row = _lock(connection, broker_id)
@@ -204,7 +213,10 @@ class BrokerSession:
         self.duration_ms = duration_ms
 
     def register(self) -> None:
-        """Begin to serve the broker. Raises DuplicateBrokerRegistrationError while another process serves it."""
+        """Begin to serve the broker, in a new epoch.
+
+        Raises DuplicateBrokerRegistrationError while a process serves it, and BrokerIdNotRegisteredError.
+        """
 
         def body(connection: sa.Connection, _attempt: Attempt) -> int:
             row = _lock(connection, self.broker_id)

@@ -37,7 +37,8 @@ class Cluster:
         """Create a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
 
         With `if_not_exists`, an existing cluster is opened and not changed; without it, ClusterAlreadyExistsError is
-        raised. Raises InvalidConfigurationError, and LogDirMismatchError if the log dir belongs to another cluster.
+        raised. Raises InvalidConfigurationError (also if the log dir is not empty), LogDirMismatchError if the log dir
+        belongs to another cluster, and StorageUnavailableError if it cannot be written.
         """
         parsed = Address.parse(address)
         if log_dir is None:
@@ -58,7 +59,7 @@ class Cluster:
         def fill(connection: sa.Connection) -> None:
             if not directory.empty():
                 raise InvalidConfigurationError(f"log dir: {redact(uri)} is not empty")
-            # the default log dir belongs to this very store: a marker there is of an interrupted init
+            # the default log dir belongs to this store: if it has a marker, an interrupted init wrote it
             marker = directory.read_marker() if log_dir is not None else None
             if marker is not None:
                 raise LogDirMismatchError(
@@ -125,13 +126,21 @@ class Cluster:
         return _absolute(uri, self.store.address)
 
     def log_dir(self, info: LogDirInfo) -> LogDir:
-        """Open the log dir. Raises LogDirMismatchError unless it has the id that the metadata expects."""
-        if info not in self._checked:  # by its id too: a log dir that came back empty has another one
+        """Open the log dir; later calls return the same object.
+
+        Raises LogDirMismatchError unless it has the id that the metadata expects, and StorageUnavailableError.
+        """
+        if info not in self._checked:  # the key has the uuid: a log dir that came back empty has a new one
             self._checked[info] = open_log_dir(info)
         return self._checked[info]
 
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
-        """Give a broker one more log dir. A duplicate, nested, aliased or used log dir is refused."""
+        """Add an empty log dir to a broker, and return its id.
+
+        Raises InvalidConfigurationError if there is no such broker, or if the location equals, contains or is inside
+        another log dir (symbolic links are resolved), LogDirMismatchError if it is not empty, and
+        StorageUnavailableError.
+        """
         uri = normalise_uri(location)
         refuse_percent_sign(uri)
         known = sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)

@@ -18,7 +18,7 @@ COORDINATOR = "coordinator"
 """The name of the lease whose holder runs the periodic tasks that are not the controller's."""
 
 Fence = Callable[[sa.Connection], None]
-"""Raises inside the transaction if the caller's lease has ended."""
+"""A function that raises inside a transaction if the caller's lease has ended."""
 
 
 def unfenced(_connection: sa.Connection) -> None:
@@ -82,10 +82,10 @@ class Lease:
             self._store.transact(lambda connection, _: connection.execute(free), announce=True)
 
     def check(self, connection: sa.Connection) -> None:
-        """Raise NotControllerError or NotCoordinatorError if the term has ended. Call it first in every transaction of
-        the holder.
+        """Raise NotControllerError or NotCoordinatorError if the term has ended.
 
-        The row stays locked until the end of the transaction, so that no other term begins before that.
+        The holder calls it first in each of its transactions. The row stays locked until the end of the transaction, so
+        that no other term begins before that.
         """
         query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()

@@ -49,7 +49,10 @@ _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z
 
 @dataclass(frozen=True)
 class Marker:
-    """The identity of a log dir, stored in it. It must equal the identity in the metadata store."""
+    """The identity of a log dir, stored in it. It must equal the identity in the metadata store.
+
+    `counter` grows each time the log dir is marked online again.
+    """
 
     cluster_id: str
     broker_id: int
@@ -78,7 +81,7 @@ class Entry:
     folder: bool
     bytes: int
     modified_ms: int
-    """The time by the file system's clock, 0 if it is unknown (folders of object stores)."""
+    """The time of the last modification by the file system's clock, 0 if it is unknown (folders of object stores)."""
 
     @property
     def name(self) -> str:
@@ -103,8 +106,11 @@ def segment_path(folder: str, partition: int, name: str) -> str:
 class LogDir:
     """A log dir, opened by its URI (`file:///…` for a local folder).
 
-    Raises InvalidConfigurationError for a URI of no file system, and StorageUnavailableError if it cannot be opened:
-    the region of an S3 bucket is requested over the network if the URI does not name it.
+    Raises InvalidConfigurationError for a URI that pyarrow.fs does not accept, and StorageUnavailableError if the log
+    dir cannot be opened: the region of an S3 bucket is requested over the network if the URI does not name it.
+
+    Paths are relative to the log dir. A path that leaves it, or crosses a symbolic link, raises UnsafePathError. A disk
+    or object store that cannot be read or written raises StorageUnavailableError.
     """
 
     def __init__(self, uri: str) -> None:
@@ -143,7 +149,11 @@ class LogDir:
         return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
 
     def create(self, relative: str) -> NewFile:
-        """Begin a file that does not exist yet. Raises StorageUnavailableError if the log dir cannot be written."""
+        """Begin a file that does not exist yet.
+
+        Raises StorageUnavailableError if the log dir cannot be written, and LogDirMismatchError if a verified log dir
+        was unmounted or swapped.
+        """
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
@@ -162,8 +172,9 @@ class LogDir:
             return RemoteCopy(self._fs, path)
 
     def create_whole(self, relative: str, data: bytes) -> bool:
-        """Create a file with this content, durably. Returns False if it exists: of several processes one succeeds.
-        Works only in local log dirs, in a folder that exists.
+        """Create a file with this content, durably. Returns False if it exists: only one of several processes succeeds.
+
+        The log dir must be local, and the folder must exist.
         """
         assert self.local, "pyarrow.fs has no conditional put"
         path = self._resolve(relative)
@@ -179,7 +190,7 @@ class LogDir:
         path = self._resolve(relative)
         with self._storage_errors(relative):
             try:
-                # without Arrow's and Python's own buffers: one copy less of every byte
+                # not buffered by Arrow or Python, which saves one copy of every byte
                 file = open(path, "rb", buffering=0) if self.local else self._fs.open_input_stream(path)  # noqa: SIM115
             except FileNotFoundError as error:
                 self._verify_again()
@@ -190,7 +201,10 @@ class LogDir:
                     yield buffer[:count]
 
     def open(self, relative: str) -> Any:
-        """Return an argument for pyarrow.parquet: a checked local path, or an open file of the object store."""
+        """Return an argument for pyarrow.parquet: a checked local path, or an open file of the object store.
+
+        Raises CorruptRecordError if there is no such file, StorageUnavailableError if it cannot be opened.
+        """
         path = self._resolve(relative)
         if self.local:
             if not os.path.isfile(path):
@@ -207,13 +221,13 @@ class LogDir:
             ) from error
 
     def sizes(self, relatives: Sequence[str]) -> list[int | None]:
-        """Return the bytes of each file, None for a file that does not exist."""
+        """Return the size of each file in bytes, None for a file that does not exist."""
         with self._storage_errors("segments"):
             infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
         return [info.size for info in infos]
 
     def delete(self, relative: str) -> None:
-        """Remove a file. Only its writer before any metadata names it, or clean-up, may call this."""
+        """Remove a file, if it exists. Only clean-up, or its writer before any metadata names it, may call this."""
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._resolve(relative))
 
@@ -230,9 +244,9 @@ class LogDir:
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
-        """Force a file that another process wrote, and its folder, to disk. Object stores have done so already.
+        """Force a file that another process wrote, and its folder, to disk. Object stores do that themselves.
 
-        With `ancestors`, every folder above it too: the process that made them may have been killed before it did so.
+        With `ancestors`, all folders above it are forced too: the process that made them may have been killed first.
         """
         if self.local:
             path, root = Path(self._resolve(relative)), Path(self._root)
@@ -244,7 +258,7 @@ class LogDir:
                         break
 
     def read_marker(self) -> Marker | None:
-        """Read the marker file. Returns None if there is none."""
+        """Read the marker file. Returns None if there is none. Raises LogDirMismatchError if it is not valid."""
         with self._storage_errors(MARKER):
             try:
                 with self._fs.open_input_file(f"{self._root}/{MARKER}") as file:
@@ -260,14 +274,14 @@ class LogDir:
         with self._storage_errors(MARKER):
             if self.local:
                 make_root(Path(self._root))
-                Path(self._root, _MARKER_TEMPORARY).unlink(missing_ok=True)  # of an init that was killed
+                Path(self._root, _MARKER_TEMPORARY).unlink(missing_ok=True)  # left by a killed process
         file = self.create(MARKER)
         with self._storage_errors(MARKER):
             file.write(json.dumps(asdict(marker)).encode())
             file.commit()
 
     def empty(self) -> bool:
-        """Whether the log dir has no files besides a marker and trial files."""
+        """Whether the log dir has no files or folders besides a marker and trial files, or does not exist."""
         with self._storage_errors("its folder"):
             infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         ours = (MARKER, _MARKER_TEMPORARY)
@@ -278,7 +292,7 @@ class LogDir:
         return not self.local or os.path.isdir(self._root)
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Return the bytes of every file below a folder, by path relative to the log dir."""
+        """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder."""
         with self._storage_errors(folder):
             selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
             found = self._fs.get_file_info(selector)
@@ -302,18 +316,21 @@ class LogDir:
             self._fs.delete_dir(self._resolve(relative))
 
     def try_writing(self, size: int) -> None:
-        """Write `size` bytes (at most 64 MiB), force them to disk, remove them. Raises StorageUnavailableError."""
+        """Write `size` bytes (1 byte to 64 MiB) to a trial file, force it to disk, and remove it.
+
+        Raises StorageUnavailableError if that fails.
+        """
         path = f"{_TRIAL}-{os.getpid()}-{threading.get_ident()}"
         file = self.create(path)
         with self._storage_errors(path):
-            block = os.urandom(1 << 20)  # a file system that compresses must not be fooled
+            block = os.urandom(1 << 20)  # a file system could compress other bytes
             for start in range(0, max(1, min(size, _TRIAL_BYTES_MAX)), len(block)):
                 file.write(block[: min(len(block), size - start) or 1])
             file.commit()
         self.delete(path)
 
     def verify(self, uuid: str) -> None:
-        """Raise LogDirMismatchError unless this is the log dir with this uuid in the metadata store."""
+        """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir."""
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
@@ -360,7 +377,10 @@ class LogDir:
 
 
 def open_log_dir(info: LogDirInfo) -> LogDir:
-    """Open the log dir and verify it. Runs on executors too."""
+    """Open the log dir and verify its id. Runs on executors too.
+
+    Raises LogDirMismatchError if the id differs, StorageUnavailableError if the log dir cannot be read.
+    """
     directory = LogDir(info.uri)
     directory.verify(info.uuid)
     return directory

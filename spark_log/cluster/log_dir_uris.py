@@ -8,17 +8,21 @@ from spark_log.errors import InvalidConfigurationError, redact
 
 
 def asks_for_region(uri: str) -> bool:
-    """Whether a file system can only be opened after a request to Amazon for the region of its bucket."""
+    """Whether opening the file system of this URI requests the region of the bucket from Amazon."""
     parts = urlsplit(uri)
     return parts.scheme == "s3" and not parse_qs(parts.query).keys() & {"region", "endpoint_override"}
 
 
 def local_uri(folder: Path) -> str:
+    """Return the file:// URI of a local folder, absolute and without symbolic links."""
     return Path(os.path.realpath(folder)).as_uri()
 
 
 def normalise_uri(text: str) -> str:
-    """Return the URI of a log dir from a URI or a local folder. Local ones are absolute, without symlinks."""
+    """Return the URI of a log dir from a URI or a local folder. A local one is absolute, without symbolic links.
+
+    Raises InvalidConfigurationError if the text is blank.
+    """
     if not text.strip():
         raise InvalidConfigurationError(f"log dir: expected a folder or a URI, got {text!r}")
     scheme, separator, _ = text.partition("://")
@@ -30,10 +34,13 @@ def normalise_uri(text: str) -> str:
 
 
 def refuse_overlap(uri: str, others: list[str]) -> None:
-    """Raise InvalidConfigurationError if `uri` equals, contains or is inside another: log dirs share no files."""
+    """Raise InvalidConfigurationError if `uri` equals, contains or is inside one of `others`.
+
+    Log dirs must not share files.
+    """
 
     def location(value: str) -> str:
-        parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name
+        parts = urlsplit(value)  # without keys, with the endpoint: two may have buckets of one name
         endpoint = parse_qs(parts.query).get("endpoint_override", [""])[-1]
         return f"{parts.scheme}://{endpoint}/{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/"
 

@@ -1,7 +1,7 @@
 """Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
 
-legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide when they are equal with `_` for `.`: metric
-names and folders cannot tell them apart. Clients can read internal topics; only the cluster writes them. The records of
+legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide if they are equal after each `.` is replaced by
+`_`: metric names cannot tell them apart. Clients can read internal topics; only the cluster writes them. The records of
 `__consumer_offsets` are rows of the metadata store; the others consist of segments, as the topics of users do.
 """
 
@@ -23,7 +23,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 def validate_topic_name(name: object, field: str = "topic") -> str:
     """Return `name` if it is legal. `field` names it in the error message (an option, a column, an argument).
 
-    Raises InvalidTopicError that names the field and the value.
+    Raises InvalidTopicError, which names the field and the value.
     """
     if not isinstance(name, str):
         raise InvalidTopicError(f"{field} must be text, got {name!r}")

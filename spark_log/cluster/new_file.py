@@ -28,8 +28,9 @@ class NewFile(Protocol):
 class LocalFile:
     """Creates a file by: durable folders -> temp file -> fsync -> rename -> fsync the folder.
 
-    A file without `suffix` belongs to a write id: when that expires, clean-up may delete the temporary file, and
-    `commit` raises WriteIdExpiredError.
+    `suffix` is part of the name of the temporary file. A file without it is treated as one of a write id: when the
+    write id expires, clean-up may delete the temporary file, and `commit` raises WriteIdExpiredError. Other
+    failures of `write` and `commit` raise StorageUnavailableError.
     """
 
     def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
@@ -136,7 +137,7 @@ class RemoteFile:
         failpoint("file.renamed")
 
     def abort(self) -> None:
-        # only closing ends the upload; the object that this may create is named by no metadata
+        # only closing ends the upload; no metadata refers to the object that it may create
         with contextlib.suppress(OSError):
             self._stream.close()
         with contextlib.suppress(OSError):
@@ -144,9 +145,9 @@ class RemoteFile:
 
 
 class RemoteCopy:
-    """A copy that may replace an object. It is collected on this host, so that only complete copies are uploaded.
+    """A copy that may replace an object. It is collected on this host, so that only a complete copy is uploaded.
 
-    Aborting an upload would delete an object that another process has written meanwhile.
+    Aborting an upload that had begun would delete an object that another process has written meanwhile.
     """
 
     def __init__(self, file_system: fs.FileSystem, path: str) -> None:
@@ -174,7 +175,8 @@ class RemoteCopy:
 def make_folders(folder: Path, root: Path) -> None:
     """Make `folder` below an existing `root`, durably: the entries of all folders in between are forced to disk.
 
-    Each process does that once, even if the folders exist: the process that made them may have been killed before.
+    Each process does that once, even if the folders exist: the process that made them may have been killed before it
+    did. Raises FileNotFoundError if there is no `root`.
     """
     with contextlib.suppress(FileNotFoundError):
         if _folder_key(folder) in _durable:
@@ -202,7 +204,7 @@ _durable: set[tuple[Path, int, int]] = set()
 
 
 def _folder_key(folder: Path) -> tuple[Path, int, int]:
-    """Include device and inode: clean-up may delete a folder, and another writer may make it again."""
+    """Return a key with device and inode: clean-up may delete a folder, and another writer may make it again."""
     status = os.stat(folder)
     return folder, status.st_dev, status.st_ino
 

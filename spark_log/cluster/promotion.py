@@ -1,8 +1,8 @@
 """Writes beats of the metadata store, by which the coordinator accepts a promotion without a person.
 
-Every few seconds the coordinator commits a beat, and then writes its number to each log dir. A promoted standby that
-lacks transactions of its primary has an earlier beat than the log dirs. Beats are needed, and written, only if the
-cluster setting store.promotion.accept is synchronous.
+Every BEAT_MS the coordinator commits a beat, and then writes its number to each online log dir. If a log dir has a
+later beat than a promoted standby, the standby lacks transactions of its primary. Beats are needed, and written, only
+on PostgreSQL with the cluster setting store.promotion.accept=synchronous.
 """
 
 import logging
@@ -28,9 +28,11 @@ _FILE = "store-0.beat"
 
 
 def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
-    """Commit a beat and write it to the log dirs. If the server is not the recorded one, accept its promotion first.
+    """Commit a beat and write it to the online log dirs. If the server is not the recorded one, first accept its
+    promotion.
 
-    Raises StoreChangedError if the promotion needs a person.
+    Does nothing if beats are not needed, or if the identity of the server is unknown. A log dir that cannot be written
+    is skipped. Raises StoreChangedError if the promotion needs a person.
     """
     store = cluster.store
     if store.sqlite or settings.store_promotion_accept != "synchronous":
@@ -96,7 +98,7 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
 
 
 def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
-    """Return the beat of each log dir that answers, None for a log dir without a beat."""
+    """Return the beat of each log dir that can be read, None for a log dir without a beat."""
     counters: list[int | None] = []
     for info in cluster.log_dirs().values():
         try:
@@ -116,7 +118,7 @@ def _online(store: Store) -> list[int]:
 
 
 def kept_since_ms(connection: sa.Connection, store: Store, delay_ms: int) -> int | None:
-    """`acceptance_rules.kept_since_ms` of this store, now."""
+    """Return `promotion_rules.kept_since_ms` for this store at the present time."""
     accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
     if accepted_ms is None and promoted_ms is None:
         return None

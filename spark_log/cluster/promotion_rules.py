@@ -6,7 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 BEFORE_PROMOTION_MS = 600_000
-"""Unnamed files of this time before an accepted promotion are kept for file.delete.delay.ms."""
+"""Unnamed files that were modified at most this long before a promotion was accepted without a person are kept for
+file.delete.delay.ms after it.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class Promotion:
     beat_ms: int | None
     """The time of the last beat, None if there was none."""
     synchronous: bool
-    """Whether the server waited for a synchronous standby at that beat."""
+    """Whether synchronous_standby_names was set at that beat."""
     beats_of_log_dirs: Collection[int | None]
-    """The beats of the log dirs that answer; None stands for a log dir without a beat."""
+    """The beats of the log dirs that can be read; None stands for a log dir without a beat."""
     now_ms: int
     """The present time of the server's clock."""
 
@@ -32,8 +34,9 @@ class Promotion:
 def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
     """Return why the promotion needs a person, or None if it is accepted. `setting` is store.promotion.accept.
 
-    It is accepted if the server is the promoted standby of the recorded one, replication was synchronous, and the
-    server has every beat that a log dir has: then it cannot lack an acknowledged transaction.
+    It is accepted if the server is a promoted standby of the recorded one, its last beat is at most `age_ms_max` old,
+    replication was synchronous then, and the log dirs have beats, but none later than the server's. Then the server
+    lacks no acknowledged transaction.
     """
     if setting != "synchronous":
         return "store.promotion.accept is manual"
@@ -56,10 +59,11 @@ def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
 
 
 def kept_since_ms(accepted_ms: int | None, promoted_ms: int | None, now_ms: int, delay_ms: int) -> int | None:
-    """Return the time from which on modified, unnamed segment files are kept now, or None if none is kept.
+    """Return the time T such that unnamed segment files modified at or after T are kept, or None to keep none.
 
-    A store that a person accepted may lack any append: all files are kept, for `delay_ms` (file.delete.delay.ms).
-    After a promotion that was accepted without a person, those of the last minutes before it are kept, as long.
+    `accepted_ms` is when a person last accepted the store, `promoted_ms` when a promotion was last accepted without a
+    person. A store that a person accepted may lack any append, so all files are kept for `delay_ms`
+    (file.delete.delay.ms). After a promotion, files of the last BEFORE_PROMOTION_MS before it are kept for `delay_ms`.
     """
     if accepted_ms is not None and now_ms - accepted_ms < delay_ms:
         return 0

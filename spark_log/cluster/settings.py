@@ -20,10 +20,10 @@ def read_settings(cluster: Cluster) -> dict[str, str]:
 def alter_settings(
     cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False
 ) -> dict[str, str]:
-    """Set cluster settings by dotted name; None resets one to its default. Returns the stored settings.
+    """Set cluster settings by dotted name; None resets one to its default. Returns all that then differ from defaults.
 
-    This process applies them at once, other clients within seconds. InvalidConfigurationError names an unknown setting
-    or an invalid value, and nothing is changed. With `validate_only` nothing is changed either.
+    This process applies them at once, other clients within seconds. Raises InvalidConfigurationError, which names the
+    unknown setting or the invalid value; then nothing is changed. With `validate_only` nothing is changed either.
     """
     known = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}
@@ -44,5 +44,8 @@ def alter_settings(
 
 
 def with_settings(cluster: Cluster, pairs: Mapping[str, str]) -> ClusterSettings:
-    """Return the cluster's settings with the values of `pairs` instead, for one process."""
+    """Return the cluster's settings, with those in `pairs` (text by dotted name) replaced, for one process.
+
+    Raises InvalidConfigurationError for an unknown setting or an invalid value.
+    """
     return ClusterSettings.parse({**cluster.store.settings.as_text(), **pairs})

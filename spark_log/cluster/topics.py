@@ -113,9 +113,9 @@ def _topic_of(row: Any) -> Topic:
 def find_topics(
     connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False
 ) -> dict[str, Topic]:
-    """Return, by name, the topics of these names that exist (all topics for None). `lock` locks their rows."""
+    """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update."""
     query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
-    if names is not None:  # an illegal name (NUL, lone surrogates) is no topic's, and no database's text either
+    if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
         query = query.with_for_update()
@@ -145,7 +145,7 @@ def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> T
 def unknown_topic(
     connection: sa.Connection, name: str, advice: str = " (`spark-log topic list` shows those that exist)"
 ) -> UnknownTopicOrPartitionError:
-    """Return the error for an unknown topic. Its text has an existing topic with a similar name, or else `advice`."""
+    """Return the error for an unknown topic. It names an existing topic with a similar name, or else has `advice`."""
     names = connection.scalars(sa.select(TOPIC.name).limit(_NAMES_COMPARED_MAX)).all()
     similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything
     hint = f" (did you mean {similar[0]!r}?)" if similar else advice

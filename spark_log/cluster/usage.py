@@ -14,7 +14,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
 
 READABLE = sa.and_(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.base_offset < PARTITION.high_watermark)
-"""The condition that a segment, joined with its partition, overlaps [log start offset, high watermark)."""
+"""A segment, joined with its partition, overlaps [log start offset, high watermark)."""
 
 READABLE_RECORDS = sa.case(
     (

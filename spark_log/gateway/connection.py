@@ -16,6 +16,7 @@ from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
 from spark_log.cluster.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
+from spark_log.errors import RetriableError, redact
 from spark_log.gateway.access.access import EVERYTHING, Access
 from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.access.entry import Admitted
@@ -343,8 +344,8 @@ class Connection:
                         self._last = None
                     del answer  # its task refers to the bytes
         except Exception as error:
-            if isinstance(error, ResponseTooLargeError):
-                logger.warning("connection of %s closed: %s", self._host, error)
+            if isinstance(error, (ResponseTooLargeError, RetriableError)):  # such as a store that is not available
+                logger.warning("connection of %s closed: %s", self._host, redact(str(error)))
             elif not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
             # the reading task may wait for room in the queue of answers, from which nothing is taken any more

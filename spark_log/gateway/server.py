@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from spark_log import clock
@@ -52,6 +52,7 @@ _LAST_ANSWERS_S = 1.0
 _GRACE_S = 10.0
 """How long a stopped gateway then waits for the appends that it has begun."""
 _HEALTH_S = 2.0
+_AGAIN_S = 1.0
 _FORGET_S = 10.0
 """Cached records of segments that were rewritten are forgotten at the next fetch, or after this time."""
 
@@ -122,17 +123,15 @@ class Gateway:
         shared = self._settings.shares_port
         server = await start_server(self._serve, self._settings.host, self._settings.port, reuse_port=shared)
         running = [
-            asyncio.create_task(self.services.quotas.run()),
-            asyncio.create_task(self._close_idle()),
-            asyncio.create_task(self._notice_gone()),
-            asyncio.create_task(self._forget_rewritten()),
+            asyncio.create_task(_kept(run))
+            for run in (services.quotas.run, self._close_idle, self._notice_gone, self._forget_rewritten)
         ]
         if self._certificates is not None:
-            running.append(asyncio.create_task(self._certificates.keep()))
+            running.append(asyncio.create_task(_kept(self._certificates.keep)))
         try:
             if self._settings.has_lease:
                 await self.services.bulkheads.run_own(self._session.renew)
-                running.append(asyncio.create_task(self._renew()))
+                running.append(asyncio.create_task(_kept(self._renew)))
             started()
             await self._stopping.wait()
             for task in running:
@@ -225,3 +224,13 @@ class Gateway:
                 await self.services.bulkheads.run_own(self._session.renew)
             except SparkLogError as error:
                 logger.warning("the gateway's lease was not renewed: %s", redact(str(error)))
+
+
+async def _kept(run: Callable[[], Awaitable[None]]) -> None:
+    """Call `run`, which does not return, until cancelled. If it fails, log the error and call it again in a second."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            logger.exception("a background task of the gateway failed")
+        await asyncio.sleep(_AGAIN_S)

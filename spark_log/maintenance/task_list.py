@@ -87,11 +87,14 @@ def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = 
 def _expire(context: MaintenanceContext) -> Iterator[Report]:
     store, settings = context.cluster.store, context.settings
     if context.topic_names is None:  # these rows belong to no topic
-        offsets = expire_offsets(store, settings, context.fence)
-        producers = expire_producers(store, settings, context.fence)
-        ids = expire_ids(store, settings, context.fence)
-        expire_commit_tokens(store, context.fence)
-        yield from _expired(offsets, producers, ids)
+        counts = [0, 0, 0]
+        with FirstFailure() as failure:
+            for number, expire in enumerate((expire_offsets, expire_producers, expire_ids)):
+                with failure.attempt():
+                    counts[number] = expire(store, settings, context.fence)
+            with failure.attempt():
+                expire_commit_tokens(store, context.fence)
+            yield from _expired(*counts)
 
 
 def _plan_expire(context: MaintenanceContext) -> Iterator[Report]:

@@ -60,9 +60,12 @@ def retain(context: MaintenanceContext) -> Iterator[Report]:
     """Drop the segments that retention no longer keeps."""
     with FirstFailure() as failure:
         for topic in context.topics():
-            dropped = apply_retention(context.cluster, topic, context.fence)
-            failure.keep(next(iter(dropped.failed.values()), None))
-            yield from _retention_report(topic, dropped)
+            if context.stopping():
+                return
+            with failure.attempt():
+                dropped = apply_retention(context.cluster, topic, context.fence)
+                failure.keep(next(iter(dropped.failed.values()), None))
+                yield from _retention_report(topic, dropped)
 
 
 def plan_retain(context: MaintenanceContext) -> Iterator[Report]:

@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from spark_log import clock
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.connections import sqlite_connections
 
@@ -31,7 +32,9 @@ class Changes(Protocol):
     exact: bool
     """Whether `current` takes microseconds, and its value differs as soon as another connection has committed."""
 
-    def current(self) -> int: ...
+    def current(self) -> int:
+        """Return the number of the last change. Raises MetadataStoreUnavailableError."""
+        ...
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         """Return True if there may have been a commit since `current` returned `seen`, False at the timeout."""
@@ -68,12 +71,16 @@ class SqliteChanges:
         sqlite_connections.close_before_fork(self)
 
     def current(self) -> int:
-        with sqlite_connections.in_use(), self._lock:
-            if self._connection is None:
-                self._connection = sqlite_connections.connect(self._path, "ro", timeout_s=60)
-                self._opened += 1  # data_version is comparable only within one connection
-            version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-            return (self._opened << 32) + version
+        try:
+            with sqlite_connections.in_use(), self._lock:
+                if self._connection is None:
+                    self._connection = sqlite_connections.connect(self._path, "ro", timeout_s=60)
+                    self._opened += 1  # data_version is comparable only within one connection
+                version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+                return (self._opened << 32) + version
+        except sqlite3.Error as error:
+            self.dispose()
+            raise MetadataStoreUnavailableError(f"metadata store at {self._path}: {error}") from error
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         began = clock.monotonic_s()

@@ -11,17 +11,22 @@ if TYPE_CHECKING:
 
 
 _PAIRS_MAX = 100_000_000
-"""Pairs of elements of each array, such as the fields of a record. Avro's package looks for names among those before:
-it takes more than a second for more, in which others wait.
+"""The maximum of `_pairs`. Avro's package compares the name of each field with those before it. With more pairs, that
+takes over a second, during which other threads wait.
 """
 _COMPARISONS_MAX = 100_000
-"""Avro's package compares each field with each, and each branch of a union with each: it takes seconds for more."""
+"""The maximum of `_comparisons`. Avro's package compares all pairs of fields, and of branches of a union; more of them
+would take seconds.
+"""
 _FIELDS_PER_BRANCH = 200
-"""The number of comparisons of fields that take as long as one comparison of branches."""
+"""The number of comparisons of fields that take as long as one comparison of branches of a union."""
 
 
 def parse(schema: SchemaText) -> "avro.schema.Schema":
-    """Parse a schema with its imports. Raises InvalidSchemaError, which names what is not valid."""
+    """Parse a schema with its imports.
+
+    Raises InvalidSchemaError, which names the invalid part, and InvalidConfigurationError if package avro is missing.
+    """
     try:
         import avro.errors
         import avro.name
@@ -43,7 +48,7 @@ def parse(schema: SchemaText) -> "avro.schema.Schema":
 
 
 def _pairs(parsed: Any) -> int:
-    """Pairs of elements of the arrays of a JSON value, each array with itself."""
+    """Return the sum of the squared lengths of all arrays in these JSON values."""
     pairs, waiting = 0, list(parsed)
     while waiting:
         here = waiting.pop()
@@ -56,12 +61,12 @@ def _pairs(parsed: Any) -> int:
 
 
 def column_source(schema: SchemaText) -> str:
-    """Return the text of the schema, with the types of its imports in it."""
+    """Return the text of the schema, in which the types of its imports are included. Raises InvalidSchemaError."""
     return json.dumps(parse(schema).to_json()) if schema.imports else schema.text
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Return why `reader` cannot read records of `writer`, as `schema_types.problems` does."""
+    """Return the reasons why `reader` cannot read records of `writer` (`schema_types.problems`)."""
     parsed = parse(reader), parse(writer)
     if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
         return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]

@@ -1,4 +1,4 @@
-"""Defines by compatibility levels which versions a new schema is compared with, and in which direction. Pure."""
+"""Decides by the compatibility level with which versions a new schema is compared, and in which direction. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,9 @@ def incompatibilities(
     versions: Sequence[tuple[int, SchemaText]],
     compare: Callable[[SchemaText, SchemaText], list[str]] = problems,
 ) -> list[str]:
-    """Return why `new` is not compatible with `versions` of its subject, which are in order. Empty if it is compatible.
+    """Return the reasons why `new` is not compatible with the versions of its subject. Empty if it is compatible.
+
+    `versions` are pairs of version number and schema, in order.
 
     BACKWARD requires that the new schema can read records of the last version, FORWARD that the last version can read
     records of the new schema, and FULL both. With _TRANSITIVE the same holds for all versions.

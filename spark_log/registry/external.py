@@ -1,4 +1,4 @@
-"""Reads a schema registry outside of the cluster by its REST API. It caches versions and ids, which never change."""
+"""Reads a schema registry outside of the cluster by its REST API. Versions and ids are cached and not read again."""
 
 import json
 from functools import lru_cache
@@ -25,7 +25,9 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
     """Return the version, or the latest one for None, and all versions as pairs of schema id and text.
 
-    Raises SchemaRegistryUnavailableError, SchemaNotFoundError and SchemaRegistryError.
+    `url` has one or more addresses, separated by commas. Raises SchemaRegistryUnavailableError if none answers,
+    SchemaNotFoundError, SchemaRegistryError if the registry refuses the request, and InvalidConfigurationError if an
+    address is not http:// or https://.
     """
     numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
     versions = [_version(url, subject, number) for number in numbers]
@@ -50,7 +52,7 @@ def _version(url: str, subject: str, version: int) -> RegisteredSchema:
 
 
 def _serialized(url: str, path: str, answer: Any) -> Any:
-    """Return the answer; for Protobuf with a descriptor instead of a .proto text, which would have to be compiled."""
+    """Return the answer. For Protobuf, request it with a descriptor: a .proto text would have to be compiled."""
     return _get(url, f"{path}?format=serialized") if answer.get("schemaType") == "PROTOBUF" else answer
 
 

@@ -27,12 +27,13 @@ from spark_log.registry.topic_schemas import SubjectName, external_subjects, sub
 logger = logging.getLogger(__name__)
 
 _IDS_MAX = 100
-"""The number of unknown ids that one call requests, because other bytes may look like many schema ids."""
+"""The maximum number of unknown ids that one call requests. Bytes that are no schema ids may look like many ids."""
 
 
 def unknown_ids(topic: Topic, ids: Mapping[str, Iterable[int]]) -> dict[str, set[int]]:
-    """Return the schema ids of keys and values that are not in the topic's definitions, but that its external registry
-    may know.
+    """Return those of `ids` that are not in the topic's definitions, but that its external registry may know.
+
+    Argument and result have the schema ids by part ("key", "value"). Parts without unknown ids are left out.
     """
     columns, found = topic.columns, {}
     for part, definition in columns.parts if columns is not None and topic.config.schema_registry_url else ():
@@ -43,10 +44,12 @@ def unknown_ids(topic: Topic, ids: Mapping[str, Iterable[int]]) -> dict[str, set
 
 
 def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = MappingProxyType({})) -> Topic:
-    """Read the present versions of the topic's subjects, and the schemas of `ids` of keys and values, from its external
-    registry, and add them to the topic's definitions. Return the changed topic.
+    """Read the present versions of the topic's subjects, and the schemas of `ids` by part ("key", "value"), from its
+    external registry, and add them to the topic's definitions. Return the topic as it is then.
 
-    An id that the registry does not know remains unknown. Raises SchemaRegistryUnavailableError.
+    An id that the registry does not know remains unknown. A new version that does not fit the topic's columns is
+    logged, and the topic keeps its schema. Raises SchemaRegistryUnavailableError, and SchemaRegistryError if the
+    registry refuses a request.
     """
     config, columns = topic.config, topic.columns
     if columns is None or not config.schema_registry_url:
@@ -63,7 +66,7 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         lock_registry(connection)
         present = find_topic(connection, topic.name, lock=True)
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:
-            return topic  # recreated, or altered, which has asked the registry
+            return topic  # it was recreated, or altered, which reads the registry itself
         text = present.typed_columns
         for source, schemas in learnt.items():
             try:

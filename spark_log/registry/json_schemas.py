@@ -10,7 +10,7 @@ from spark_log.registry.schemas import SchemaText
 
 
 def parse(schema: SchemaText) -> Any:
-    """Return the schema as Python objects. Raises InvalidSchemaError unless it is a JSON object or boolean."""
+    """Return the schema as a Python object. Raises InvalidSchemaError unless it is a JSON object or boolean."""
     try:
         parsed = json.loads(schema.text)
     except (RecursionError, ValueError) as error:
@@ -21,7 +21,7 @@ def parse(schema: SchemaText) -> Any:
 
 
 def column_source(schema: SchemaText) -> str:
-    """Return the text of the schema with its imports in the object `$imports`, under the names of its references."""
+    """Return the text of the schema, with its imports in the object `$imports` by the names of the references."""
     parsed = parse(schema)
     if not schema.imports or not isinstance(parsed, dict):
         return schema.text
@@ -30,7 +30,10 @@ def column_source(schema: SchemaText) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Return why `reader` cannot read records of `writer`. Schemas without columns are compatible if they are equal."""
+    """Return the reasons why `reader` cannot read records of `writer`.
+
+    If one of them has no columns, they are compatible only if they are equal.
+    """
     try:
         evolve(json_schema_fields(column_source(reader)), json_schema_fields(column_source(writer)))
     except InvalidSchemaError as error:

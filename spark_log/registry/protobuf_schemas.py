@@ -26,14 +26,17 @@ _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
 _NAME_BYTES_MAX = 200
 _MESSAGES_MAX, _COMPARE_S_MAX = 2_000, 10.0
-"""The limits of the messages of a file, and of the CPU time of comparing the columns of all."""
+"""The maximum number of messages of a file to compare, and the maximum CPU time of the comparison."""
 _IMPORT = re.compile(r'\bimport\s+(?:public\s+|weak\s+)?"([^"]+)"\s*;')
 _INSTALLED = ("google/protobuf/", "google/type/")
-"""The folders of files that schemas import without a reference. Python packages contain their descriptors."""
+"""The folders whose files schemas import without a reference. Python packages contain the descriptors of the files."""
 
 
 def canonical(schema: SchemaText) -> str:
-    """Return the file's descriptor in base64, without its name. It is equal for a .proto text and its descriptor."""
+    """Return the file's descriptor in base64, without its name. It is equal for a .proto text and its descriptor.
+
+    Raises InvalidSchemaError, and InvalidConfigurationError if a Python package is missing.
+    """
     file = _copy(_files(schema)[-1])
     file.ClearField("name")
     file.ClearField("source_code_info")
@@ -49,7 +52,7 @@ def serialized(schema: SchemaText) -> str:
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """A text of `protobuf_schema`: of the message with this full name, or of the first one of the file."""
+    """Return the text that `protobuf_schema` makes of the message with this full name, or of the first of the file."""
     return _source(_files(schema), message)
 
 
@@ -64,7 +67,11 @@ def _source(files: tuple[Any, ...], message: str) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """See `schema_types.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    """Return the reasons why `reader` cannot read records of `writer` (`schema_types.problems`).
+
+    Each message of `writer` must exist, its columns must be compatible, and its fields must keep their numbers. Raises
+    InvalidSchemaError if the comparison takes too long.
+    """
     from spark_log.log.columns.protobuf.schema import MessageColumns
 
     differences: list[str] = []
@@ -97,10 +104,10 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     return differences
 
 
-@lru_cache(maxsize=8)  # each may have some MiB
+@lru_cache(maxsize=8)  # an entry may take several MiB
 def _files(schema: SchemaText) -> tuple[Any, ...]:
     """Return the descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports,
-    and last that of the schema. Raises InvalidSchemaError if they do not make a schema.
+    and of the schema itself as the last one. Raises InvalidSchemaError if they are not a valid schema.
     """
     try:
         from google.protobuf import descriptor_pool  # noqa: F401
@@ -128,7 +135,7 @@ def _pool_of(files: Iterable[Any]) -> Any:
 
 
 def _add(files: dict[str, Any], name: str, text: str) -> None:
-    """Add the file, and the files of Python packages that it imports. `name` is empty for the schema itself."""
+    """Add the file, after the files of Python packages that it imports. `name` is empty for the schema itself."""
     file = _decoded(text)
     imported = _IMPORT.findall(text) if file is None else file.dependency
     for each in imported:
@@ -155,7 +162,7 @@ def _add_installed(files: dict[str, Any], name: str) -> None:
 
 
 def _decoded(text: str) -> Any | None:
-    """Return the descriptor of a file if the text is one in base64, otherwise None."""
+    """Return the descriptor if the text is the descriptor of a file in base64, otherwise None."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 

@@ -15,27 +15,30 @@ from spark_log.registry.topic_schemas import FollowingTopic, following_topics, u
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207
 """Confluent's error codes."""
 _COMPARED_CHARACTERS_MAX, _COMPARE_S_MAX = 16 << 20, 30.0
-"""Of the versions that a new one is compared with, their imports counted for each; and of CPU time. A comparison may
-take a second.
+"""The limits of `problems_with`: the total length of the versions, with the imports of each, and the CPU time. One
+comparison may take a second.
 """
 
 
 class Accepted(NamedTuple):
-    """A schema that may become the next version of a subject, as long as `basis` is true of the subject."""
+    """A schema that may become the next version of a subject, as long as the subject has this `basis`."""
 
     text: SchemaText
     hash: str
     basis: tuple[str, list[tuple[int, int]]]
-    """The level, and the numbers of the versions that it was compared with, with the ids of their schemas."""
+    """The compatibility level, and the versions that the schema was compared with: (number, schema id)."""
 
 
 def register(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
     accepted: Accepted | None,
 ) -> RegisteredSchema | None:  # fmt: skip
-    """Add the schema as the next version of the subject, unless the subject has it. `accepted`: so that nothing is
-    parsed or compared in the transaction, which others wait for; None is returned if it holds no more. Without it the
-    schema is checked here.
+    """Add the schema as the next version of the subject, unless a version has it. Return that version.
+
+    `accepted` is the result of an earlier `accept`. With it, nothing is parsed or compared in this transaction, for
+    which other writers wait; None is returned if the subject or an import has changed since then. Without it, the
+    schema is checked here. Raises InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and
+    SchemaRegistryError (the mode).
     """
     if accepted is None:
         known = find(connection, subject, type_, text, references)
@@ -62,7 +65,9 @@ def topics_to_change(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
     accepted: Accepted,
 ) -> list[FollowingTopic]:  # fmt: skip
-    """The topics that would follow the schema as the next version of the subject. Errors as of `register`."""
+    """Return the topics with this subject, with their schemas as if the schema were its next version. Raises the errors
+    of `register`.
+    """
     schema = rows.find_hash(connection, accepted.hash) or Schema(rows.next_id(connection), type_, text, references)
     return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), accepted.text)))
 
@@ -70,8 +75,10 @@ def topics_to_change(
 def accept(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
 ) -> Accepted:
-    """IncompatibleSchemaError if the schema cannot become the next version of the subject, InvalidSchemaError. This may
-    take long.
+    """Check that the schema can become the next version of the subject. This may take long.
+
+    Raises InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the
+    mode).
     """
     _check_takes_new(connection, subject)
     new = rows.text_of(connection, type_, text, references)
@@ -96,8 +103,11 @@ def import_schema(
     version: int | None,
     hashed: tuple[SchemaText, str],
 ) -> RegisteredSchema:
-    """Add a schema with an id that another registry gave it, whatever its compatibility. `hashed`: the schema with its
-    imports and its hash, as they were before the transaction.
+    """Add a schema with the id that another registry gave it, without a check of its compatibility.
+
+    `version` is its version number, or None for the next one. `hashed` are the schema with its imports and its hash,
+    computed before the transaction. Raises SchemaRegistryError if the subject is not in mode IMPORT, or the id or the
+    version belongs to another schema.
     """
     if mode_of(connection, subject) != "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is not in import mode", _NOT_PERMITTED)
@@ -145,9 +155,10 @@ def _find_hash(
 def problems_with(
     connection: sa.Connection, subject: str, new: SchemaText, level: str, versions: list[int]
 ) -> list[str]:  # fmt: skip
-    """Why the schema is not compatible with these versions. Their texts are read one by one: all may be many MiB.
+    """Return the reasons why the schema is not compatible with these versions.
 
-    InvalidSchemaError if they are so many, or so large, that comparing them takes too long.
+    Their texts are read one after the other, because all together may be many MiB. Raises InvalidSchemaError if they
+    are so many, or so large, that the comparison takes too long.
     """
     found: list[str] = []
     characters, end_s = 0, thread_time() + _COMPARE_S_MAX
@@ -164,24 +175,26 @@ def problems_with(
 
 
 def _basis(connection: sa.Connection, subject: str) -> tuple[str, list[tuple[int, int]]]:
-    """The level of the subject, and the versions that it compares a new schema with."""
+    """Return the compatibility level of the subject, and the versions with which it compares a new schema, as pairs of
+    number and schema id.
+    """
     level, versions = level_of(connection, subject), rows.version_ids(connection, subject)
     return level, versions if level.endswith("_TRANSITIVE") else versions[-1:]
 
 
 def versions_to_compare(connection: sa.Connection, subject: str) -> list[int]:
-    """The numbers of the versions that the level of the subject compares a new schema with."""
+    """Return the numbers of the versions with which the level of the subject compares a new schema."""
     return [number for number, _ in _basis(connection, subject)[1]]
 
 
 def level_of(connection: sa.Connection, subject: str) -> str:
-    """The compatibility level that applies to the subject."""
+    """Return the compatibility level that applies to the subject."""
     level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
     return level or DEFAULT_LEVEL
 
 
 def delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:
-    """Delete the versions. Raises SchemaRegistryError if other schemas refer to them."""
+    """Delete the versions, softly unless `permanent`. Raises SchemaRegistryError if other schemas refer to them."""
     referring = rows.referring_ids(connection, subject, versions)
     if referring:
         raise SchemaRegistryError(
@@ -200,12 +213,13 @@ def mode_of(connection: sa.Connection, subject: str) -> str | None:
 
 
 def _check_takes_new(connection: sa.Connection, subject: str) -> None:
-    """SchemaRegistryError if the subject takes no new schemas, or only those with an id."""
+    """Raise SchemaRegistryError if the subject accepts no new schemas (READONLY), or only those with an id (IMPORT)."""
     check_writable(connection, subject)
     if mode_of(connection, subject) == "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is in import mode: the schema needs an id", _NOT_PERMITTED)
 
 
 def check_writable(connection: sa.Connection, subject: str) -> None:
+    """Raise SchemaRegistryError if the subject is in mode READONLY."""
     if mode_of(connection, subject) == "READONLY":
         raise SchemaRegistryError(f"Subject {subject} is in read-only mode", _NOT_PERMITTED)

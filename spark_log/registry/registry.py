@@ -20,7 +20,7 @@ MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
 
 _TRIES = 5
-"""Of a registration, while other versions of the subject are registered."""
+"""The number of tries of a registration while the subject changes, before the schema is checked in the transaction."""
 _SUBJECT_LENGTH_MAX = 512
 _INVALID_VERSION, _INVALID_LEVEL, _INVALID_MODE = 42202, 42203, 42204
 _INVALID_SUBJECT = 42208
@@ -35,7 +35,7 @@ class Registry:
     1
 
     Subjects, versions, ids and compatibility levels work like those of Confluent's Schema Registry. `spark-log
-    registry` serves them over HTTP. References are (name, subject, version).
+    registry` serves them over HTTP. A reference is a tuple (name, subject, version).
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -55,7 +55,8 @@ class Registry:
 
         The same schema has one id under all subjects. Topics that follow the subject get its new columns in the same
         transaction. Give `id`, and optionally `version`, in the mode IMPORT, to copy the schemas of another registry.
-        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field) and SchemaRegistryError.
+        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaNotFoundError (a reference)
+        and SchemaRegistryError (the subject's name or mode, the id or the version).
         """
         _check_subject(subject)
         check_type(type)
@@ -74,7 +75,7 @@ class Registry:
             return known
         accepted: registrations.Accepted | None
         for _ in range(_TRIES):
-            # This may take long: it is done before the transaction, which others wait for.
+            # This may take long, so it is done before the transaction, for which other writers wait.
             accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, resolved))
             topics = self._store.read(
                 lambda c, accepted=accepted: registrations.topics_to_change(  # type: ignore[misc]
@@ -103,7 +104,10 @@ class Registry:
         *,
         deleted: bool = False,
     ) -> RegisteredSchema:
-        """Return the version of the subject that has this schema. Raises SchemaNotFoundError if there is none."""
+        """Return the latest version of the subject that has this schema. With `deleted`, include softly deleted ones.
+
+        Raises SchemaNotFoundError if there is none, and InvalidSchemaError.
+        """
         check_type(type)
         resolved = _references(references)
 
@@ -125,7 +129,10 @@ class Registry:
         return found
 
     def with_imports(self, schema: Schema) -> SchemaText:
-        """Return the schema with the texts of all schemas that it refers to."""
+        """Return the schema with the texts of all schemas that it refers to, directly or not.
+
+        Raises SchemaNotFoundError and InvalidSchemaError.
+        """
         return self._store.read(lambda c: rows.text_of(c, schema.type, schema.text, schema.references))
 
     def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
@@ -154,15 +161,17 @@ class Registry:
         return self.version(subject)
 
     def referring_ids(self, subject: str, version: Version) -> list[int]:
-        """Return the ids of the schemas that refer to the version."""
+        """Return the ids of the schemas that refer to the version. Raises SchemaNotFoundError if it does not exist."""
         found = self.version(subject, version, deleted=True)
         return self._store.read(lambda connection: rows.referring_ids(connection, subject, [found.version]))
 
     def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
         """Delete all versions of the subject, and its compatibility level and mode. Return the version numbers.
 
-        A soft deletion keeps the versions for lookups with `deleted`. A permanent deletion has to follow a soft one. An
-        id is never used again for another schema.
+        A soft deletion keeps the versions for lookups with `deleted`. A permanent deletion must follow a soft one. An
+        id is never used again for another schema. Raises SchemaNotFoundError if there is no such subject, or it is not
+        in the state that the deletion needs, and SchemaRegistryError if another schema refers to a version, or the
+        subject is read-only.
         """
 
         def delete(connection: sa.Connection) -> list[int]:
@@ -187,7 +196,10 @@ class Registry:
         return self._write(delete)
 
     def delete_version(self, subject: str, version: Version, *, permanent: bool = False) -> int:
-        """Delete one version, softly or permanently as in `delete_subject`. Return its number."""
+        """Delete one version, softly or permanently as in `delete_subject`. Return its number.
+
+        Raises the errors of `delete_subject`.
+        """
         number = _version(version)
 
         def delete(connection: sa.Connection) -> int:
@@ -216,7 +228,10 @@ class Registry:
         return level or (None if subject else DEFAULT_LEVEL)
 
     def set_compatibility(self, level: str | None, subject: str | None = None) -> None:
-        """Set the compatibility level of the subject, or of all subjects. None resets it to the default."""
+        """Set the compatibility level of the subject, or of all subjects. None resets it to the default.
+
+        Raises SchemaRegistryError if the level or the subject's name is not valid.
+        """
         if level is not None and level not in LEVELS:
             raise SchemaRegistryError(
                 f"Invalid compatibility level {level!r}. Valid values are {', '.join(LEVELS)}", _INVALID_LEVEL
@@ -231,9 +246,10 @@ class Registry:
         references: Iterable[tuple[str, str, int]] = (),
         version: Version | None = None,
     ) -> list[str]:
-        """Return why the schema cannot become the next version of the subject. Empty if it can.
+        """Return the reasons why the schema cannot become the next version of the subject. Empty if it can.
 
         If `version` is given, the schema is compared only with this version, by the subject's compatibility level.
+        Raises InvalidSchemaError, and SchemaNotFoundError for a reference or a version that does not exist.
         """
         check_type(type)
         resolved = _references(references)
@@ -258,7 +274,10 @@ class Registry:
         return mode or (None if subject else DEFAULT_MODE)
 
     def set_mode(self, mode: str | None, subject: str | None = None) -> None:
-        """Set the mode of the subject, or of all subjects. None resets it to the default."""
+        """Set the mode of the subject, or of all subjects. None resets it to the default.
+
+        Raises SchemaRegistryError if the mode or the subject's name is not valid.
+        """
         if mode is not None and mode not in MODES:
             raise SchemaRegistryError(f"Invalid mode {mode!r}. Valid values are {', '.join(MODES)}", _INVALID_MODE)
         self._set(subject, mode=mode)

@@ -20,7 +20,7 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 
 _REFERENCES_DEPTH_MAX = 100
 _IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 2 << 20
-"""Of all schemas that one refers to, directly or not: a short reference may name a schema of 1 MiB."""
+"""The limits of all schemas to which one refers, directly or not: a short reference may name a schema of 1 MiB."""
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 
@@ -44,6 +44,7 @@ def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
 
 
 def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
+    """Return the schema with this hash, or None. No subject needs to have it any more."""
     row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.hash == hash_)).first()
     return None if row is None else _schema(*row)
 
@@ -61,7 +62,7 @@ def insert_schema(
     hash_: str,
     schema_id: int | None = None,
 ) -> Schema:
-    """Insert a new schema. Its id is one more than the largest, unless a free one is given."""
+    """Insert a new schema. `schema_id` must be free; by default the id is one more than the largest."""
     schema = Schema(schema_id or next_id(connection), type_, text, tuple(references))
     row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
@@ -80,6 +81,7 @@ def insert_version(connection: sa.Connection, subject: str, version: int, schema
 
 
 def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool = False) -> list[str]:
+    """Return the names of the subjects with this prefix, in order. With `deleted`, include softly deleted subjects."""
     if not can_be_stored(prefix):
         return []
     query = sa.select(SUBJECT_VERSION.subject).distinct().order_by(SUBJECT_VERSION.subject)
@@ -134,7 +136,7 @@ def find_version(
 
 
 def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
-    """Return the subjects and versions that have the schema."""
+    """Return the subjects and versions that have the schema. With `deleted`, include softly deleted versions."""
     query = sa.select(SUBJECT_VERSION.subject, SUBJECT_VERSION.version).where(SUBJECT_VERSION.schema_id == schema_id)
     query = query.order_by(SUBJECT_VERSION.subject, SUBJECT_VERSION.version)
     rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
@@ -142,7 +144,9 @@ def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = Fa
 
 
 def referring_ids(connection: sa.Connection, subject: str, versions: Iterable[int]) -> list[int]:
-    """Return the ids of the schemas that a subject has and that refer to one of the versions."""
+    """Return the ids of the schemas that refer to one of the versions of `subject`. A schema without a live version in
+    any subject does not count.
+    """
     wanted = {(subject, version) for version in versions}
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id, ~SUBJECT_VERSION.deleted)
     rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
@@ -178,7 +182,10 @@ def set_config(connection: sa.Connection, subject: str, **values: str | None) ->
 
 
 def text_of(connection: sa.Connection, type_: str, text: str, references: Sequence[Reference]) -> SchemaText:
-    """Return the schema with the texts of all that it refers to. Raises SchemaNotFoundError and InvalidSchemaError."""
+    """Return the schema with the texts of all schemas that it refers to, directly or not.
+
+    Raises SchemaNotFoundError for an unknown reference, InvalidSchemaError for too many or too long schemas.
+    """
     imports: dict[str, str] = {}
     characters = 0
 

@@ -13,15 +13,15 @@ from spark_log.errors import InvalidSchemaError
 from spark_log.registry.schemas import Reference, SchemaText
 
 SCHEMA_CHARACTERS_MAX = 1 << 20
-"""The longest schema. Confluent's registry stores schemas in records of at most 1 MiB."""
+"""The maximum length of a schema. Confluent's registry stores schemas in records of at most 1 MiB."""
 
 
 _PROBLEMS_MAX, _PROBLEM_CHARACTERS_MAX = 100, 2_000
-"""Of the reasons why two schemas are not compatible, which are remembered."""
+"""The maximum number of cached reasons why two schemas are not compatible, and the maximum length of each."""
 
 
 class CacheKey:
-    """A schema as an argument of a cached function. The cache keeps its digest alone: texts may have many MiB."""
+    """A schema as an argument of a cached function. The cache keeps only its digest: texts may have many MiB."""
 
     def __init__(self, schema: SchemaText) -> None:
         self.digest = _digest(schema)
@@ -29,7 +29,7 @@ class CacheKey:
 
     @property
     def schema(self) -> SchemaText:
-        """Only for the call of the function."""
+        """The schema, available only during the call of the function."""
         assert self._schema is not None
         return self._schema
 
@@ -53,7 +53,7 @@ def _digest(schema: SchemaText) -> bytes:
 
 
 def canonical(schema: SchemaText) -> str:
-    """Return a text that is equal for equal schemas. Raises InvalidSchemaError if it is not a schema of its type."""
+    """Return a text that is equal for equal schemas. Raises InvalidSchemaError if it is not a valid schema."""
     if schema.type == "AVRO":
         from spark_log.registry.avro_schemas import parse
 
@@ -70,7 +70,7 @@ def canonical(schema: SchemaText) -> str:
 
 
 def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
-    """Return the value of column schema.hash. Raises InvalidSchemaError if it is not a schema of its type."""
+    """Return the value of column schema.hash. Raises InvalidSchemaError if the schema is not valid or too long."""
     if not schema.text.strip():
         raise InvalidSchemaError("Empty schema")
     if len(schema.text) > SCHEMA_CHARACTERS_MAX:
@@ -91,7 +91,10 @@ def _hash(key: CacheKey, references: tuple[Reference, ...]) -> str:
 
 
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
-    """Why consumers with the schema `reader` cannot read the records of `writer`; empty if they can."""
+    """Return the reasons why consumers with the schema `reader` cannot read records of `writer`; empty if they can.
+
+    Raises InvalidSchemaError if a schema is not valid, or the comparison takes too long.
+    """
     keys = CacheKey(reader), CacheKey(writer)
     try:
         return _problems(*keys)

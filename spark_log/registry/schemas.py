@@ -10,7 +10,7 @@ FORMATS = {"AVRO": "avro", "JSON": "json", "PROTOBUF": "protobuf"}
 
 
 class Reference(NamedTuple):
-    """A schema that another one imports. `name` is an Avro type, the $ref of a JSON Schema, or the path of a .proto."""
+    """A reference to a schema. `name` is an Avro type, the $ref of a JSON Schema, or the path of a .proto file."""
 
     name: str
     subject: str
@@ -18,7 +18,7 @@ class Reference(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A schema of the registry."""
+    """A schema of the registry. `type` is one of TYPES, and `text` is the schema itself."""
 
     id: int
     type: str
@@ -48,6 +48,7 @@ class SchemaText(NamedTuple):
 
 
 def check_type(type_: str) -> str:
+    """Return the type of a schema. Raises InvalidSchemaError unless it is one of TYPES."""
     if type_ not in TYPES:
         raise InvalidSchemaError(f"schema type {type_!r}: expected one of {', '.join(TYPES)}")
     return type_

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
-"""The limit of column topic.typed_columns after a new version of a subject. With framing confluent the column has the
-texts of all versions, and every process that uses the topic reads it.
+"""The maximum length of column topic.typed_columns after a new version of a subject. With framing confluent the column
+contains the texts of all versions, and every process that uses the topic reads it.
 """
 
 _PREFIX = "registry:"
@@ -44,8 +44,9 @@ class SubjectName(NamedTuple):
 
 
 def subject_name(part: PartConfigs) -> SubjectName | None:
-    """Return the subject of a part, or None if the part has bytes, or its schema is a text. Raises
-    InvalidConfigurationError.
+    """Return the subject of a part, or None if its format is bytes, or its schema is not `registry:…`.
+
+    Raises InvalidConfigurationError if the name is not valid.
     """
     if part.format == "bytes" or not part.schema.startswith(_PREFIX):
         return None
@@ -59,7 +60,7 @@ def subject_name(part: PartConfigs) -> SubjectName | None:
 
 
 def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
-    """Return the parts, key or value, whose typed columns depend on one of these configs."""
+    """Return the parts ("key", "value") whose typed columns depend on one of these configs."""
     both = "schema.registry.url" in configs
     return tuple(
         source
@@ -69,13 +70,13 @@ def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
 
 
 def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:
-    """Lock the registry if a topic with these configs has a subject. Call it before the topic is locked."""
+    """Lock the registry if a topic with these configs has a subject. It must be locked before the topic."""
     if any(subject_name(part) is not None for part in config.parts):
         rows.lock_registry(connection)
 
 
 def asks_registry(config: TopicConfig, sources: Collection[str] = SOURCES) -> bool:
-    """Whether these parts name subjects of an external registry, from which their schemas have to be read."""
+    """Whether one of these parts names a subject of an external registry, from which its schemas must be read."""
     return bool(config.schema_registry_url) and any(
         part.source in sources and subject_name(part) is not None for part in config.parts
     )
@@ -84,7 +85,7 @@ def asks_registry(config: TopicConfig, sources: Collection[str] = SOURCES) -> bo
 def external_subjects(config: TopicConfig, sources: Collection[str] = SOURCES) -> "dict[str, SubjectSchemas]":
     """Read the schemas of the subjects of these parts from their external registry, if the configs name one.
 
-    Raises SchemaRegistryUnavailableError and SchemaNotFoundError.
+    Returns them by part ("key", "value"). Raises the errors of `external.find_subject` and of `subject_schemas`.
     """
     if not asks_registry(config, sources):
         return {}
@@ -108,11 +109,12 @@ def typed_columns(
     reset: bool = False,
 ) -> str | None:
     """Return the new value of column topic.typed_columns of a topic with these configs. `current` is the old value.
+
     Only the columns of the parts `sources` change. `external` has the schemas of the subjects of an external registry.
-    `reset` is an argument of `define`.
+    `reset` is passed to `define`. If a part names a subject of the cluster's registry, the registry must be locked.
 
     Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
-    the columns of the topic, and SchemaNotFoundError. If a subject is named, the registry has to be locked.
+    the columns of the topic, and SchemaNotFoundError.
     """
     if not sources or (current is None and all(part.format == "bytes" for part in config.parts)):
         return current
@@ -131,8 +133,9 @@ def _columns_text(
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
     reset: bool,
 ) -> str | None:
-    """Return the value for `typed_columns`. `subjects` belong to the parts that change. It is cached, because large
-    schemas may take long.
+    """Return the value for `typed_columns`. `subjects` has a pair for each part that changes.
+
+    It is cached, because large schemas may take long.
     """
     from spark_log.log.columns.definitions import define
     from spark_log.log.columns.topic_columns import changed, from_text, to_text
@@ -150,15 +153,17 @@ def _columns_text(
 
 
 class FollowingTopic(NamedTuple):
-    """A topic with a subject, and the schemas of the parts that have the subject."""
+    """A topic that uses a subject, and the schemas of the parts that use it."""
 
     topic: Topic
     subject: str
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]"
 
     def typed_columns(self) -> str | None:
-        """Return the new value of column topic.typed_columns. Raises IncompatibleSchemaError, which names the topic and
-        the field, if the topic cannot have the columns.
+        """Return the new value of column topic.typed_columns.
+
+        Raises IncompatibleSchemaError, which names the topic and the field, if the topic cannot have the columns, or
+        their text would be too long.
         """
         current = self.topic.typed_columns
         with _errors_of(self.topic, self.subject):
@@ -178,10 +183,12 @@ def following_topics(
     *,
     lock: bool = False,
 ) -> Iterator[FollowingTopic]:
-    """Yield the topics with this subject. `new` is its next version, which is not stored yet. Raises
-    IncompatibleSchemaError.
+    """Yield the topics of the cluster's registry that use this subject. `lock` locks the rows of topics for update.
+
+    `new` is the next version of the subject, which is not stored yet. Raises IncompatibleSchemaError if a topic cannot
+    use the schemas, and SchemaNotFoundError if the version that it names was deleted.
     """
-    by_key: dict[tuple[str, ...], SubjectSchemas | None] = {}  # the texts may be many MiB, and the topics hundreds
+    by_key: dict[tuple[str, ...], SubjectSchemas | None] = {}  # texts of many MiB may be used by hundreds of topics
 
     def subject_of(part: PartConfigs) -> "SubjectSchemas | None":
         key = (part.source, part.format, part.schema)
@@ -199,10 +206,9 @@ def following_topics(
 
 
 def update_following_topics(connection: sa.Connection, subject: str) -> None:
-    """Change the typed columns of the topics with this subject, which has a new version.
+    """Change the typed columns of the topics that use this subject, which has a new version.
 
-    Raises IncompatibleSchemaError if a topic that follows the subject cannot have the columns, or if their text would
-    be too long.
+    Raises the errors of `following_topics` and of `FollowingTopic.typed_columns`.
     """
     for each in following_topics(connection, subject, lock=True):
         text = each.typed_columns()
@@ -221,8 +227,11 @@ def _errors_of(topic: Topic, subject: str) -> Iterator[None]:
 def subject_schemas(
     part: PartConfigs, name: SubjectName, chosen: RegisteredSchema, versions: list[tuple[int, SchemaText]]
 ) -> "SubjectSchemas":
-    """Return the schemas of a part with this subject. `versions` are all versions of the subject, including `chosen`,
-    as pairs of schema id and text. Raises InvalidConfigurationError and InvalidSchemaError.
+    """Return the schemas of a part with this subject.
+
+    `versions` are all versions of the subject, including `chosen`, as pairs of schema id and text. Versions that have
+    another type, or from which no columns can be made, are left out. Raises InvalidConfigurationError if the type of
+    `chosen` is not that of the part's format, and InvalidSchemaError if no columns can be made from it.
     """
     if FORMATS[chosen.schema.type] != part.format:
         raise InvalidConfigurationError(
@@ -263,7 +272,7 @@ def _own_subject(
 
 
 def _topics_of_registry(connection: sa.Connection, lock: bool) -> list[Topic]:
-    """Return the topics with a subject of a registry."""
+    """Return the topics that use a subject of any registry."""
     query = sa.select(TOPIC.name).where(TOPIC.configs.contains(f': "{_PREFIX}', autoescape=True))
     names = list(connection.execute(query).scalars())
     return list(find_topics(connection, names, lock=lock).values()) if names else []

@@ -1,7 +1,7 @@
 """Maintains a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
 
 A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration are
-deleted, except those that are needed to read a version within it: time travel and streams within it continue to work.
+deleted, except those that are needed to read a version of that period: its time travel and streams continue to work.
 """
 
 import json
@@ -29,7 +29,9 @@ COMMITS_MAX = 10
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The log maintenance of one table: files and bytes before and after, and the `version` of the checkpoint."""
+    """The log maintenance of one table: the `version` of the checkpoint, and the number and total bytes of the log's
+    files before and after it.
+    """
 
     version: int
     files_before: int
@@ -39,7 +41,7 @@ class LogFiles:
 
 
 def publish_behind(cluster: Cluster, topic: Topic) -> bool:
-    """Publish the topic to the tables that are behind the metadata. Returns whether there was a change.
+    """Publish the topic to the tables that are behind the metadata. Returns whether a table has changed.
 
     Raises the errors of `publish`.
     """
@@ -55,8 +57,10 @@ def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
 
 
 def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
-    """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its checkpoint.
-    The first error is raised at the end.
+    """Checkpoint and clean up the log of each table with at least COMMITS_MAX commits since its last checkpoint.
+
+    Only tables in online log dirs are maintained. A failing table does not stop the others; the first error, usually
+    StorageUnavailableError, is raised at the end.
     """
     failed: Exception | None = None
     for info in _tables(cluster, topic):
@@ -72,7 +76,10 @@ def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
 
 
 def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
-    """Return the versions of the tables that `maintain_logs` would checkpoint now."""
+    """Return the versions of the tables that `maintain_logs` would checkpoint now.
+
+    Raises StorageUnavailableError or LogDirMismatchError if a table or its log dir cannot be read.
+    """
     versions: list[int] = []
     for info in _tables(cluster, topic):
         with _delta_errors(topic, info):
@@ -82,7 +89,7 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
-    """Return the online log dirs that have a table of the topic, or should have one."""
+    """Return the online log dirs that have a table of the topic, or a replica, and so should have one."""
     infos = cluster.log_dirs()
     found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
     return [infos[log_dir_id] for log_dir_id in found]
@@ -97,9 +104,9 @@ def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
     checkpointed = _checkpointed(log_dir, f"{topic.folder}/_delta_log")
     if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
-        return None  # without opening the table, which takes longer with every file that it lists
+        return None  # the table is not opened, because that takes longer with every file that it lists
     try:
-        # not is_deltatable: it holds the GIL while it waits for an object store, which stops all our other threads
+        # is_deltatable would hold the GIL, and so stop all other threads, while it waits for an object store
         table = DeltaTable(location, storage_options=options)
     except TableNotFoundError:
         return None
@@ -115,7 +122,7 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
         version = table.version()
         before = log_dir.list_files(folder)
         table.create_checkpoint()
-        sync_checkpoint(log_dir, topic, version)  # first: the log files before it may be deleted now
+        sync_checkpoint(log_dir, topic, version)  # before the log files that it replaces are deleted
         table.cleanup_metadata()
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
@@ -125,12 +132,12 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
 def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
     try:
         yield
-    except (DeltaError, OSError) as error:  # an OSError: an object store that does not complete its answer
+    except (DeltaError, OSError) as error:  # an object store that does not complete its answer raises OSError
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
 def _checkpointed(log_dir: LogDir, folder: str) -> int:
-    """Return the version of the last checkpoint, -1 before the first."""
+    """Return the version of the last checkpoint by its hint, -1 if there is no readable hint."""
     path = f"{folder}/_last_checkpoint"
     if log_dir.sizes([path]) == [None]:
         return -1

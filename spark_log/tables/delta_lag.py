@@ -1,5 +1,5 @@
-"""Measures the lag of each Delta table of a topic: the records that readers of the log see and the table does not list,
-and the age of the oldest of them.
+"""Measures the lag of each Delta table of a topic: the records that readers of the log see and the table does not
+contain, and the age of the oldest of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,10 +17,10 @@ from spark_log.tables.publication_state import REPLICA_LIMIT, log_dirs_with_repl
 
 @dataclass(frozen=True)
 class DeltaLag:
-    """The lag of one topic in one log dir. `oldest_ms` is the append time of the first of these records, by the store's
-    clock.
+    """The lag of a topic's Delta table in a log dir. `records` is the number of records that the table lacks.
 
-    `sealed_ms` is the same for records in segment files, which only have to be published; None if all are inline.
+    `oldest_ms` is the append time of the oldest of them, by the store's clock. `sealed_ms` is that of the oldest one in
+    a segment file, which only has to be published; None if all are inline.
     """
 
     records: int
@@ -31,11 +31,11 @@ class DeltaLag:
 def delta_lags(
     connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
 ) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
-    """Return the lags by topic and online log dir, by default of all topics. Tables that list all records below the
-    high watermark are left out.
+    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out.
 
-    A table has shown every record up to `seen_offset`. Above it lie the inline tail and later files: the table lists
-    those files that existed at the last publication.
+    A table has shown every record below `seen_offset`. From there on follow the inline tail and later files, of which
+    the table lists those that existed at the last publication. Only offsets that the replica has, below the high
+    watermark, count.
     """
     same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
     published = (
@@ -85,9 +85,10 @@ def delta_lags(
 
 @dataclass(frozen=True)
 class DeltaTableInfo:
-    """A topic's Delta table in a log dir. `location` is a path or URI. `lag_records` is the number of records that it
-    lacks, `lag_ms` the time for which the oldest of them has been missing. Both are 0 if it is up to date, or its log
-    dir is offline.
+    """A topic's Delta table in a log dir. `location` is a path or URI. `exists` is True after the first publication.
+
+    `lag_records` is the number of records that it lacks, and `lag_ms` the time since the oldest of them was appended.
+    Both are 0 if the table is up to date, or its log dir is offline.
     """
 
     log_dir_id: int
@@ -100,7 +101,10 @@ class DeltaTableInfo:
 def describe_delta_tables(
     connection: sa.Connection, topics: Sequence[Topic], log_dirs: Mapping[LogDirId, LogDirInfo], now_ms: int
 ) -> dict[int, list[DeltaTableInfo]]:
-    """Return the tables of these topics, by topic id and in the order of the log dirs; internal topics have none."""
+    """Return the tables of each topic by its id, one for each log dir with a replica. `__consumer_offsets` has none.
+
+    `now_ms` is the present time of the store's clock.
+    """
     lags = delta_lags(connection, [topic.topic_id for topic in topics])
     tables: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:

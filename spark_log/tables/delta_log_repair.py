@@ -8,8 +8,9 @@ reader can open the table.
     a torn commit         becomes an empty one, so that versions have no gap; publication adds the lost changes again
     an unreadable log     (the first commit is torn, or commits are missing) is deleted as a whole and written again
 
-A file is torn only if it was read and its content is bad: a file that cannot be read is a failure of the storage, and
-nothing is deleted. A repair that is interrupted leaves a log that opens, or one that the next repair makes readable.
+A file is torn only if it was read and its content is not valid. A file that cannot be read is a failure of the storage:
+then nothing is deleted. A repair that is interrupted leaves a log that opens, or one that the next repair makes
+readable.
 
 Publication repairs only a log that does not open. These logs open, and are not changed: a torn commit below an intact
 checkpoint (readers of older versions fail on it), a commit other than the first without bytes (it acts as an empty
@@ -46,7 +47,7 @@ class Repair:
 
 
 def plan_repair(whole: Mapping[str, bool]) -> Repair:
-    """Return the repair that makes an unreadable Delta log readable. `whole` has its files, and whether each is intact.
+    """Return the repair that makes an unreadable Delta log readable. `whole` has for each file whether it is intact.
 
     The repair may end after any step, so the order matters: a file is deleted after its checksums, which Spark would
     apply to the next file of the same name, a checkpoint after the hint that names it, and torn files last.
@@ -78,9 +79,10 @@ def _readable(commits: Collection[int], start: int, *, first_is_whole: bool) -> 
 
 
 def repair(log_dir: LogDir, topic: Topic) -> bool:
-    """Make the topic's Delta log, which does not open, readable. Returns False if its files are not the reason.
+    """Make the topic's Delta log, which does not open, readable. Returns False if its files are not the cause.
 
-    Raises StorageUnavailableError if they cannot be read. Object stores never tear a file.
+    Raises StorageUnavailableError if a file cannot be read, or if another process is writing to the log. Object stores
+    never tear a file, so their logs are not repaired.
     """
     if not log_dir.local:
         return False

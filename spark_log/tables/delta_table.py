@@ -20,19 +20,20 @@ if TYPE_CHECKING:  # deltalake is imported when a table is published: most clien
 
 PARTITION_COLUMNS = ["partition", "base_offset"]
 DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
-"""offset = base_offset + offset_delta, for any Delta reader. Typed columns follow."""
+"""The columns of every table; its typed columns follow. Readers compute offset = base_offset + offset_delta."""
 
 _CHECKPOINT_COMMITS = 100
-"""Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
+"""The number of commits after which an append writes a checkpoint and waits for it. Maintenance writes them more often.
+"""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
-    # VACUUM must keep the files that a lagging reader of an older version reads; spark-log itself cleans up segments.
-    # The time is limited, since every checkpoint lists the files that were removed within it
+    # VACUUM must keep files that a lagging reader of an older version reads; spark-log itself deletes segments. A
+    # longer time would enlarge every checkpoint, which lists the files that were removed within it.
     "delta.deletedFileRetentionDuration": "interval 30 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
-    # Readers use the statistics of all columns that have some (leaf_statistics.LEAVES_MAX), not those of the first 32
+    # Readers use the statistics of all columns that have them (leaf_statistics.LEAVES_MAX), not only of the first 32.
     "delta.dataSkippingNumIndexedCols": "-1",
 }
 
@@ -47,7 +48,7 @@ class Difference:
 
 
 def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """Return the changes after which the active files of a table are the wanted ones."""
+    """Return the changes that make the wanted files the active files of a table. Both arguments have paths as keys."""
     there = set(active)
     return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
@@ -58,7 +59,9 @@ def is_checkpointed(version: int) -> bool:
 
 
 def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
-    """Force the checkpoint of this version to disk, which deltalake does not do: a torn one stops every reader."""
+    """Force the checkpoint of this version, if there is one, to disk, which deltalake does not do. A torn checkpoint
+    stops every reader.
+    """
     paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
     for path, size in zip(paths, log_dir.sizes(paths), strict=True):
         if size is not None:
@@ -66,7 +69,10 @@ def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
 
 
 def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
-    """Return the topic's table in the log dir, created with `create`; None if there is none and it is not created."""
+    """Return the topic's table in the log dir. If there is none, create it if `create` is True, or else return None.
+
+    Raises DeltaError if the table cannot be opened.
+    """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -95,8 +101,10 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
 
 
 def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
-    """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read. Returns
-    whether there were any. A stream over the table stops at this commit once, as at every change of a Delta schema.
+    """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read.
+
+    Returns whether it lacked any. Raises CommitFailedError if another process committed first. A stream over the table
+    stops once at this commit, as at every change of a Delta schema.
     """
     from deltalake import CommitProperties, Schema
 
@@ -109,7 +117,9 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
 
 
 def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """Return the table's active files by path, with the facts that a removal must repeat."""
+    """Return the table's active files by path, with the values that a remove action repeats: the size in bytes,
+    `partition` and `base_offset`.
+    """
     columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
     rows = zip(
@@ -126,8 +136,11 @@ def commit_changes(
     application: str,
     transaction_version: int,
 ) -> None:
-    """Make one Delta commit, on exactly the version that was compared. Raises CommitFailedError if another process was
-    first.
+    """Make one Delta commit on exactly the version that was compared.
+
+    `active` are the active files of that version, and `cursors` decide which added files are data changes. The commit
+    has an app transaction of `application` with `transaction_version`. Raises CommitFailedError if another process
+    committed first.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
@@ -170,7 +183,7 @@ def storage_options(log_dir: LogDir) -> dict[str, str]:
     if log_dir.local or parts.scheme != "s3":
         return {}
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    # the user has chosen the http:// endpoint, in the URI or in AWS_ENDPOINT_URL, and the records are sent to it too
+    # An http:// endpoint was chosen by the user, in the URI or in AWS_ENDPOINT_URL, and gets the records anyway.
     options = {"aws_allow_http": "true"}
     if parts.username:
         options["aws_access_key_id"] = unquote(parts.username)

@@ -1,11 +1,12 @@
 """Publishes topics as Delta tables: the active files of a topic's table in a log dir are the sealed segments that its
 replicas there have below the high watermark.
 
-It is based on state, not on events: it commits the difference between the metadata and the Delta table, and the commit
-is refused unless the table is still at the version that was compared. So the next publication corrects the effects of a
-second publisher, of a crash between any two steps and of a foreign commit. If the table is known to be unchanged (its
-version and our app transaction are those recorded), only the segments that changed since are compared; otherwise all.
-In a local log dir an unchanged table that this process has opened before is not opened again (`unopened_commit`).
+Publication is based on state, not on events: it commits the difference between the metadata and the Delta table, and
+the commit fails unless the table is still at the version that was compared. So the next publication corrects the
+effects of a second publisher, of a crash between any two steps, and of a commit by another program. If the version of
+the table and of our app transaction are those recorded, the table is unchanged, and only the segments that changed
+since then are compared; otherwise all are. In a local log dir an unchanged table that this process has opened before is
+not opened again (`unopened_commit`).
 """
 
 import json
@@ -54,8 +55,8 @@ _ATTEMPTS = 20
 
 _opened: dict[str, pa.StructType | None] = {}
 """The typed columns that each table had when this process opened it last, by application id; None if none are known.
-Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host: so
-each opens a table once, and finds a torn log then.
+Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host. So
+it is enough that each process opens a table once, which finds a torn log.
 """
 
 
@@ -84,7 +85,7 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
 
 def check_publication(cluster: Cluster, topic: Topic) -> None:
-    """Raise the StoreChangedError that `publish` would raise. Changes nothing."""
+    """Raise StoreChangedError if `publish` would raise it. Changes nothing."""
     infos = cluster.log_dirs()
     log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
     for log_dir_id in log_dirs:
@@ -100,8 +101,9 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
 
 
 def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
-    """Publish after a completed append: a failure is logged, and the next publication corrects it. Returns whether all
-    tables were published.
+    """Publish topics. A failure is logged, and the next publication corrects it.
+
+    Returns whether all tables were published.
     """
     done = True
     for topic in topics:
@@ -117,7 +119,7 @@ def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
 
 def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_replicas: bool) -> None:
     log_dir = cluster.log_dir(info)
-    log_dir.verify(info.uuid)  # each time: a folder that is back but empty must not get a new table unnoticed
+    log_dir.verify(info.uuid)  # each time: no new table may be created in a folder that came back empty
     if _publish_unopened(cluster, topic, info, log_dir):
         return
     from deltalake.exceptions import CommitFailedError, DeltaError
@@ -131,13 +133,13 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
         except CommitFailedError:  # another process committed first: compare with the new state
             continue
         except BaseException as error:
-            # an OSError: an object store that does not complete its answer
+            # an object store that does not complete its answer raises OSError
             if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
                 raise
             if isinstance(error, DeltaError) and repair(log_dir, topic):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, redact(info.uri))
                 continue
-            # in a forked child of a process that has used deltalake, it panics, with its own exception class
+            # deltalake panics, with an exception class of its own, in a forked child of a process that has used it
             raise StorageUnavailableError(
                 redact(f"Delta table of topic {topic.name} in {info.uri}: {_one_line(error)}")
             ) from error
@@ -153,7 +155,11 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Found(NamedTuple):
-    """The metadata of a table that is to be changed, from one snapshot."""
+    """The metadata of a table that must be changed, from one snapshot.
+
+    If only changes are compared (`incremental`), `wanted` are the changed segments, and `gone` the retired paths;
+    otherwise `wanted` are all segments.
+    """
 
     recorded: tuple[int, int] | None
     in_doubt: bool
@@ -167,8 +173,10 @@ class _Found(NamedTuple):
 
 
 def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
-    """Return the changes of a table, or None if it is up to date. `left_at` is our transaction's version in the table,
-    and the table's version. Read it from the primary: files are removed from the table because of it.
+    """Return the changes of a table, or None if it is up to date, or its topic and replicas are deleted.
+
+    `left_at` is the version of our app transaction in the table, and the version of the table. The caller reads from
+    the primary, because files are removed from the table on the basis of the result.
     """
     check_identity(connection)
     in_table = left_at[0]
@@ -196,9 +204,10 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
 
 
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
-    """Publish to a table that is unchanged since the last publication. Returns False if the table must be opened: it
-    has been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or
-    its log dir is an object store, or it may lack typed columns.
+    """Publish to a table without opening it, if it is unchanged since the last publication.
+
+    Returns False if the table must be opened: it has changed, must be compared as a whole, is due for a checkpoint, may
+    lack typed columns, or has not been opened by this process; or its log dir is an object store.
     """
     if _application(topic, info) not in _opened:
         return False
@@ -239,7 +248,7 @@ def _application(topic: Topic, info: LogDirInfo) -> str:
 
 
 def _settle(cluster: Cluster, topic: Topic, info: LogDirInfo, transaction_version: int) -> None:
-    """Record a commit that is done and on disk."""
+    """Record our commit with this version, which is on disk."""
     failpoint("publish.committed")
     cluster.store.transact(
         lambda c, _attempt: publication_intent.settle(c, topic, info, transaction_version), durable=False
@@ -292,7 +301,9 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
 def _compare_all(
     cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", found: _Found, in_table: int
 ) -> Difference:
-    """Compare every file. Raises StoreChangedError if the metadata seems to be an older copy."""
+    """Compare all files of the table and the metadata. Raises StoreChangedError if the metadata seems to be an older
+    copy.
+    """
     what = difference({file.path: file for file in found.wanted}, active_files(table))
     if in_table > (found.recorded or (0, 0))[0]:
         _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
@@ -302,8 +313,10 @@ def _compare_all(
 def _check_store_is_not_older(
     cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", what: Difference
 ) -> None:
-    """Raise StoreChangedError if the table lists segments that the metadata has never named, in commits that it does
-    not know: then the metadata was restored from a copy, and cannot tell which files to remove.
+    """Raise StoreChangedError if the table, which has later commits than the metadata knows, lists segments that the
+    metadata does not name: then it was restored from an older copy, and does not tell which files to remove.
+
+    An operator who has accepted the store after the last commit allows the removal.
     """
     ours = [path for path in what.remove if path.startswith("_segments/")]
     if not ours:
@@ -322,9 +335,9 @@ def _check_store_is_not_older(
 
 
 def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
-    """Return the time of the commit of a version, by its commit file; 0 if that has been cleaned up.
+    """Return the time of the commit of a version by the clock of its writer, 0 if the commit file was cleaned up.
 
-    `DeltaTable.history` has it too, but holds the GIL while it waits for an object store.
+    `DeltaTable.history` returns it too, but holds the GIL while it waits for an object store.
     """
     try:
         blocks = log_dir.read_blocks(commit_path(topic, version))

@@ -1,14 +1,13 @@
-"""Records the intent of a publication before its commit: the files it will add to a Delta table.
+"""Records the intent of a publication before its commit: the state of the Delta table after it.
 
-    note      one SQL transaction: the offset up to which each partition's records will have been seen, under a new
-    version
-    commit    of the Delta table, with that version in its app transaction
-    settle    the table has this version, so this intent was carried out: it becomes the recorded state
+    note      one SQL transaction stores the new cursor of each changed partition under a new version
+    commit    the commit of the Delta table has that version in its app transaction
+    settle    the table has this version, so this intent was carried out: its cursors become the recorded state
 
-A publisher that dies after its commit leaves an intent, and the version in the table identifies it for the next one.
-Until then no file crosses the offset (`publication_state.seen_offsets`). A note is always forced to disk, and with it
-everything that was committed before: a Delta table never lists a segment that the metadata could still lose. Settling
-is not forced: if a power loss reverts it, the next publication settles again; its own note is forced.
+A publisher that dies after its commit leaves an intent, which the next one finds by the version in the table. Until it
+is settled, no new file crosses its seen offsets (`publication_state.seen_offsets`). A note is always forced to disk,
+and with it everything that was committed before: a Delta table never lists a segment that the metadata could still
+lose. Settling is not forced to disk: if a power loss reverts it, the next publication settles again.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from spark_log.tables import publication_state
 from spark_log.tables.publication_state import Cursor, Due, PublishedFile
 
 _FILES_AT_ONCE = 1_000
-"""Rows of VALUES in a query. PostgreSQL looks each up in the primary key, which it does not for a long list in IN."""
+"""The number of rows of VALUES in a query. PostgreSQL looks each up in the primary key, but not a long list in IN."""
 
 _UNKNOWN = -1
 """Value of publication.delta_version that makes the next publication compare the whole table."""
@@ -39,10 +38,10 @@ def note(
     add: Sequence[PublishedFile],
     due: Due,
 ) -> int | None:
-    """Note that the files are to be added. Returns the version for the commit's app transaction.
+    """Note that a commit adds these files and has the cursors of `due`. Returns the version for its app transaction.
 
     `before` is the recorded state, and `in_table` our version and the Delta version of the table, when the two were
-    compared. Returns None if the metadata has changed since, so that they must be compared again.
+    compared. Returns None if the metadata has changed since then, so that they must be compared again.
     """
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or publication_state.recorded(connection, topic, info) != before:
@@ -68,6 +67,7 @@ def note(
 
 
 def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> bool:
+    """Whether there is an intent with this version of our app transaction."""
     query = sa.select(PUBLICATION_INTENT.transaction_version).where(
         _here(topic, info), PUBLICATION_INTENT.transaction_version == version
     )
@@ -75,7 +75,7 @@ def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version:
 
 
 def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> None:
-    """Record our commit of this version, which the Delta table has, as published, and delete the intents up to it."""
+    """Record our commit with this version, which the Delta table has, as published, and delete the intents up to it."""
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id:
         return
@@ -113,7 +113,7 @@ def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: i
 
 
 def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[PublishedFile]) -> bool:
-    """Whether every file is a segment of the log. Locks the partitions, so that no swap removes one meanwhile."""
+    """Whether every file is a segment of the log. Locks the partitions, so that no rewrite replaces one meanwhile."""
     lock_partitions(connection, sorted({(topic.topic_id, file.partition) for file in files}))
     wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
     for first in range(0, len(wanted), _FILES_AT_ONCE):

@@ -7,7 +7,10 @@ from spark_log.metadata.sql_columns import PUBLICATION
 
 
 def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
-    """Note after a truncation of the partition (topic id, number) that no table has shown records from `offset` on."""
+    """Lower the seen offsets of a partition (topic id, number) after its truncation at `offset`.
+
+    Tables have not shown the records that will get the offsets from there on.
+    """
     for table in (t.publication_cursor, t.publication_intent_cursor):
         c = table.c
         above = (c.topic_id == key[0]) & (c.partition == key[1]) & (c.seen_offset > offset)
@@ -15,8 +18,9 @@ def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: 
 
 
 def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:
-    """Make the next publication compare the whole Delta tables of the topic for which `where` holds: they may list
-    files that do not exist.
+    """Make the next publication compare whole Delta tables: those of the topic whose publication row fulfils `where`.
+
+    They may list files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
     connection.execute(t.publication.update().where(here).values(delta_version=-1))

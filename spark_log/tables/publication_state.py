@@ -1,7 +1,8 @@
-"""The state of Delta tables in the metadata: the files each must list, the files it is known to list, and its updates.
+"""The state of Delta tables in the metadata: the files that each must list, the files that it is known to list, and the
+updates of this state.
 
-A log dir's table of a topic lists the sealed segments of *its* replicas, each up to min(high watermark, the replica's
-LEO). A cursor for each partition records the last publication, so that only later changes are compared.
+The topic's table in a log dir lists the sealed segments of the replicas there, each up to min(high watermark, the
+replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -27,17 +28,17 @@ from spark_log.metadata.sql_columns import (
 REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
 )
-"""The offset up to which this replica's segments may be published: complete there, and below the high watermark."""
+"""The offset up to which this replica's segments may be published: they are complete and below the high watermark."""
 _CHUNK = 5_000
 
 
-# The statements are built once: a publication runs a dozen of them, after each append that writes files.
+# The statements are built once, because a publication runs a dozen of them after each append that writes files.
 
 _TOPIC: sa.BindParameter[int] = sa.bindparam("in_topic")
 _LOG_DIR: sa.BindParameter[int] = sa.bindparam("in_log_dir")
 
 _IN_LOG_DIR = REPLICA.log_dir_id + 0 == _LOG_DIR
-"""+ 0 keeps databases from the index of log_dir_id, which would list the replicas of all topics in the log dir."""
+"""+ 0 prevents the use of the index of log_dir_id, which would read the replicas of all topics in the log dir."""
 
 _REPLICAS = t.partition.join(
     t.replica,
@@ -48,7 +49,7 @@ _REPLICAS = t.partition.join(
     & (PUBLICATION_CURSOR.partition == PARTITION.partition)
     & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR),
 )
-"""FROM partition, its replica in the log dir, and its cursor; to be limited to the topic."""
+"""Joins each partition with its replica in the log dir and its cursor. Statements limit it to the topic."""
 
 _STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 """Partitions of the topic that have changed since they were published."""
@@ -58,9 +59,9 @@ _THESE = PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
 
 
 def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[Any, Any]:
-    """Return a statement about the stale partitions, limited to at most _FEW that are known, and without this limit.
+    """Return a statement about the stale partitions in two forms: for at most _FEW known partitions, and for all.
 
-    Usually a few partitions of a topic are stale: only the statement that finds them goes through all.
+    Usually few partitions of a topic are stale. Then only the statement that finds them reads all partitions.
     """
     return build(_STALE & _THESE), build(_STALE)
 
@@ -119,7 +120,7 @@ _CURSORS = sa.select(
 _LOST = (
     sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
     .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
-    # not a correlated EXISTS: for each partition, SQLite would search all replicas of the log dir
+    # not a correlated EXISTS, with which SQLite would search all replicas of the log dir for each partition
     .where(
         PUBLICATION_CURSOR.partition.not_in(sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR))
     )
@@ -165,7 +166,7 @@ def _parameters(topic: Topic, info: LogDirInfo) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file that the Delta table should list. `path` is relative to the table."""
+    """A file that the Delta table should list. `path` is relative to the table; `bytes` is the size of the file."""
 
     path: str
     partition: int
@@ -176,15 +177,15 @@ class PublishedFile:
     change: int
     rewritten: bool
     stats: str | None = None
-    """Statistics of the typed columns in the file."""
+    """The statistics of the typed columns in the file, as JSON."""
 
 
 @dataclass(frozen=True)
 class Cursor:
     """The state of a partition in a publication.
 
-    At partition.change `change`, the files below `limit` were listed. Every record below `seen_offset` has been in the
-    table at some time, in some file.
+    When partition.change was `change`, the files below `limit` were listed. Every record below `seen_offset` has been
+    in the table at some time, in some file.
     """
 
     change: int = 0
@@ -195,7 +196,7 @@ class Cursor:
         """Whether the records of an added file have been in the table before, perhaps in other files."""
         known = file.change <= self.change
         listed = known and file.base_offset < self.limit
-        # its replica lost it, or was replaced, and has it again; or other files were rewritten into it
+        # the replica lost it, or was replaced, and has it again; or other files were rewritten into it
         returned = file.end_offset <= self.seen_offset and (known or file.rewritten)
         return listed or returned
 
@@ -204,8 +205,8 @@ class Cursor:
 class Due:
     """The new cursors of the partitions that have changed since the last publication.
 
-    With `fallen`, the table may have to remove files that have not been retired. Without `has_replicas`, the table is
-    to list no file any more.
+    With `fallen`, the table may have to remove files that are not retired. Without `has_replicas`, it must list no file
+    any more.
     """
 
     cursors: dict[int, Cursor]
@@ -214,12 +215,13 @@ class Due:
 
 
 def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
+    """Return the log dirs with a replica of the topic, by id."""
     found = connection.execute(_LOG_DIRS_WITH_REPLICAS, {_TOPIC.key: topic.topic_id}).scalars()
     return [LogDirId(log_dir_id) for log_dir_id in found]
 
 
 def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
-    """Return the online log dirs with a replica of the topic (True), or with only a table that may list files."""
+    """Return the online log dirs with a replica of the topic (True), or only with its table, which may list files."""
     online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
     known = connection.execute(_LOG_DIRS_WITH_TABLES, {_TOPIC.key: topic.topic_id}).scalars()
     found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
@@ -233,7 +235,7 @@ def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple
 
 
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
-    """Return the partitions of the topic that have changed in this log dir since its publication."""
+    """Return the partitions of the topic that have changed since the last publication to this log dir."""
     here = _parameters(topic, info)
     stale = connection.execute(_STALE_PARTITIONS, here).all()
     blobs = _rows(connection, _FIRST_BLOBS, topic, info, [row.partition for row in stale]) if stale else ()
@@ -253,7 +255,7 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
 def cursors(
     connection: sa.Connection, topic: Topic, info: LogDirInfo, numbers: Collection[int] | None = None
 ) -> dict[int, Cursor]:
-    """Return the cursors of these partitions, perhaps also of others, or all, as the last publication noted them."""
+    """Return the cursors as last recorded: all for None, otherwise at least those of these partitions."""
     query, parameters = _CURSORS, _parameters(topic, info)
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
@@ -261,9 +263,10 @@ def cursors(
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
-    """Return for each log dir's table the offset up to which it has shown the partition's records, or may have after a
-    commit that was noted and not recorded. If a file crossed such an offset, some of its records would be new to that
-    table and some not.
+    """Return the distinct offsets up to which the topic's tables have shown the partition's records, or may have shown
+    them after a commit that was noted and not recorded.
+
+    If a file crossed such an offset, only some of its records would be new to that table.
     """
     known, noted = (
         sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
@@ -273,19 +276,22 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
 
 def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """Return all files that the table is to list."""
+    """Return all files that the table must list."""
     return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
 
 
 def changed_segments(
     connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]
 ) -> list[PublishedFile]:
-    """Return the segments added since the cursors, or above their limit then, of the `changed` partitions of `due`."""
+    """Return the files to list that were added after the cursors, or lay above their limits.
+
+    `changed` are the partitions of `due`.
+    """
     return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, topic, info, changed).all()))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
-    """Return the paths, relative to the topic's folder, of all named files: segments, and retired files."""
+    """Return the paths, relative to the topic's folder, of all segment files and retired files in the metadata."""
     live = sa.select(SEGMENT.partition, SEGMENT.name).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
     named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
     retired = sa.select(RETIRED_FILE.path).where(
@@ -295,7 +301,8 @@ def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
 
 
 def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]) -> list[str]:
-    """Return the files, relative to the topic's table, that the metadata has ceased to name since the cursors.
+    """Return the paths of the files that were retired after the cursors, relative to the topic's table.
+
     `changed` are the partitions of `due`.
     """
     found = _rows(connection, _RETIRED_PATHS, topic, info, changed).scalars()
@@ -310,8 +317,8 @@ def record(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """Record a publication, unless another one has been recorded since `before` was read."""
-    # the partitions' parent row: it refuses notes for a deleted topic, and serializes two publishers
+    """Record a publication, unless the topic was deleted, or another one was recorded since `before` was read."""
+    # the topic's lock serializes publishers, and a deleted topic gets no rows
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
         return
@@ -326,7 +333,7 @@ def replace(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """Record a publication in a transaction that has locked the topic and has checked that `before` is unchanged."""
+    """Record a publication. The transaction has locked the topic and checked that `before` is unchanged."""
     keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
     here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
     if not what.has_replicas:
@@ -352,7 +359,7 @@ def replace(
 
 
 def values(cursor: Cursor) -> dict[str, int]:
-    """Return the columns of a cursor."""
+    """Return the columns of a cursor with their values."""
     return {"change": cursor.change, "high_watermark": cursor.limit, "seen_offset": cursor.seen_offset}
 
 

@@ -1,9 +1,9 @@
 """Makes a Delta commit without opening the table. The cost does not grow with the files that the table lists.
 
-To open a table means to read the actions of all its files, and deltalake's commit reads them again. Neither is needed
-if the newest version is the one that publication recorded: the metadata then knows what the table lists. The commit is
-the creation of the next file of the log, which fails if another process was first, as Delta's protocol demands of every
-writer. Only for local log dirs: on object stores deltalake makes the conditional put.
+Opening a table reads the actions of all its files, and deltalake's commit reads them again. Neither is needed if the
+newest version is the one that publication recorded: then the metadata contains which files the table lists. The commit
+creates the next file of the log, which fails if another process was first, as Delta's protocol demands of every writer.
+It is only for local log dirs: on object stores deltalake makes the conditional put.
 """
 
 import json
@@ -16,7 +16,7 @@ from spark_log.tables.publication_state import Cursor, PublishedFile
 
 
 def is_newest(log_dir: LogDir, topic: Topic, version: int) -> bool:
-    """Whether this is the newest version of the topic's table, and its commit file has not been cleaned up."""
+    """Whether this is the newest version of the topic's table, and its commit file exists."""
     if version < 0:
         return False
     # the next one first: clean-up deletes commits in order, and never the newest
@@ -38,7 +38,7 @@ def partition_values(partition: int | None, base_offset: int | None) -> dict[str
 
 
 def is_data_change(file: PublishedFile, cursors: Mapping[int, Cursor]) -> bool:
-    """Whether a stream of the table is to read an added file: the table has not shown its records before."""
+    """Whether streams of the table must read an added file, because the table has not shown its records before."""
     return not cursors.get(file.partition, Cursor()).has_seen(file)
 
 

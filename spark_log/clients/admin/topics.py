@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -109,11 +110,15 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
 
 def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
     """Delete topics; return {'topics': [...]} with the error code of each. A UUID is a topic id."""
-    by_id = {topic.uuid: topic.name for topic in list_topics(cluster)}
+    by_id = {topic.uuid: topic for topic in list_topics(cluster)}
     entries, errors = [], []
     for given in topics:
-        name = by_id.get(given.hex, "") if isinstance(given, uuid.UUID) else given
-        _, error = outcome_of(lambda name=name: engine.delete_topic(cluster, name))  # type: ignore[misc]
+        topic = by_id.get(given.hex) if isinstance(given, uuid.UUID) else None
+        name = "" if isinstance(given, uuid.UUID) else given
+        if topic is not None:
+            name = topic.name
+        delete = partial(engine.delete_topic, cluster, name, topic_id=None if topic is None else topic.topic_id)
+        _, error = outcome_of(delete)
         errors.append(error)
         entries.append({"name": name or None, **error_fields(error)})
     if raise_errors:

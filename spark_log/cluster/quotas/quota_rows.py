@@ -17,6 +17,7 @@ _KEPT_AFTER_USE_US = 60 * _US
 
 
 def read_quotas(store: Store) -> Quotas:
+    """Return all quotas of the cluster."""
     found: dict[Entity, dict[str, float]] = {}
     query = sa.select(CLIENT_QUOTA.entity, CLIENT_QUOTA.config, CLIENT_QUOTA.value).order_by(CLIENT_QUOTA.entity)
     for text, config, value in store.read(lambda connection: connection.execute(query).all()):
@@ -25,7 +26,7 @@ def read_quotas(store: Store) -> Quotas:
 
 
 def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, float | None]]]) -> None:
-    """Set the values of entities, all or none; None deletes a value. The caller has checked the values."""
+    """Set the values of entities in one transaction; None deletes a value. The caller has checked the values."""
     texts = [(_text(entity), values) for entity, values in changes]
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -44,7 +45,7 @@ def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, floa
 def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]:
     """Add the use of this process to that of all gateways. `use` is in seconds at the quota's rate.
 
-    Returns for each bucket how many seconds from now its use is paid for.
+    Returns for each bucket the time in seconds after which its use is paid for.
     """
     keys = {_key(bucket): bucket for bucket in use}
 
@@ -53,7 +54,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
         now_us = now.lease_ms * 1000
         new = {"used_until_us": now_us, "clock_epoch": now.clock_epoch}
         left: dict[Bucket, float] = {}
-        for key in sorted(keys):  # one order in all gateways, so that they do not wait for each other in a circle
+        for key in sorted(keys):  # all gateways lock in this order, which prevents deadlocks
             bucket, here = keys[key], QUOTA_USAGE.bucket == key
             insert_if_missing(connection, t.quota_usage, {"bucket": key, **new})
             query = sa.select(QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch).where(here)
@@ -69,7 +70,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
 
 
 def delete_old_use(store: Store) -> None:
-    """Delete the rows of buckets whose use has been paid for since a minute or longer."""
+    """Delete the rows of buckets whose use was paid for more than a minute ago."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)

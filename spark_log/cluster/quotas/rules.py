@@ -4,12 +4,12 @@ A quota belongs to an entity: a user, a client id, both, or an IP address; each 
 The most specific entity that has a value for a config decides, in the order of Kafka's documentation ("Enforcing client
 quotas"). Clients that fall under the same names share one bucket.
 
-A bucket is a leaky bucket. `used_until_s` is when the use so far is paid for at the quota's rate:
+A bucket is a leaky bucket. `used_until_s` is the time at which the use so far is paid for at the quota's rate:
 
     used_until_s' = max(used_until_s, now_s) + units / rate
 
-A request waits while used_until_s > now_s + BURST_S, whatever connection it comes on, and requests of one bucket are
-admitted one after the other. So in any T seconds they use at most rate * (T + BURST_S), and one request more.
+A request waits while used_until_s > now_s + BURST_S. That holds for all connections of its clients, and the requests of
+one bucket are admitted one after the other. So in any T seconds they use at most rate * (T + BURST_S) plus one request.
 """
 
 import ipaddress
@@ -31,20 +31,23 @@ _CLIENT_CONFIGS = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PER
 _WHOLE = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE})
 _NAME_BYTES_MAX = 1_000
 _DEBT_S_MAX = 1e9
-"""The maximum debt of one request. Without it, tiny rates would give times that no clock can hold."""
+"""The maximum that one request adds to `used_until_s`. Without it, tiny rates would give times that overflow."""
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Types and names, sorted by type, as in DescribeClientQuotas. The name None is the default of the type."""
+"""Pairs of type and name, sorted by type, as in DescribeClientQuotas. The name None is the default of the type."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
-"""The values by entity and config. Rates are per second, and a request_percentage of 100 is one thread."""
+"""The values by entity and config. Byte rates are in bytes per second, connection_creation_rate is in connections per
+second, and a request_percentage of 100 is one thread.
+"""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """The quota of the clients that share it: those of a user, of a client id, of both, or of an IP address.
 
-    `rate` is in units per second. A changed quota is another bucket, which begins without use.
+    `rate` is in bytes, seconds of thread time, or connections per second. A changed quota is another bucket, which
+    begins without use.
     """
 
     config: str
@@ -73,12 +76,12 @@ def bucket_of_address(quotas: Quotas, address: str) -> Bucket | None:
 
 
 def used_until_s(before_s: float, now_s: float, units: float, rate: float) -> float:
-    """Return when the use is paid for after `units` more. Negative units give back what was charged and not used."""
+    """Return the time at which the use is paid for after `units` more. Negative units refund unused charges."""
     return max(before_s, now_s) + min(units / rate, _DEBT_S_MAX)
 
 
 def wait_s(until_s: float, now_s: float) -> float:
-    """Return how long the next request waits if the use of its bucket is paid for at `until_s`."""
+    """Return the seconds that the next request waits if the use of its bucket is paid for at `until_s`."""
     return max(0.0, until_s - now_s - BURST_S)
 
 

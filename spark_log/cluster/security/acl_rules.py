@@ -1,7 +1,7 @@
 """Decides which operation of which principal is allowed on which resource, by Kafka's ACLs. Pure.
 
-A deny counts before every allow. Without an ACL for a resource, it is allowed to super users only, unless
-allow.everyone.if.no.acl.found. Numbers are those of Kafka's protocol (KIP-11, KIP-290).
+A deny takes precedence over every allow. A resource without an ACL is allowed to super users only, unless
+allow.everyone.if.no.acl.found is true. Numbers are those of Kafka's protocol (KIP-11, KIP-290).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -74,12 +74,12 @@ OPERATIONS: Mapping[ResourceType, Collection[Operation]] = {
     }),
     ResourceType.TRANSACTIONAL_ID: frozenset({Operation.WRITE, Operation.DESCRIBE}),
 }  # fmt: skip
-"""The operations that have a meaning on a resource, as in Kafka's AclEntry.supportedOperations."""
+"""The operations that apply to each type of resource, as in Kafka's AclEntry.supportedOperations."""
 
 
 @dataclass(frozen=True)
 class Acl:
-    """An allow or a deny. `host` is an address of clients, or *. `principal` is such as User:anna, or User:*."""
+    """An allow or a deny. `host` is the address of a client, or *. `principal` is for example User:anna, or User:*."""
 
     resource_type: ResourceType
     resource_name: str
@@ -228,7 +228,7 @@ def _is_wildcard(acl: Acl) -> bool:
 
 
 def _contains(outer: Acl, inner: Acl) -> bool:
-    """Whether every name that `inner` covers is covered by `outer`, which is not the wildcard."""
+    """Whether `outer`, which is not the wildcard, covers every name that `inner` covers."""
     if outer.pattern_type is PatternType.PREFIXED:
         return inner.resource_name.startswith(outer.resource_name)
     return inner.pattern_type is PatternType.LITERAL and inner.resource_name == outer.resource_name

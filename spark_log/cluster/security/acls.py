@@ -39,7 +39,7 @@ def check_acl(acl: Acl) -> Acl:
 
 
 def add_acls(store: Store, acls: Collection[Acl]) -> None:
-    """Add ACLs. Those that exist already do not change."""
+    """Add ACLs, all or none. Those that exist already do not change. Raises IllegalArgumentError (`check_acl`)."""
     rows = [
         {
             "acl_id": _id_of(acl), "resource_type": int(acl.resource_type), "resource_name": acl.resource_name,
@@ -57,7 +57,7 @@ def add_acls(store: Store, acls: Collection[Acl]) -> None:
 
 
 def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-    """Remove the ACLs that match a filter. Returns them by filter."""
+    """Remove the ACLs that match one of the filters. Returns for each filter, in order, the ACLs that it matched."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Acl]]:
         known = _read(connection)

@@ -16,7 +16,7 @@ _KEYWORDS = {
     "streetAddress": "STREET",
     "userId": "UID",
 }
-"""The keywords of RFC 2253. Other attributes keep OpenSSL's name; Java writes their numbers and encoded values."""
+"""The keywords of RFC 2253. Other attributes keep OpenSSL's name, while Java writes their OID and encoded value."""
 
 
 def distinguished_name(subject: Subject) -> str:

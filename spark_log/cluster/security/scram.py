@@ -1,6 +1,6 @@
 """Implements the server's side of SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677). Pure.
 
-Channel binding is not offered. Names and passwords are UTF-8 as they are given, without SASLprep, as in Kafka.
+Channel binding is not offered. Names and passwords are encoded as UTF-8 without SASLprep, as in Kafka.
 """
 
 import base64
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
-"""As in Kafka: a server that checks a password itself pays for the iterations."""
+"""Kafka's limits. A server that checks a password itself (`is_password`) computes all iterations."""
 SALT_BYTES_MAX = 256
 _NONCE = re.compile(rb"[\x21-\x2b\x2d-\x7e]{1,512}")
 _NAME = re.compile(rb"(?:[^=,\0]|=2C|=3D)+")
@@ -35,7 +35,7 @@ class Mechanism(IntEnum):
 
 @dataclass(frozen=True)
 class Credential:
-    """The data that a server keeps of a password. It proves a client's knowledge of it and does not contain it."""
+    """A server's record of a password. It does not contain the password, but verifies that a client knows it."""
 
     salt: bytes = field(repr=False)
     iterations: int
@@ -44,7 +44,7 @@ class Credential:
 
 
 class ScramError(ValueError):
-    """The client's message is not one of RFC 5802, or asks for what is not offered."""
+    """The client's message is not valid by RFC 5802, or requests a feature that is not offered."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ClientFirst:
 
 
 def salted_password(password: str, mechanism: Mechanism, salt: bytes, iterations: int) -> bytes:
-    """Return the salted password (PBKDF2), which takes the iterations to compute."""
+    """Return the salted password (PBKDF2). The computing time is proportional to `iterations`."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
@@ -74,14 +74,14 @@ def credential_of(salted: bytes, mechanism: Mechanism, salt: bytes, iterations: 
 
 
 def is_password(password: str, mechanism: Mechanism, credential: Credential) -> bool:
-    """Whether the credential is of this password. Takes the same time for any password."""
+    """Whether the credential is of this password. The comparison takes the same time for a wrong one."""
     salted = salted_password(password, mechanism, credential.salt, credential.iterations)
     stored_key = credential_of(salted, mechanism, credential.salt, credential.iterations).stored_key
     return hmac.compare_digest(stored_key, credential.stored_key)
 
 
 def made_up_credential(secret: bytes, user: str, mechanism: Mechanism) -> Credential:
-    """Return a credential for an unknown user: always the same salt, and keys that no password has."""
+    """Return a credential for an unknown user: its salt is always the same, and its keys match no password."""
 
     def part(name: str) -> bytes:
         return hmac.digest(secret, f"{name}\0{int(mechanism)}\0{user}".encode(), mechanism.hash_name)

@@ -47,7 +47,10 @@ class Upsertion:
 def upsertion_of_password(
     user: str, mechanism: Mechanism, password: str, iterations: int = ITERATIONS_MIN
 ) -> Upsertion:
-    """Return a credential of the password with a new salt. Raises UnacceptableCredentialError."""
+    """Return a credential of the password with a new salt.
+
+    Raises UnacceptableCredentialError if the password is empty, or the user name or the iterations are not allowed.
+    """
     if not password:
         raise UnacceptableCredentialError("the password is empty")
     _check(user, iterations)
@@ -57,7 +60,10 @@ def upsertion_of_password(
 
 
 def upsertion_of_salted(user: str, mechanism: Mechanism, salt: bytes, iterations: int, salted: bytes) -> Upsertion:
-    """Return a credential of a password that the client has salted. Raises UnacceptableCredentialError."""
+    """Return a credential of a password that the client has salted.
+
+    Raises UnacceptableCredentialError if the user name, the iterations or the length of a value is not allowed.
+    """
     _check(user, iterations)
     if not 0 < len(salt) <= SALT_BYTES_MAX:
         raise UnacceptableCredentialError(f"the salt has {len(salt)} bytes: expected 1 to {SALT_BYTES_MAX}")
@@ -116,11 +122,11 @@ def list_credentials(store: Store, users: Collection[str] | None = None) -> list
 
 
 def find_credential(store: Store, user: str, mechanism: Mechanism) -> Credential:
-    """Return the user's credential, or for an unknown user one that no password has."""
+    """Return the user's credential, or for an unknown user one that matches no password."""
     query = sa.select(
         SCRAM_CREDENTIAL.salt, SCRAM_CREDENTIAL.iterations, SCRAM_CREDENTIAL.stored_key, SCRAM_CREDENTIAL.server_key
     )
-    name = user if can_be_stored(user) else ""  # which is no user's
+    name = user if can_be_stored(user) else ""  # no user has this name
 
     def read(connection: sa.Connection) -> Credential:
         secret = connection.execute(sa.select(CLUSTER.secret)).scalar_one()

@@ -175,7 +175,7 @@ def _delete(call: Call) -> Done:
     topic = call.topic(call.path["topic"])
     if call.form.get("confirm") != topic.name:
         raise InvalidConfigurationError(f"confirm: to delete topic {topic.name} with all records, give its name")
-    delete_topic(call.cluster, topic.name)
+    delete_topic(call.cluster, topic.name, topic_id=topic.topic_id)
     return Done("/topics", f"Deleted topic {topic.name}.", {"deleted": topic.name})
 
 

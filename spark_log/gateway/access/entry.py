@@ -83,7 +83,8 @@ class Entry:
                 return False
             oldest = self._waiting[largest][0]
             self._free_place(largest, oldest)
-            oldest.reschedule(asyncio.get_running_loop().time())
+            if not oldest.expired():  # otherwise its connection is being closed already
+                oldest.reschedule(asyncio.get_running_loop().time())
         self._waiting.setdefault(network, []).append(limit)
         return True
 

@@ -39,7 +39,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 
-_UNKNOWN_TOPIC_ID = 100
+_UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC_ID = 3, 100
 _NO_ID = uuid.UUID(int=0)
 _DEFAULT = -1
 """The number in a request that stands for num.partitions or default.replication.factor."""
@@ -163,7 +163,7 @@ def _delete_topics(services: Services, request: Message) -> Message:
     for wanted in request.topics:
         topic = by_id.get(_id_of(wanted).hex)
         name = wanted.name if wanted.name is not None else topic.name if topic is not None else None
-        responses.append(_deleted(services, name, _id_of(wanted)))
+        responses.append(_deleted(services, name, _id_of(wanted), None if topic is None else topic.topic_id))
     return DeleteTopicsResponse(throttle_time_ms=0, responses=responses)
 
 
@@ -172,14 +172,16 @@ def _id_of(wanted: Message) -> uuid.UUID:
     return _NO_ID if wanted.topic_id is None else wanted.topic_id
 
 
-def _deleted(services: Services, name: str | None, topic_id: uuid.UUID) -> Message:
-    if name is None:
-        outcome: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id}")
-    else:
-        outcome = outcome_of(lambda: delete_topic(services.cluster, name))
+def _deleted(services: Services, name: str | None, asked_id: uuid.UUID, topic_id: int | None = None) -> Message:
+    unknown: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {asked_id}")
+    outcome = unknown
+    if name is not None:
+        outcome = outcome_of(lambda: delete_topic(services.cluster, name, topic_id=topic_id))
         services.topics.forget(name)
+        if topic_id is not None and outcome.code == _UNKNOWN_TOPIC_OR_PARTITION:
+            outcome = unknown
     return DeleteTopicsResponse.DeletableTopicResult(
-        name=name, topic_id=topic_id, error_code=outcome.code, error_message=outcome.message
+        name=name, topic_id=asked_id, error_code=outcome.code, error_message=outcome.message
     )
 
 

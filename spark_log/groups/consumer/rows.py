@@ -251,10 +251,10 @@ def subscription_characters(connection: sa.Connection, group_id: str, except_mem
 
 
 def classic_bytes(connection: sa.Connection, group_id: str, except_member_id: str) -> int:
-    """Return the number of characters of the stored `protocols` (JSON with base64) of the group's other members."""
+    """Return about how many bytes the `protocols` of the group's other members have. They are stored as base64."""
     others = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id != except_member_id)
     size = sa.func.coalesce(sa.func.sum(sa.func.length(GROUP_MEMBER.classic_protocols)), 0)
-    return int(connection.execute(sa.select(size).where(others)).scalar_one())
+    return int(connection.execute(sa.select(size).where(others)).scalar_one()) * 3 // 4
 
 
 def insert_member(connection: sa.Connection, group_id: str, row: MemberRow) -> None:

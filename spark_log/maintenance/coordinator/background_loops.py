@@ -1,11 +1,15 @@
 """Calls functions repeatedly, each in a thread of its own."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from spark_log.metadata.store import Store
 from spark_log.replication.replicas.followers import Followers
 
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
 _POLL_S = 0.5
 """How often to look for lagging replicas although nothing was committed: a log dir may have come back."""
 
@@ -13,8 +17,8 @@ _POLL_S = 0.5
 class BackgroundLoops:
     """Daemon threads, of which each calls one function until `request_stop`.
 
-    A function returns the seconds to wait before its next call, and must not raise. A function that blocks, for example
-    on a disk that hangs, does not delay the others.
+    A function returns the seconds to wait before its next call. If it raises, the error is logged, and it is called
+    again after a second. A function that blocks, for example on a disk that hangs, does not delay the others.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +32,12 @@ class BackgroundLoops:
         def run() -> None:
             self.stopping.wait(first_after_s)
             while not self.stopping.is_set():
-                self.stopping.wait(step())
+                try:
+                    pause_s = step()
+                except Exception:
+                    logger.exception("%s: %s failed", self._name, name)
+                    pause_s = _AGAIN_S
+                self.stopping.wait(pause_s)
 
         thread = threading.Thread(target=run, name=f"{self._name}: {name}", daemon=True)
         self.threads.append(thread)
@@ -42,6 +51,12 @@ class BackgroundLoops:
     def join(self) -> None:
         for thread in self.threads:
             thread.join()
+
+
+def ended(threads: Iterable[threading.Thread]) -> str | None:
+    """Return a sentence that names the threads that have ended, or None if all run."""
+    names = sorted(thread.name for thread in threads if not thread.is_alive())
+    return f"threads have ended: {', '.join(names)}" if names else None
 
 
 def follower_step(

@@ -17,7 +17,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
 from spark_log.failpoints import failpoint
-from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, follower_step
+from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended, follower_step
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.process import stop_at_exit
 from spark_log.replication.replicas.followers import Followers
@@ -53,7 +53,8 @@ class Broker:
 
     def health(self) -> str | None:
         """Return why this process does not do its work, or None while it does."""
-        return _text(self.failure) if self.failure is not None else self.coordinator.health()
+        failure = None if self.failure is None else _text(self.failure)
+        return failure or ended(self._loops.threads) or self.coordinator.health()
 
     def __enter__(self) -> "Broker":
         self.start()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
-from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, follower_step
+from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended, follower_step
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
 from spark_log.process import stop_at_exit
@@ -64,9 +64,7 @@ class Coordinator:
 
     def health(self) -> str | None:
         """Return why this process does not do its work, or None while all of its threads run."""
-        threads = [*self._loops.threads, *self.controller.threads, *self.coordinator.threads]
-        ended = sorted(thread.name for thread in threads if not thread.is_alive())
-        return f"threads have ended: {', '.join(ended)}" if ended else None
+        return ended([*self._loops.threads, *self.controller.threads, *self.coordinator.threads])
 
     def __enter__(self) -> "Coordinator":
         self.start()

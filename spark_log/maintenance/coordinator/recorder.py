@@ -37,6 +37,7 @@ class Recorder:
         before, now = self._before if term == self._term else None, read_cluster(cluster)
         self._before, self._term = now, term
         if before is None:
+            self._written = {}  # another process may have recorded other values since
             return
         found = measure(before, now, read_sizes(cluster))
         records = select(found, self._written, now.now_ms)

@@ -2,7 +2,7 @@
 
     {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2], "log_dirs": ["any", "any"]}]}
 
-An InvalidReplicationAssignmentError names the field and the value that is wrong.
+An InvalidReplicationAssignmentError names the invalid field and its value.
 """
 
 import json
@@ -34,7 +34,10 @@ def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dic
 
 
 def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the assignments of a JSON document. Unknown and repeated members are refused."""
+    """Return the assignments (broker ids by partition) of a JSON document.
+
+    Raises InvalidReplicationAssignmentError, also for unknown and repeated members.
+    """
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

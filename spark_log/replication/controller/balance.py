@@ -1,7 +1,7 @@
 """Measures how evenly records and leaders are spread over brokers and log dirs, and which partitions cause an
 imbalance.
 
-Pure, except for the query that reads the facts and the controller's task that elects preferred leaders.
+Pure, except for the queries that read the facts and the controller's task that elects preferred leaders.
 """
 
 from collections import Counter
@@ -47,7 +47,10 @@ class ReplicaFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a broker or a log dir. `preferred` is the number of partitions whose preferred leader it is."""
+    """The load of a broker or a log dir: the bytes and records of its replicas, and their number.
+
+    `leaders` is the number of replicas that lead, and `preferred` the number of those that are preferred leaders.
+    """
 
     bytes: int = 0
     records: int = 0
@@ -70,9 +73,9 @@ class Load:
 class BrokerBalance:
     """A broker's load, and the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
 
-    `imbalance_percent` is Kafka's: of the partitions preferred here, the share that another broker leads;
-    `led_elsewhere` are these partitions. `largest` are the replicas with the most bytes, if the broker has SKEW_RATIO
-    times the mean.
+    `led_elsewhere` are the partitions whose preferred leader this broker is and that it does not lead.
+    `imbalance_percent` is their share of the partitions whose preferred leader it is, as in Kafka. `largest` are the
+    replicas with the most bytes; it is empty unless the broker has at least SKEW_RATIO times the mean of the bytes.
     """
 
     broker_id: int
@@ -87,7 +90,10 @@ class BrokerBalance:
 
 @dataclass(frozen=True)
 class Skew:
-    """A partition with far more than its topic's mean. `ratio` is to the mean, of bytes or records, the larger one."""
+    """A partition that is far larger than the mean of its topic.
+
+    `ratio` is its size divided by the mean, in bytes or in records, whichever is larger.
+    """
 
     tp: TopicPartition
     bytes: int
@@ -103,7 +109,10 @@ class Balance:
 
 
 def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
-    """Compute the report. `log_dirs` has the broker id of each log dir of the cluster, by log dir id."""
+    """Compute the balance. `log_dirs` has the broker id of each log dir of the cluster, by log dir id.
+
+    `largest` is the maximum number of replicas that are listed for an overloaded broker.
+    """
     brokers = sorted(set(log_dirs.values()))
     of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
     of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
@@ -167,14 +176,14 @@ def _deviation_percent(value: int, mean: float) -> float:
 
 
 def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
-    """Return the facts of every replica, as of the snapshot."""
+    """Return the facts of every replica in the caller's snapshot."""
     here = (
         (SEGMENT.topic_id == REPLICA.topic_id)
         & (SEGMENT.partition == REPLICA.partition)
         & (SEGMENT.end_offset <= REPLICA.log_end_offset)
     )
-    # grouped by the key of table replica alone, whose rows each store reads in this order; the other columns are equal
-    # within a group
+    # Grouped only by the primary key of table replica, in whose order both databases read the rows. The other columns
+    # are equal within a group.
     query = (
         sa.select(
             REPLICA.topic_id,
@@ -228,7 +237,11 @@ class Preference(NamedTuple):
 
 
 def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
-    """Return the partitions of brokers above the threshold that their preferred leaders do not lead."""
+    """Return the partitions to elect: for each broker above the threshold, those that it should lead and does not.
+
+    A broker is above the threshold if that holds for more than `threshold_percent` of the partitions whose preferred
+    leader it is.
+    """
     total = Counter(preference.preferred for preference in preferences)
     elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
     away = Counter(preference.preferred for preference in elsewhere)
@@ -237,10 +250,10 @@ def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: in
 
 
 def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
-    """Elect preferred leaders for the brokers above leader.imbalance.per.broker.percentage; return the changed
-    partitions.
+    """Elect preferred leaders for the brokers above the threshold (leader.imbalance.per.broker.percentage).
 
-    As in Kafka, partitions under reassignment are left out: their AR is about to change.
+    Returns the partitions whose leader changed. Partitions under reassignment are left out, because their AR is about
+    to change.
     """
     moving = (
         sa.select(REASSIGNMENT.topic_id)

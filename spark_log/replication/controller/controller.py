@@ -1,8 +1,7 @@
 """Decides about leaders and ISRs as the controller, and writes the decisions to the store.
 
-One process acts at a time, the holder of the lease `controller`; each of its transactions calls `fence` first, which
-refuses a term that has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions
-need a change.
+Only the holder of the lease `controller` acts. Each of its transactions first calls `fence`, which raises if its term
+has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions need a change.
 """
 
 import logging
@@ -41,7 +40,9 @@ _PARTITIONS_PER_TRANSACTION = 2_000
 
 @dataclass
 class Elections:
-    """The partitions that the controller changed, by kind of change."""
+    """The partitions that the controller changed: those with a new leader (`elected`), those whose leader stayed and
+    whose ISR is smaller (`shrunk`), those that lost their leader (`offline`), and the logs that were truncated.
+    """
 
     elected: list[Key] = field(default_factory=list)
     shrunk: list[Key] = field(default_factory=list)
@@ -55,7 +56,8 @@ class Elections:
 def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) -> Elections:
     """Remove dead replicas from the ISRs and elect leaders for partitions whose leader is dead or missing.
 
-    In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes up to 2,000 partitions.
+    In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes at most 2,000 partitions.
+    Raises the error of `fence`, after which the partitions of earlier transactions stay changed.
     """
 
     def read(connection: sa.Connection) -> list[Key]:
@@ -76,7 +78,10 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
 
 
 def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
-    """Elect the preferred leaders where that loses nothing. Returns the partitions whose leader changed."""
+    """Elect the preferred leaders that are alive, in the ISR and have every record, in one transaction.
+
+    Returns the partitions whose leader changed.
+    """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
         fence(connection)
@@ -90,7 +95,7 @@ def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -
 
 
 def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
-    """Remove replicas that lag too long from their ISRs. Returns the partitions that changed."""
+    """Remove the late members from their ISRs, unless they have every record by now. Returns the changed partitions."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
         fence(connection)
@@ -108,7 +113,9 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
 def _partitions_to_change(
     connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]
 ) -> list[Key]:
-    """Return the partitions with a dead member in the ISR, or without a leader although a replica could lead."""
+    """Return the partitions of `unclean`, those with a leader and a dead member of the ISR, and those without a leader
+    that have a replica that may lead.
+    """
     log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
     dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
     join = t.partition.join(
@@ -171,7 +178,10 @@ def _elect(
 
 @contextmanager
 def fallback_term(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
-    """Yield the fence of a controller term for one task, or None while another process is the controller."""
+    """Yield the fence of a controller term for one task, or None if another process is the controller.
+
+    The term is not renewed, and ends with the block, or after controller.lease.ms.
+    """
     lease = Lease(store, LEASE, settings.controller_lease_ms)
     if not lease.take_or_renew():
         yield None

@@ -1,4 +1,4 @@
-"""Detects failures in a client that met a failed log dir, for clusters in which no process is the controller."""
+"""Detects failures in a client that found a failed log dir, for clusters in which no process is the controller."""
 
 import logging
 import threading
@@ -25,7 +25,11 @@ class FallbackController:
         self._next_s = 0.0
 
     def detect_failures(self) -> None:
-        """Inspect log dirs and elect leaders; if another process is the controller, wait a moment for its changes."""
+        """Inspect the log dirs and elect leaders.
+
+        If another process is the controller, or this object did so less than half a second ago, wait at most 0.1 s for
+        changes of the metadata instead. Errors of inspection and election are logged.
+        """
         seen = self._cluster.store.changes.current()
         with self._lock:
             now_s = clock.monotonic_s()

@@ -15,7 +15,7 @@ Member = tuple[Key, int]
 
 
 class Ends(NamedTuple):
-    """Log end offsets of a replica that is behind, and of its leader."""
+    """The log end offsets of a replica that is behind, and of its leader."""
 
     replica: int
     leader: int
@@ -23,23 +23,24 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class _Goal:
-    """The leader's log end offset at `since_s`. A replica that reaches it has caught up with that moment."""
+    """The leader's log end offset at `since_s`. A replica that reaches it has every record of that time."""
 
     offset: int
     since_s: float
 
 
 class LagWatch:
-    """Detects late members: those that have not reached the offset at which the leader was `lag_max_s` ago.
+    """Detects late members: those that have not reached the log end offset that the leader had `lag_max_s` ago.
 
-    It measures by a monotonic clock from the first observation: a new LagWatch gives each member the full time.
+    It measures by a monotonic clock from its first observation of a member, so a new LagWatch gives each member the
+    full time.
     """
 
     def __init__(self) -> None:
         self._goals: dict[Member, _Goal] = {}
 
     def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
-        """Return the members that are late now. `behind` has all members whose LEO is below their leader's."""
+        """Return the members that are late at `now_s`. `behind` has all members whose LEO is below their leader's."""
         goals: dict[Member, _Goal] = {}
         for member, ends in behind.items():
             goal = self._goals.get(member)

@@ -1,10 +1,10 @@
 """Inspects log dirs: the controller marks failed ones offline, and online again when they answer.
 
-The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and its
-replicas' LEO falls to the first missing file. One that is empty then (a new disk) gets a new id. A mount point whose
-disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
+The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and the LEO
+of each replica there falls to its first missing file. A log dir that is then empty (a new disk) gets a new id. A mount
+point whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
 
-A log dir is declared failed only while another one answers: a host that lost all its mounts causes no election.
+A log dir is declared failed only if another one answers: a host that lost all its mounts causes no election.
 """
 
 import logging
@@ -33,14 +33,18 @@ from spark_log.tables.publication_resets import compare_whole_tables
 logger = logging.getLogger(__name__)
 
 ANSWER_S_MAX = 5.0
-"""A log dir that takes longer (a hanging mount) does not answer. Shorter than the controller's lease, which a client
-that does this duty does not renew.
+"""The time that an inspection waits for each log dir; one that takes longer (a hanging mount) counts as failed. It is
+shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease. Log dirs that
+hang are waited for one after the other.
 """
 
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """The result of inspecting a log dir. `failure` is None if it answers; `empty`: it has no marker and no files."""
+    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no marker and no files.
+
+    `counter` is that of its marker, or -1 if it has no marker, or one with a former id.
+    """
 
     failure: str | None
     empty: bool = False
@@ -49,7 +53,7 @@ class LogDirAnswer:
 
 @dataclass(frozen=True)
 class RegisteredLogDir:
-    """A log dir as recorded in the metadata."""
+    """A log dir as recorded in the metadata. `suspect_bytes` is the size of a file that a writer failed to write."""
 
     log_dir_id: LogDirId
     broker_id: BrokerId
@@ -62,14 +66,16 @@ class RegisteredLogDir:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """The log dirs to mark offline, with the reasons (`out`), and those that may be marked online (`back`)."""
+    """The log dirs to mark offline, with the reasons (`out`), and those to mark online after a check of their files
+    (`back`). A log dir that came back in another state is in both.
+    """
 
     out: Mapping[LogDirId, str]
     back: Sequence[LogDirId]
 
 
 def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
-    """Decide from the answers which log dirs change; none if no log dir answered. Pure."""
+    """Decide from the answers which log dirs change. None changes if no log dir answered. Pure."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
     for log_dir in known:
@@ -94,7 +100,7 @@ def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDir
 def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     """Inspect every log dir. Failed ones are marked offline; ones that answer again are marked online.
 
-    Does not elect leaders or copy files: other tasks do.
+    Other tasks elect leaders and copy files. Raises the error of `fence`.
     """
     dirs = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
     answers = _ask_all(dirs, cluster.cluster_id)
@@ -114,7 +120,7 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     for log_dir_id in verdict.back:
         try:
             _mark_online(cluster, fence, by_id[log_dir_id], answers[log_dir_id])
-        except (SparkLogError, OSError) as error:  # it failed again: the next inspection decides
+        except (SparkLogError, OSError) as error:  # the next inspection tries again
             logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
     return verdict
 
@@ -131,7 +137,7 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 
 
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
-    """Ask all log dirs in parallel, each with its own timeout: a mount that hangs blocks only its own thread."""
+    """Ask all log dirs in parallel. A mount that hangs blocks only its own thread, which may outlive the call."""
     ours = frozenset(one.uuid for one in known)
     pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-inspection")
     try:
@@ -155,8 +161,8 @@ def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> Lo
         marker = directory.read_marker()
         if marker is None and directory.exists() and directory.empty():
             return LogDirAnswer(None, empty=True)
-        # An id that no log dir has now is a former id of this one: an old disk was mounted again, or a marker was
-        # written too late. The files are listed, as for every log dir that answers again.
+        # A marker of this broker with an id that no log dir has now is taken for a former one of this log dir: an old
+        # disk was mounted again, or a marker was written too late. The files are listed when it is marked online.
         formerly = (
             marker is not None
             and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
@@ -189,10 +195,13 @@ def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirI
 
 
 def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer: LogDirAnswer) -> None:
-    """Mark the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
+    """Check the files of an offline log dir, and then mark it online.
+
+    That is the last step, so that the next inspection can repeat all steps after a crash at any point.
+    """
     store = cluster.store
     marker_uuid = known.uuid
-    if answer.empty:  # store before marker: a marker whose id the store lacks counts as foreign
+    if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
         store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
     directory = LogDir(known.uri)
@@ -220,7 +229,10 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
 
 
 def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
-    """Lower the LEO of the topic's replicas here to the first segment that is missing or of another size."""
+    """Lower the LEO of the topic's replicas in the log dir to their first segment that is missing or of another size.
+
+    Writers of the partitions are fenced. Returns the number of replicas whose LEO fell.
+    """
     sizes = directory.list_files(topic.folder)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
@@ -247,7 +259,10 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
 def _first_missing(
     connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
 ) -> dict[int, int]:
-    """Return by partition the base offset of the first file that is missing or has another size."""
+    """Return by partition the base offset of the first file that is missing or has another size.
+
+    Files below the log start offset are left out. `sizes` has the size in bytes of each file of the log dir, by path.
+    """
     query = (
         sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))

@@ -1,4 +1,4 @@
-"""Truncates a partition's log after an election, in every table that describes removed records."""
+"""Truncates the log of a partition after an election, in every table that describes the removed records."""
 
 from dataclasses import replace
 
@@ -25,16 +25,16 @@ def truncate_log(
     after: PartitionState,
     now: StoreClock,
 ) -> PartitionState:
-    """Remove the segments at or above the truncation, and what is known of their records. Returns the state to save.
+    """Remove the rows of the segments from `truncation.start_offset` on, and of their records.
 
-    `before` and `after` are the partition before and after the election, which truncated at a segment boundary. The
-    segment files are retired, so that readers can finish; the truncation is recorded.
+    Returns the state to save. `before` and `after` are the partition before and after the election, which truncated at
+    a segment boundary. The segment files are retired, so that readers can finish. The truncation is recorded.
     """
     key: Key = (topic.topic_id, partition)
     removed = delete_segments_above(connection, key, truncation.start_offset)
     retire_files(connection, topic, partition, removed.files, after.change, now)
     delete_batches_above(connection, key, truncation.start_offset)
-    lower_seen_offsets(connection, key, truncation.start_offset)  # other records will have the offsets above
-    delete_compactions_above(connection, key, truncation.start_offset)  # they included removed records
+    lower_seen_offsets(connection, key, truncation.start_offset)  # other records will get these offsets
+    delete_compactions_above(connection, key, truncation.start_offset)  # they read removed records
     record_truncation(connection, key, truncation, before, after, removed.record_count, now)
     return replace(after, tail_bytes=after.tail_bytes - removed.inline_bytes)

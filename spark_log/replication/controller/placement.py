@@ -8,7 +8,7 @@ from spark_log.errors import InvalidReplicationFactorError
 
 @dataclass(frozen=True)
 class BrokerLoad:
-    """A live broker: its rack, and how many replicas each of its log dirs (by id) has."""
+    """A live broker: its rack, and the number of replicas in each of its live log dirs, by log dir id."""
 
     broker_id: int
     rack: str | None
@@ -21,9 +21,10 @@ def place_replicas(
     """Return the AR of each new partition as (broker id, log dir id), the preferred leader first.
 
     Leaders are assigned round-robin, starting at the broker with the fewest replicas. Followers are on the next
-    brokers, shifted by one more in each round, as in Kafka, so that the load of a dead broker spreads. Neighbours are
-    in different racks, and a rack gets a second replica of a partition only when every rack has one. Within its broker,
-    a replica goes to the log dir with the fewest replicas. Raises InvalidReplicationFactorError.
+    brokers, shifted by one more in each round, as in Kafka, so that the load of a dead broker spreads. The order of the
+    brokers alternates between racks, and a rack gets a second replica of a partition only when every rack has one.
+    Within its broker, a replica goes to the log dir with the fewest replicas. Raises InvalidReplicationFactorError if
+    the factor is not a number from 1 to the number of brokers.
     """
     if isinstance(replication_factor, bool) or not isinstance(replication_factor, int) or replication_factor < 1:
         raise InvalidReplicationFactorError(
@@ -59,7 +60,7 @@ def place_replicas(
 
 
 def _alternate_racks(brokers: Sequence[BrokerLoad]) -> list[BrokerLoad]:
-    """Return the brokers in an order in which neighbours are in different racks, if possible."""
+    """Return the brokers in turns of one from each rack that has brokers left."""
     racks: dict[str | None, list[BrokerLoad]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
         racks.setdefault(broker.rack, []).append(broker)

@@ -1,7 +1,7 @@
 """Proposes which replicas to move so that partitions are spread evenly over a set of brokers. Pure.
 
-`placement.place_replicas` places new partitions. Here the replicas exist, and each move is a copy. So replicas move
-only off brokers that are excluded or have too many replicas of a topic, or off a rack that has a second replica of a
+`placement.place_replicas` places new partitions. Here the replicas exist, and each move copies one. So replicas move
+only from brokers that are excluded or have too many replicas of a topic, or from a rack that has a second replica of a
 partition while another rack has none.
 """
 
@@ -20,9 +20,9 @@ def propose(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the proposed AR of each partition on these brokers, the preferred leader first.
 
-    Each broker gets the same number of a topic's replicas, and of its preferred leaders, give or take one, unless racks
-    forbid it. Without `replication_factor`, each partition keeps its own. Raises InvalidReplicationAssignmentError if
-    there are too few brokers.
+    The numbers of a topic's replicas on two brokers differ by at most one, unless racks forbid it, and so do those of
+    its preferred leaders. Without `replication_factor`, each partition keeps its own. Raises
+    InvalidReplicationAssignmentError if there are too few brokers.
     """
     racks = {broker.broker_id: broker.rack for broker in brokers}
     total = Counter({b.broker_id: sum(b.replicas_by_log_dir.values()) for b in brokers})
@@ -45,7 +45,7 @@ def propose(
 
 
 def moved_bytes(before: Assignments, after: Assignments, sizes: Mapping[TopicPartition, int]) -> int:
-    """Return the number of bytes that must be copied to move from `before` to `after`."""
+    """Return the number of bytes to copy for a move from `before` to `after`. `sizes` has the bytes of a replica."""
     return sum(len(set(after[tp]) - set(before[tp])) * sizes.get(tp, 0) for tp in after)
 
 
@@ -55,12 +55,15 @@ def _spread(
     racks: Mapping[int, str | None],
     total: Mapping[int, int],
 ) -> dict[TopicPartition, list[int]]:
-    """Return the replicas' brokers by partition of a topic. `total` counts each broker's replicas of all topics."""
+    """Return the brokers of the replicas of each partition of a topic.
+
+    `current` has only partitions of that topic. `total` counts the replicas of all topics on each broker.
+    """
     load: Counter[int] = Counter(dict.fromkeys(racks, 0))
     chosen: dict[TopicPartition, list[int]] = {}
     for tp, replicas in current.items():
         kept: list[int] = []
-        for broker in (*replicas, *replicas):  # a second time: those whose rack had to wait for the others
+        for broker in (*replicas, *replicas):  # twice: a second replica in a rack may fit once every rack has one
             if broker in racks and len(kept) < factors[tp] and _fits(broker, kept, racks):
                 kept.append(broker)
         chosen[tp] = kept
@@ -78,7 +81,7 @@ def _spread(
 
 
 def _level(kept: list[int], load: Counter[int], racks: Mapping[int, str | None]) -> bool:
-    """Give one of these replicas to a broker that has fewer by two or more, if one may have it."""
+    """Move one of these replicas to a broker with at least two fewer, if racks allow it. Returns whether one moved."""
     for at, source in enumerate(kept):
         others = kept[:at] + kept[at + 1 :]
         for target in sorted(racks, key=lambda b: (load[b], b)):
@@ -91,7 +94,7 @@ def _level(kept: list[int], load: Counter[int], racks: Mapping[int, str | None])
 
 
 def _fits(broker: int, others: Sequence[int], racks: Mapping[int, str | None]) -> bool:
-    """Whether a broker may join these: a rack gets a second replica only when every rack has one."""
+    """Whether a broker may get a replica beside `others`: a rack gets a second one only when every rack has one."""
     taken = {racks[other] for other in others}
     return broker not in others and (racks[broker] not in taken or taken == set(racks.values()))
 
@@ -99,7 +102,10 @@ def _fits(broker: int, others: Sequence[int], racks: Mapping[int, str | None]) -
 def _order(
     current: Assignments, chosen: Mapping[TopicPartition, list[int]], led: Counter[int]
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the AR of each partition, in its old order if leaders stay even. `led` counts leaders over all topics."""
+    """Return the AR of each partition, in its old order, except for leaders that are moved to spread them evenly.
+
+    `led` counts the preferred leaders of all topics on each broker, and is updated.
+    """
     leaders: dict[TopicPartition, int] = {}
     mine: Counter[int] = Counter()
     for tp, brokers in chosen.items():

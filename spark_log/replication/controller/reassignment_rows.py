@@ -1,4 +1,4 @@
-"""Reads and writes table `reassignment`: the running reassignments, their progress, and those that may be finished.
+"""Reads and writes table `reassignment`: the running reassignments, their progress, and those that can be finished.
 
 A partition's row is written only under that partition's row lock.
 """
@@ -22,7 +22,11 @@ _SAME = (REPLICA.topic_id == REASSIGNMENT.topic_id) & (REPLICA.partition == REAS
 
 @dataclass(frozen=True)
 class ReassignmentStatus:
-    """A running reassignment. `replicas` is the present AR; `bytes_left` is what new replicas have yet to copy."""
+    """A running reassignment. `replicas` is the present AR, and `in_sync` the ISR, as broker ids.
+
+    `bytes_left` is the number of bytes in segment files that the replicas of the target lack. `began_ms` is the time of
+    its request by the store's clock.
+    """
 
     reassignment: Reassignment
     replicas: tuple[int, ...]
@@ -97,6 +101,7 @@ def read_ready_partitions(connection: sa.Connection) -> list[Key]:
 
 
 def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reassignment]:
+    """Return the running reassignments of these partitions."""
     found: dict[Key, Reassignment] = {}
     for topic_id, numbers in by_topic(keys):
         here = (REASSIGNMENT.topic_id == topic_id) & REASSIGNMENT.partition.in_(numbers)
@@ -106,6 +111,7 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
 
 
 def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
+    """Delete the rows of these partitions."""
     for topic_id, numbers in by_topic(keys):
         connection.execute(
             t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, REASSIGNMENT.partition.in_(numbers))

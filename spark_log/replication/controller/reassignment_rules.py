@@ -4,8 +4,8 @@
     finish  once all replicas of the target are in sync and alive, AR becomes the target; other replicas are removed
     cancel  AR becomes the original AR again; replicas that were added are removed
 
-The files of a removed replica are deleted. So removing a replica begins a new leader epoch, even if the leader stays:
-if the broker later gets a replica again, files that were written to its log dir in the old epoch must not count.
+The files of a removed replica are deleted. So the removal of a replica begins a new leader epoch, even if the leader
+stays: if the broker later gets a replica again, files that were written to its log dir in the old epoch must not count.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Replica, 
 
 @dataclass(frozen=True)
 class Reassignment:
-    """A reassignment in progress, as broker ids. `target` is the new AR, `original` the AR before it, for `cancel`."""
+    """A reassignment in progress. `target` is the new AR, and `original` the AR before it, as broker ids."""
 
     target: tuple[int, ...]
     original: tuple[int, ...]
@@ -34,8 +34,8 @@ def begin(
     As in Kafka, a new target may replace that of a reassignment `under_way`. The original stays. Replicas that only the
     old target had are removed: at once if they are not in sync, otherwise by `finish` or `cancel`.
 
-    Raises InvalidReplicationAssignmentError if the target is empty, names a broker twice, or one that has neither a
-    replica nor a log dir.
+    Raises InvalidReplicationAssignmentError if the target is empty, names a broker twice, or names a broker that has no
+    replica and no log dir in `log_dirs`.
     """
     if not target:
         raise InvalidReplicationAssignmentError("replicas: a partition needs at least one, got []")
@@ -47,7 +47,7 @@ def begin(
         raise InvalidReplicationAssignmentError(f"replicas: no log dir of broker(s) {unknown} in {list(target)}")
     original = under_way.original if under_way else tuple(replica.broker_id for replica in state.replicas)
     kept = [r for r in state.replicas if r.broker_id in {*original, *target} or r.in_sync]
-    # nothing below its end is whole yet; catching up jumps over what retention has deleted
+    # it has no segment yet; catching up skips the offsets that retention has deleted
     added = [Replica(broker_id, 0, False, log_dirs[broker_id]) for broker_id in missing]
     return _assigned(state, [*kept, *added], state.leader), Reassignment(tuple(target), original)
 
@@ -57,7 +57,7 @@ def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
     Every replica of the target must be in the ISR and alive: a removed replica may be the only other one with an
     acknowledged record. The leader stays if it is in the target; else the first of the target that has every record
-    leads. After acks=1 there may be none: then the others catch up first.
+    becomes the leader. After acks=1 there may be none: then the target is ready once one has caught up.
     """
     found = [state.replica(broker_id) for broker_id in reassignment.target]
     ready = [r for r in found if r is not None and r.in_sync and r.log_dir_id in alive_log_dirs]

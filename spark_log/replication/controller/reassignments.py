@@ -1,7 +1,7 @@
 """Starts, cancels and finishes reassignments in the metadata store (Kafka's KIP-455).
 
-The rules are in `reassignment_rules`; catch-up (`replication.replicas.catch_up`) copies the files. All state is in the
-store, so any process can continue after another one has died.
+The rules are in `reassignment_rules`; `replication.replicas.catch_up` copies the files. All state is in the store, so
+any process can continue after another one has died.
 """
 
 from collections import Counter
@@ -44,9 +44,10 @@ def begin_reassignments(
 ) -> None:
     """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
 
-    If one is refused, none begins. A new target replaces that of a reassignment in progress. Raises
-    UnknownTopicOrPartitionError, PolicyViolationError (internal topics), InvalidReplicationAssignmentError,
-    NoReassignmentInProgressError, InvalidConfigurationError (the throttle).
+    If one is refused, none changes. A new target replaces that of a reassignment in progress. Raises
+    InvalidTopicError, UnknownTopicOrPartitionError, PolicyViolationError (`__consumer_offsets`),
+    InvalidReplicationAssignmentError, NoReassignmentInProgressError (nothing to cancel), InvalidConfigurationError (the
+    throttle).
     """
     _check_throttle(throttle_bytes_per_s)
     targets = {partition: _checked_target(partition, target) for partition, target in wanted.items()}
@@ -87,7 +88,10 @@ def begin_reassignments(
 
 
 def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
-    """Finish reassignments whose target is in sync and alive, some hundred per transaction; return their partitions."""
+    """Finish the reassignments whose target is in sync and alive, at most 300 per transaction.
+
+    Returns their partitions. Raises the error of `fence`.
+    """
     ready = store.read(read_ready_partitions)
     done: list[Key] = []
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
@@ -124,7 +128,10 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
 
 
 class _Placing:
-    """Chooses the log dir for a broker's new replica: the one with the fewest replicas among those that are alive."""
+    """Chooses the log dir for a broker's new replica: of those that are alive, the one with the fewest replicas.
+
+    A log dir in which a former replica of the partition is being deleted is left out.
+    """
 
     def __init__(self, connection: sa.Connection, alive: Collection[int]) -> None:
         brokers = connection.execute(sa.select(BROKER.broker_id)).scalars()
@@ -144,7 +151,7 @@ class _Placing:
         self._deleting = {(row[0], row[1], row[2]) for row in connection.execute(deleting)}
 
     def choose(self, key: Key, broker_ids: Sequence[int]) -> dict[int, int]:
-        """Return a log dir for each of these brokers. Raises InvalidReplicationAssignmentError if one has none."""
+        """Return the log dir id for each of these brokers. Raises InvalidReplicationAssignmentError if one has none."""
         return {broker_id: self._choose(key, broker_id) for broker_id in broker_ids}
 
     def _choose(self, key: Key, broker_id: int) -> int:

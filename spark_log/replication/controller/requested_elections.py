@@ -1,4 +1,4 @@
-"""Holds elections on request: preferred ones, or unclean ones for partitions that would stay offline."""
+"""Elects leaders on request: preferred leaders, or unclean leaders for partitions that are offline."""
 
 from collections.abc import Collection
 
@@ -30,8 +30,8 @@ def elect(
     ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live replica), or
     UnknownTopicOrPartitionError.
 
-    An unclean one elects only where there is no leader, and may lose records, which are recorded and logged. No
-    controller lease is needed: each transaction reads which replicas are alive, and decides.
+    An unclean election elects only where there is no leader. It may lose records; the truncation is recorded and
+    logged. No controller lease is needed, because each transaction itself reads which replicas are alive.
     """
     FallbackController(cluster).detect_failures()  # a replica on a failed log dir must not be elected
     before = cluster.store.read(lambda connection: _read_partitions(connection, cluster, partitions))

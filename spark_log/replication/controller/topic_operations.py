@@ -24,6 +24,7 @@ from spark_log.errors import (
     InvalidReplicationFactorError,
     MetadataConflictError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from spark_log.log.partitions.partition_rows import insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
@@ -204,12 +205,18 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
     return cluster.store.transact(add, announce=True)
 
 
-def delete_topic(cluster: Cluster, name: str) -> None:
-    """Delete a topic: its metadata now, its files after file.delete.delay.ms. A new topic never has these files."""
+def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) -> None:
+    """Delete a topic: its metadata now, its files after file.delete.delay.ms. A new topic never has these files.
+
+    Raises UnknownTopicOrPartitionError, also if the topic has another id than a given `topic_id`: then it was deleted
+    and created again.
+    """
     validate_user_topic(name, "delete")
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         topic = find_topic(connection, name, lock=True)
+        if topic_id not in (None, topic.topic_id):
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: it was deleted and created again")
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
         rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == topic.topic_id).order_by(PARTITION.partition)
         connection.execute(rows.with_for_update()).all()

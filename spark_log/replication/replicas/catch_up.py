@@ -2,8 +2,8 @@
 
 A run of files is copied into the replica's log dir. Then one transaction moves its LEO over them and over the blobs
 that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a second
-process that copies the same replica, an election, a seal or a kill costs one wasted copy at most. Such a copy leaves a
-file that the metadata names, or an orphan; nothing is deleted here.
+process that copies the same replica, an election, a seal or a kill wastes at most one run. Each file of a wasted run is
+one that the metadata names, or an orphan. Nothing is deleted here.
 """
 
 import contextlib
@@ -36,15 +36,23 @@ from spark_log.tables.publication import try_publish
 
 RUN_FILES_MAX = 64
 RUN_BYTES_MAX = 64 * 1024 * 1024
-"""A run ends with the file that reaches this size, so that the LEO, and with it the high watermark, moves often."""
+"""A run ends with the file that brings it to this size, or after RUN_FILES_MAX files, so that the LEO, and with it the
+high watermark, moves often.
+"""
 
 _OVERTAKEN_MAX = 10
-"""How many runs in a row may fail because an election or a seal came first."""
+"""The number of runs in a row without progress, because the partition changed or nothing could be copied, after which
+the copy fails.
+"""
 
 
 @dataclass(frozen=True)
 class CatchUpResult:
-    """The result of catching up. `segments_verified` were in the log dir already, written by acks=all writers."""
+    """The result of catching up, with the LEO of the replica and whether it is in the ISR.
+
+    `bytes_copied` and `segments_copied` count the files that were copied. `segments_verified` counts those that were
+    whole in the log dir already, because a writer with acks=all had put them there.
+    """
 
     log_end_offset: int
     in_sync: bool
@@ -55,7 +63,7 @@ class CatchUpResult:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A segment file, the offsets that it covers, and the log dirs to copy it from, the best first."""
+    """A segment file, its offsets [base_offset, end_offset), and the log dirs to copy it from, the best first."""
 
     base_offset: int
     end_offset: int
@@ -66,7 +74,7 @@ class _Piece:
 
 @dataclass
 class _Copied:
-    """The part of a run that was copied; `error` ended the run early."""
+    """The part of a run that is in the log dir now. `error` is the error that ended the run early."""
 
     pieces: int = 0
     bytes: int = 0
@@ -86,10 +94,10 @@ def catch_up(
 ) -> CatchUpResult:
     """Copy to a replica all records up to the log end offset at the time of the call, and publish them.
 
-    `progress` gets the size of each block that was copied. When `stop` is set, it returns early. Files that were
-    copied before an error stay. Raises UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if
-    no other replica has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the
-    controller), NotLeaderForPartitionError if the partition keeps changing.
+    `progress` gets the size in bytes of each block before it is written. When `stop` is set, the call returns early.
+    Files that were copied before an error stay. Raises UnknownTopicOrPartitionError if there is no such replica,
+    CorruptRecordError if no other replica has a segment whole, StorageUnavailableError or LogDirMismatchError if its
+    log dir fails (which is reported to the controller), NotLeaderForPartitionError if the partition keeps changing.
     """
     copying = ReplicaCopy(cluster, topic, partition, broker_id, throttle, progress, stop)
     try:
@@ -121,7 +129,7 @@ class ReplicaCopy:
         self._stop = self.stop or threading.Event()
 
     def run(self) -> CatchUpResult:
-        """Copy all records up to the log end offset at the time of the call, with the errors of `catch_up`."""
+        """Copy all records up to the log end offset at the time of the call. Raises the errors of `catch_up`."""
         goal: int | None = None
         overtaken = 0
         done = CatchUpResult(0, False)
@@ -181,7 +189,7 @@ class ReplicaCopy:
                 .limit(RUN_FILES_MAX)
             )
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
-            # in-sync ones first, the dead last: their mounts may hang
+            # live replicas first, because the mounts of dead ones may hang; among them those in sync first
             others = sorted(
                 (other for other in state.replicas if other.broker_id != self.broker_id),
                 key=lambda other: (other.log_dir_id not in alive, not other.in_sync),
@@ -200,7 +208,10 @@ class ReplicaCopy:
         return self.cluster.store.read(read)
 
     def copy(self, replica: Replica, pieces: Sequence[_Piece]) -> _Copied:
-        """Put the files into the replica's log dir, in order, up to the first that fails."""
+        """Copy the files into the replica's log dir, in order, up to the first that fails.
+
+        Errors are returned in the result. A failure of the replica's log dir is reported to the controller.
+        """
         copied = _Copied()
         if not pieces:
             return copied
@@ -211,7 +222,7 @@ class ReplicaCopy:
                 if self._stop.is_set():
                     raise _StoppedError
                 if _has_file(target, piece.file):
-                    # by a writer that may have been killed before it forced the folders to disk
+                    # its writer may have been killed before it forced the folders to disk
                     target.sync(piece.file.path, ancestors=True)
                     copied.verified += 1
                 else:
@@ -220,7 +231,7 @@ class ReplicaCopy:
                     copied.bytes += piece.file.bytes
                     failpoint("copy.file-written")
                 copied.pieces += 1
-        except LOG_DIR_FAILURES as error:  # the target's: sources that fail are passed over
+        except LOG_DIR_FAILURES as error:  # the target's: `copy_segment` skips sources that fail
             copied.error = error
             size = pieces[copied.pieces].file.bytes
             report_failure(self.cluster.store, LogDirId(replica.log_dir_id), size)
@@ -231,7 +242,8 @@ class ReplicaCopy:
     def commit(self, state: PartitionState, replica: Replica, pieces: Sequence[_Piece]) -> PartitionState:
         """Move the replica's LEO over the pieces, which are in its log dir, and over the blobs that follow.
 
-        Raises NotLeaderForPartitionError if the partition has changed since the run was planned.
+        Returns the new state of the partition. Raises NotLeaderForPartitionError if the partition has changed since the
+        run was planned, UnknownTopicOrPartitionError if it was deleted.
         """
         start = replica.log_end_offset
         end = pieces[-1].end_offset if pieces else start
@@ -257,7 +269,7 @@ class ReplicaCopy:
                 before[key],
                 made,
                 names_now,
-                # in between are blobs, or offsets that retention has deleted
+                # up to there are only blobs, or offsets that retention has deleted
                 before[key].log_end_offset if next_file is None else next_file,
                 alive=replica.log_dir_id in alive,
             )
@@ -285,7 +297,7 @@ class ReplicaCopy:
 
 
 def _has_file(target: LogDir, file: SegmentFile) -> bool:
-    """Whether the log dir has the file whole. One that cannot be read (a bad sector) is replaced like any damage."""
+    """Whether the log dir has the file whole. A file that cannot be read (a bad sector) counts as damaged."""
     with contextlib.suppress(SparkLogError):
         return is_whole(target, file)
     return False

@@ -20,9 +20,11 @@ from spark_log.tables.publication import try_publish
 logger = logging.getLogger(__name__)
 
 COPIES_MAX = 4
+"""The maximum number of copies at the same time."""
 OUT_OF_SYNC_COPIES_MAX = 2
-"""Copies of replicas outside the ISR: the others stay free for the ISR, which writers wait for. (The throttled copy of
-a reassignment may take hours.)"""
+"""The maximum number of copies of replicas outside the ISR. The throttled copy of a reassignment may take hours; the
+other copies stay available for members of the ISR, for which writers wait.
+"""
 
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
@@ -31,7 +33,7 @@ ReplicaKey = tuple[int, int, int]
 
 
 def back_off_s(failures: int) -> float:
-    """Pause before the next try of a replica whose copy has failed `failures` times in a row."""
+    """Return the pause in seconds before the next try of a replica whose copy has failed `failures` times in a row."""
     return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
 
 
@@ -41,9 +43,10 @@ def choose(
     waiting: set[ReplicaKey],
     turns: dict[ReplicaKey, int],
 ) -> list[LaggingReplica]:
-    """Return the replicas to copy next: members of the ISR first, then in order of their last turn, the oldest first.
+    """Return the replicas to copy next: members of the ISR before others, in both groups the oldest last turn first.
 
-    `under_way` has the replicas that are being copied, True if in sync; `waiting` those that pause after a failure.
+    `under_way` has the replicas that are being copied (True: in the ISR), `waiting` those that pause after a failure,
+    and `turns` the number of the last turn of each replica, which grows with each copy that begins.
     """
     free = COPIES_MAX - len(under_way)
     free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
@@ -70,8 +73,8 @@ class _Failure:
 class Followers:
     """Brings up to date the replicas of the served broker `broker_id`; without it, those of all embedded brokers.
 
-    Thread-safe. The first `wake` starts a daemon thread, and each copy has a daemon thread of its own: a copy may be
-    abandoned at any point.
+    Thread-safe. The first `wake` starts a daemon thread. Each copy runs in a daemon thread of its own, because it may
+    be abandoned at any point.
     """
 
     def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
@@ -83,7 +86,7 @@ class Followers:
         self._thread: threading.Thread | None = None
         self._woken = 0
         self._seen = 0
-        """Value of `_woken` before the last completed poll."""
+        """The value of `_woken` before the last completed poll."""
         self._idle = True
         """Whether that poll found no lagging replica."""
         self._under_way: dict[ReplicaKey, bool] = {}
@@ -101,12 +104,15 @@ class Followers:
         return self._woken > 0
 
     def appended(self, append: Append) -> None:
-        """Wake the followers if a replica lacks records of the append. No other process copies for embedded brokers."""
+        """Wake the followers if a replica lacks records of the append.
+
+        If no coordinator runs, no other process copies to embedded brokers.
+        """
         if any(_has_lagging_replica(state) for state in append.partitions.values()):
             self.wake()
 
     def wake(self) -> None:
-        """Poll for lagging replicas soon."""
+        """Make the thread poll for lagging replicas soon. Does nothing after `close` or `request_stop`."""
         with self._changed:
             if self._stop.is_set():
                 return
@@ -117,7 +123,7 @@ class Followers:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no replica lags and the copies are published. Returns False after the timeout, or if stopped."""
+        """Wait until no replica lags and the copies are published. Returns False after the timeout or a stop."""
         self.wake()
         with self._changed:
             if self._thread is None:
@@ -129,7 +135,7 @@ class Followers:
             )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Abandon the running copies after their present block; wait at most `timeout_s` for that."""
+        """Abandon the running copies after their current block, and wait at most `timeout_s` for their threads."""
         deadline_s = clock.monotonic_s() + timeout_s
         for thread in self.request_stop():
             thread.join(max(0.0, deadline_s - clock.monotonic_s()))
@@ -157,7 +163,7 @@ class Followers:
                 self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
-            self._stop.wait(took_s)  # every append wakes it: it spends at most half of its time polling
+            self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling
 
     def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
         store = self._cluster.store
@@ -234,7 +240,10 @@ class Followers:
         self.wake()
 
     def _publish(self, topic_id: int) -> None:
-        """Publish a topic, once at a time; copies that end meanwhile are published by the next turn."""
+        """Publish a topic until no copy of it is unpublished, including copies that end meanwhile.
+
+        Only one thread does so for a topic.
+        """
         while True:
             with self._changed:
                 topic = self._unpublished.pop(topic_id, None)
@@ -250,7 +259,7 @@ class Followers:
     def _note(self, one: LaggingReplica, error: Exception) -> None:
         before = self._failures.get(one.key)
         text = redact(f"{type(error).__name__}: {error}")
-        if before is None or before.text != text:  # logged once, not at every try
+        if before is None or before.text != text:  # each error is logged once, not at every try
             report = logger.warning if isinstance(error, SparkLogError) else logger.error
             report("%s-%s on broker %s does not catch up: %s", one.topic, one.partition, one.broker_id, text)
         count = before.count + 1 if before else 1

@@ -1,6 +1,7 @@
-"""Runs reassignments: the new replicas are copied, and a partition whose target is in sync is switched.
+"""Runs reassignments: the new replicas are copied, and a partition whose target is in sync is switched to it.
 
-A controller and served brokers do this in the background. Without them, the process that requested it does it here.
+The controller and served brokers do this in the background. Without a controller, the process that requested the
+reassignment does it here.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -28,7 +29,10 @@ UnderWay = Mapping[TopicPartition, ReassignmentStatus]
 
 
 def switch_reassignments(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
-    """Finish the reassignments whose target is in sync, and remove the replicas that left from the Delta tables."""
+    """Finish the reassignments whose target is in sync, and publish their topics: removed replicas leave Delta tables.
+
+    Returns the partitions.
+    """
     done = finish_reassignments(cluster.store, fence)
     if not done:
         return []
@@ -46,7 +50,7 @@ def run_reassignments(
 ) -> None:
     """Wait until no reassignment of these partitions is running. `progress` gets the running ones at each poll.
 
-    If no process is the controller, this one takes its place and copies to embedded brokers. The call may be
+    While no process is the controller, this one acts as the controller and copies to embedded brokers. The call may be
     interrupted at any time, and repeated by any process.
     """
     chosen = frozenset(partitions)

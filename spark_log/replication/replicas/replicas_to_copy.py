@@ -1,4 +1,4 @@
-"""Finds the replicas that lack segments."""
+"""Finds the replicas that lack segments, or have all and are not in sync."""
 
 from dataclasses import dataclass
 
@@ -37,9 +37,9 @@ _LAGGING = (
 
 @dataclass(frozen=True)
 class LaggingReplica:
-    """A replica that lacks segments, or has all and is not in sync. `behind` counts offsets.
+    """A replica that lacks segments, or has all and is not in sync. `behind` is the number of offsets that it lacks.
 
-    `throttle_bytes_per_s` is the throttle of its reassignment, if it is not in sync.
+    `throttle_bytes_per_s` is the throttle of its partition's reassignment, or None without one or if it is in sync.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class LaggingReplica:
 def find_lagging_replicas(
     connection: sa.Connection, now: StoreClock, broker_id: int | None = None
 ) -> list[LaggingReplica]:
-    """Return the replicas of a broker, or of all embedded ones, that are behind and whose log dirs are alive."""
+    """Return the lagging replicas of a broker, or of all embedded brokers, in log dirs that are alive."""
     alive = alive_log_dirs(connection, now)
     owned = _EMBEDDED_LOG_DIRS if broker_id is None else _LOG_DIRS_OF_BROKER
     parameters = {} if broker_id is None else {"of_broker": broker_id}

@@ -52,14 +52,14 @@ _RETRIABLE = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughRepli
 
 
 class ReplicatedAppends:
-    """The replication of a `Log`. Thread-safe."""
+    """Implements the protocol `Replication` for a `Log`. Thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
         self._cluster = cluster
         self._fallback = FallbackController(cluster, settings)
 
     def append(self, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int) -> AppendResult:
-        """Append, and retry until the replicas have the records (implements `Replication.append`)."""
+        """Append, and retry for `timeout_ms` until the replicas have the records (implements `Replication.append`)."""
         return _append(self._cluster, self._fallback, request, topics, timeout_ms)
 
     def detect_failures(self) -> None:
@@ -70,7 +70,10 @@ class ReplicatedAppends:
 def _append(
     cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
 ) -> AppendResult:
-    """Run the append transaction, and repeat it for batches that were refused because replicas lack records."""
+    """Run the append transaction, and repeat it while a batch is refused because replicas lack records.
+
+    A repetition has the refused batches, or all batches of an atomic request.
+    """
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
     result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
     if result.committed_before:
@@ -88,7 +91,7 @@ def _append(
             try:
                 batches[number] = _prepare_retry(cluster, fallback, topics, batches[number], request.acks)
                 prepared = True
-            except SparkLogError as error:  # the reason as of now
+            except SparkLogError as error:  # the present reason replaces the earlier one
                 outcomes[number] = Rejected(error)
         if not prepared:
             return AppendResult(outcomes, partitions)
@@ -111,7 +114,7 @@ def _is_retriable(outcome: Appended | Rejected) -> bool:
 def _prepare_retry(
     cluster: Cluster, fallback: FallbackController, topics: Mapping[int, Topic], batch: Batch, acks: Acks
 ) -> Batch:
-    """Bring the replicas up to date, and return the batch to append again. Raises the error if that cannot help."""
+    """Bring the replicas up to date, and return the batch to append again. Raises SparkLogError if that cannot help."""
     state = _read_writable_partition(cluster, fallback, batch, acks)
     needed = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
@@ -139,7 +142,10 @@ def _prepare_retry(
 def _read_writable_partition(
     cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks
 ) -> PartitionState:
-    """Return the partition, after failure detection if it lacks replicas; raise if it still lacks them."""
+    """Return the partition, after failure detection if it has no leader or too few in-sync replicas.
+
+    Raises NotLeaderForPartitionError or NotEnoughReplicasError if that does not help, and UnknownTopicOrPartitionError.
+    """
     for attempt in range(2):
         state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
         if state is None:
@@ -168,8 +174,10 @@ def _copy_to_replicas(
     state: PartitionState,
     wanted: list[Replica],
 ) -> tuple[frozenset[int], bool]:
-    """Copy the batch's file to the replicas of `wanted` that lack it. Returns the brokers that have it, and whether a
-    log dir failed, which was reported to the controller.
+    """Copy the batch's file to the replicas of `wanted` that lack it.
+
+    Returns the brokers that have it, and whether a log dir failed, which was reported to the controller. Raises
+    StorageUnavailableError if no log dir has the file.
     """
     infos = cluster.log_dirs()
     path = segment_path(topic.folder, batch.partition, batch.name)
@@ -183,7 +191,7 @@ def _copy_to_replicas(
         except (KeyError, *LOG_DIR_FAILURES) as error:
             _log_failure(topic, batch, replica, error)
     elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
-    for info in [] if have else elsewhere:  # a reassignment has removed the brokers that have it
+    for info in [] if have else elsewhere:  # a reassignment may have removed the brokers that have it
         with suppress(*LOG_DIR_FAILURES):
             if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
                 have[info.broker_id] = cluster.log_dir(info)

@@ -9,10 +9,10 @@ from spark_log import clock
 
 @dataclass(frozen=True)
 class Bucket:
-    """A token bucket. `saved_bytes` may be sent at once: at most one second's worth; a negative number is a debt.
+    """A token bucket. `saved_bytes` may be sent at once, at most those of one second; a negative number is a debt.
 
     If each sender waits as long as `take` returns, then bytes sent within any t seconds <= bytes_per_s * (t + 1),
-    except for a single block that is larger.
+    except for a single block that is larger. `at_s` is the time of the last `take`.
     """
 
     bytes_per_s: int
@@ -21,7 +21,7 @@ class Bucket:
 
     def take(self, size: int, now_s: float) -> tuple["Bucket", float]:
         """Return the bucket after taking `size` bytes, and the seconds to wait before sending them."""
-        # of several threads, one that read the clock earlier may call later
+        # a thread that read the clock earlier may call later than another one
         now_s = max(now_s, self.at_s)
         saved = min(self.saved_bytes + (now_s - self.at_s) * self.bytes_per_s, self.bytes_per_s) - size
         return replace(self, saved_bytes=saved, at_s=now_s), max(0.0, -saved / self.bytes_per_s)

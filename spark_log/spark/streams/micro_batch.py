@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -71,8 +72,8 @@ def current_batch(spark: SparkSession) -> MicroBatch | None:
 def checkpoint_of_batch(spark: SparkSession, given: Given = NOTHING_GIVEN) -> Checkpoint:
     """Return the checkpoint at the micro-batch of the foreachBatch in this thread.
 
-    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `given` lacks something or is of a
-    query that does not run in this session.
+    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `given` lacks something, or its
+    checkpoint is of no query, or of one that has committed this batch.
     """
     if not isinstance(spark, SparkSession):
         return _ConnectCheckpoint(spark, given)
@@ -126,7 +127,12 @@ class JvmCheckpoint(Checkpoint):
 
 
 class _ConnectCheckpoint(Checkpoint):
-    """Files are read by Spark, on any file system that the server has."""
+    """Files are read by Spark, on any file system that the server has.
+
+    The query itself is not asked: in Spark 4.3 the session of its batches is a clone that has no queries.
+    """
+
+    run_id = uuid4().hex  # foreachBatch has a process of its own for each start of a query
 
     def __init__(self, spark: Any, given: Given) -> None:
         if given.batch_id is None or given.checkpoint is None:
@@ -136,10 +142,9 @@ class _ConnectCheckpoint(Checkpoint):
             )
         self._spark, self._root = spark, given.checkpoint.rstrip("/")
         metadata = self._text("metadata")
-        query = None if metadata is None else spark.streams.get(json.loads(metadata)["id"])
-        if query is None:
-            raise InvalidOptionError(f"checkpoint {given.checkpoint!r}: of no query that runs in this session")
-        self.batch, self.run_id = MicroBatch(query.id, given.batch_id), query.runId
+        if metadata is None or self._text("commits", str(given.batch_id)) is not None:
+            raise InvalidOptionError(f"checkpoint {given.checkpoint!r}: of no query that runs batch {given.batch_id}")
+        self.batch = MicroBatch(json.loads(metadata)["id"], given.batch_id)
 
     def read(self, *folder: str) -> str | None:
         return self._text(*folder, str(self.batch.batch_id))

@@ -4,7 +4,10 @@ import subprocess
 import threading
 import time
 
+import pytest
+
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import PythonProcess
@@ -91,3 +94,13 @@ def settle(changes):
     deadline = time.monotonic() + 20
     while changes.wait(changes.current(), 0.2):
         assert time.monotonic() < deadline
+
+
+def test_an_error_of_sqlite_is_one_of_the_store_and_the_next_call_connects_again(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        changes = cluster.store.changes
+        seen = changes.current()
+        changes._connection.close()
+        with pytest.raises(MetadataStoreUnavailableError):
+            changes.current()
+        assert changes.current() != seen, "a commit may have been missed"

@@ -1,11 +1,15 @@
 """A topic that is deleted and created again under its name: positions in the old topic do not apply to the new one."""
 
 import itertools
+import uuid
 
+import kafka.errors
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log import Consumer, ids
+from spark_log import Admin, Consumer, ids
+from spark_log.clients.admin import topics
+from spark_log.cluster.topics import list_topics
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets
@@ -197,3 +201,18 @@ def test_offset_of_a_topic_that_does_not_exist_is_not_committed(cluster, consume
     consumer = consume(allow_auto_create_topics=False)
     consumer.assign([P0])
     refused(lambda: consumer.commit({P0: OffsetAndMetadata(2, "", -1)}))
+
+
+def test_a_deletion_by_topic_id_leaves_a_new_topic_of_that_name(cluster, cluster_address, recreate, monkeypatch):
+    old = make(cluster, "t")
+
+    def list_before(opened):
+        found = list_topics(opened)
+        recreate()
+        return found
+
+    monkeypatch.setattr(topics, "list_topics", list_before)
+    with Admin(cluster=cluster_address) as admin:
+        [answer] = admin.delete_topics([uuid.UUID(old.uuid)], raise_errors=False)["topics"]
+    assert answer["error_code"] == kafka.errors.UnknownTopicOrPartitionError.errno
+    assert [topic.name for topic in list_topics(cluster)] == ["t"]
