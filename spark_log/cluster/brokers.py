@@ -179,6 +179,14 @@ def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]
     return {int(value): count for (value, count) in rows if value is not None}
 
 
+def keep_brokers(connection: sa.Connection, broker_ids: Collection[int] | None = None) -> None:
+    """Lock the brokers (all for None), so that they cannot be removed until the end of the transaction."""
+    query = sa.select(BROKER.broker_id).order_by(BROKER.broker_id)
+    if broker_ids is not None:
+        query = query.where(BROKER.broker_id.in_(sorted(broker_ids)))
+    connection.execute(query.with_for_update(read=True, key_share=True)).all()
+
+
 def _left_ms(row: Any, now: StoreClock) -> int | None:
     """Return the remaining time of a served broker's lease, 0 if it has expired, or None for an embedded broker."""
     if not row.served:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import threading
 import uuid as uuids
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -320,13 +319,17 @@ class LogDir:
 
         Raises StorageUnavailableError if that fails.
         """
-        path = f"{_TRIAL}-{os.getpid()}-{threading.get_ident()}"
+        path = f"{_TRIAL}-{uuids.uuid4().hex[:12]}"
         file = self.create(path)
-        with self._storage_errors(path):
-            block = os.urandom(1 << 20)  # a file system could compress other bytes
-            for start in range(0, max(1, min(size, _TRIAL_BYTES_MAX)), len(block)):
-                file.write(block[: min(len(block), size - start) or 1])
-            file.commit()
+        try:
+            with self._storage_errors(path):
+                block = os.urandom(1 << 20)  # a file system could compress other bytes
+                for start in range(0, max(1, min(size, _TRIAL_BYTES_MAX)), len(block)):
+                    file.write(block[: min(len(block), size - start) or 1])
+                file.commit()
+        except BaseException:
+            file.abort()
+            raise
         self.delete(path)
 
     def verify(self, uuid: str) -> None:

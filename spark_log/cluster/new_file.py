@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from spark_log.errors import WriteIdExpiredError, redact, storage_error
+from spark_log.errors import SparkLogError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
 
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
@@ -115,25 +115,24 @@ class RemoteFile:
 
     def __init__(self, file_system: fs.FileSystem, path: str) -> None:
         self._fs, self._path = file_system, path
-        if not isinstance(file_system, fs.S3FileSystem | fs.GcsFileSystem | fs.AzureFileSystem):
-            file_system.create_dir(path.rpartition("/")[0], recursive=True)
-        self._stream = file_system.open_output_stream(path)
+        try:
+            if not isinstance(file_system, fs.S3FileSystem | fs.GcsFileSystem | fs.AzureFileSystem):
+                file_system.create_dir(path.rpartition("/")[0], recursive=True)
+            self._stream = file_system.open_output_stream(path)
+        except OSError as error:
+            raise self._error(error) from error
 
     def write(self, data: Any) -> int:
         try:
             return int(self._stream.write(data))
         except OSError as error:
-            raise storage_error(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended"), error
-            ) from error
+            raise self._error(error) from error
 
     def commit(self) -> None:
         try:
             self._stream.close()
         except OSError as error:
-            raise storage_error(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended"), error
-            ) from error
+            raise self._error(error) from error
         failpoint("file.renamed")
 
     def abort(self) -> None:
@@ -142,6 +141,9 @@ class RemoteFile:
             self._stream.close()
         with contextlib.suppress(OSError):
             self._fs.delete_file(self._path)
+
+    def _error(self, error: OSError) -> SparkLogError:
+        return storage_error(redact(f"{self._path} cannot be written: {error}; nothing was appended"), error)
 
 
 class RemoteCopy:

@@ -15,7 +15,12 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, find_topics, set_typed_columns
 from spark_log.config import SOURCES, PartConfigs, TopicConfig
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.errors import (
+    IncompatibleSchemaError,
+    InvalidConfigurationError,
+    InvalidSchemaError,
+    SchemaNotFoundError,
+)
 from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schema_types import column_source
@@ -220,7 +225,7 @@ def update_following_topics(connection: sa.Connection, subject: str) -> None:
 def _errors_of(topic: Topic, subject: str) -> Iterator[None]:
     try:
         yield
-    except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError) as error:
+    except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError, SchemaNotFoundError) as error:
         raise IncompatibleSchemaError(f"topic {topic.name} follows the subject {subject!r}: {error}") from error
 
 
@@ -260,7 +265,7 @@ def _own_subject(
     chosen = (
         new[0]
         if new is not None and name.version is None
-        else rows.find_version(connection, name.subject, name.version)
+        else rows.find_version(connection, name.subject, name.version, deleted=name.version is not None)
     )
     versions = [
         (each.id, rows.text_of(connection, *each.schema[1:]))

@@ -90,8 +90,8 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
     """Return the online log dirs that have a table of the topic, or a replica, and so should have one."""
-    infos = cluster.log_dirs()
     found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    infos = cluster.log_dirs()  # after the others: a log dir may have been added
     return [infos[log_dir_id] for log_dir_id in found]
 
 

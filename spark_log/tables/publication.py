@@ -72,8 +72,8 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
     A failing table does not stop the others; the first error, usually StorageUnavailableError, is raised at the end.
     """
-    infos = cluster.log_dirs()
     log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    infos = cluster.log_dirs()  # after the others: a log dir may have been added
     failed: Exception | None = None
     for log_dir_id, has_replicas in log_dirs.items():
         try:
@@ -86,8 +86,8 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
 def check_publication(cluster: Cluster, topic: Topic) -> None:
     """Raise StoreChangedError if `publish` would raise it. Changes nothing."""
-    infos = cluster.log_dirs()
     log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    infos = cluster.log_dirs()
     for log_dir_id in log_dirs:
         info, log_dir = infos[log_dir_id], cluster.log_dir(infos[log_dir_id])
         table = open_table(log_dir, topic, create=False)

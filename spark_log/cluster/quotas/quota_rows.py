@@ -56,9 +56,10 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
         left: dict[Bucket, float] = {}
         for key in sorted(keys):  # all gateways lock in this order, which prevents deadlocks
             bucket, here = keys[key], QUOTA_USAGE.bucket == key
-            insert_if_missing(connection, t.quota_usage, {"bucket": key, **new})
-            query = sa.select(QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch).where(here)
-            before_us, clock_epoch = connection.execute(query.with_for_update()).one()
+            query = sa.select(QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch).where(here).with_for_update()
+            while (found := connection.execute(query).one_or_none()) is None:  # `delete_old_use` may delete it again
+                insert_if_missing(connection, t.quota_usage, {"bucket": key, **new})
+            before_us, clock_epoch = found
             before_s = (before_us - now_us) / _US if clock_epoch == now.clock_epoch else 0.0
             left[bucket] = used_until_s(before_s, 0.0, use[bucket], rate=1.0)
             until_us = now_us + round(left[bucket] * _US)

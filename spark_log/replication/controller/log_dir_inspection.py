@@ -8,10 +8,10 @@ A log dir is declared failed only if another one answers: a host that lost all i
 """
 
 import logging
+import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -28,11 +28,16 @@ from spark_log.log.partitions.replication_rules import PartitionState, fence_wri
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
+from spark_log.process import start_thread
 from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S_MAX = 5.0
+
+_asking: dict[str, "Future[LogDirAnswer]"] = {}
+"""The log dirs that are being asked, by URI."""
+_asking_lock = threading.Lock()
 """The time that an inspection waits for each log dir; one that takes longer (a hanging mount) counts as failed. It is
 shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease. Log dirs that
 hang are waited for one after the other.
@@ -137,22 +142,38 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 
 
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
-    """Ask all log dirs in parallel. A mount that hangs blocks only its own thread, which may outlive the call."""
+    """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together.
+
+    A mount that hangs blocks a daemon thread of its own. While it does, that log dir is not asked again.
+    """
     ours = frozenset(one.uuid for one in known)
-    pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-inspection")
-    try:
-        asked: dict[LogDirId, Future[LogDirAnswer]] = {
-            one.log_dir_id: pool.submit(_ask, one, cluster_id, ours) for one in known
-        }
-        answers: dict[LogDirId, LogDirAnswer] = {}
-        for log_dir_id, answer in asked.items():
-            try:
-                answers[log_dir_id] = answer.result(ANSWER_S_MAX)
-            except FutureTimeoutError:
-                answers[log_dir_id] = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
-        return answers
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in known}
+    wait(asked.values(), ANSWER_S_MAX)
+    missing = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
+    return {log_dir_id: answer.result() if answer.done() else missing for log_dir_id, answer in asked.items()}
+
+
+def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> "Future[LogDirAnswer]":
+    """Ask a log dir in a thread, or return the answer that an earlier call still waits for."""
+    with _asking_lock:
+        answer = _asking.get(known.uri)
+        if answer is not None and not answer.done():
+            return answer
+        answer = _asking[known.uri] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(_ask(known, cluster_id, uuids))
+        except BaseException as error:
+            answer.set_exception(error)
+        finally:
+            with _asking_lock:
+                if _asking.get(known.uri) is answer:
+                    del _asking[known.uri]
+
+    if start_thread(ask, "spark-log-inspection") is None:
+        ask()
+    return answer
 
 
 def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.names import is_kept_by_store, validate_topic_name
@@ -53,7 +53,7 @@ def begin_reassignments(
     targets = {partition: _checked_target(partition, target) for partition, target in wanted.items()}
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        _keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})
+        keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})
         now = cluster.store.clock(connection)
         alive = alive_log_dirs(connection, now)
         topics = find_topics(connection, {name for name, _ in targets}, lock=True)
@@ -170,12 +170,6 @@ class _Placing:
         chosen = min(free, key=lambda log_dir_id: (self._replicas[log_dir_id], log_dir_id))
         self._replicas[chosen] += 1
         return chosen
-
-
-def _keep_brokers(connection: sa.Connection, broker_ids: Collection[int]) -> None:
-    """Lock the brokers, so that they cannot be removed until the end of the transaction."""
-    query = sa.select(BROKER.broker_id).where(BROKER.broker_id.in_(sorted(broker_ids))).order_by(BROKER.broker_id)
-    connection.execute(query.with_for_update(read=True, key_share=True)).all()
 
 
 def _lock_topics(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:

@@ -6,7 +6,7 @@ from typing import overload
 
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
 from spark_log.cluster.topics import (
@@ -252,7 +252,10 @@ def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, 
 
 
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
-    """Return the brokers that are alive, with the number of replicas in their live log dirs."""
+    """Return the brokers that are alive, with the number of replicas in their live log dirs. No broker is removed until
+    the end of the transaction.
+    """
+    keep_brokers(connection)
     alive = alive_log_dirs(connection, now)
     counts = sa.select(REPLICA.log_dir_id, sa.func.count().label("replicas")).group_by(REPLICA.log_dir_id).subquery()
     query = (

@@ -281,6 +281,19 @@ def test_topics_follow_a_subject(cluster, registry):
         make(cluster, "wrong", value_format="json", value_schema="registry:orders-value")
 
 
+def test_a_topic_may_name_a_version_that_was_softly_deleted(cluster, registry):
+    for schema in (ONE, TWO):
+        registry.register("orders-value", schema)
+    make(cluster, "fixed", value_format="avro", value_framing="confluent", value_schema="registry:orders-value@1")
+    registry.delete_version("orders-value", 1)
+    registry.set_compatibility("NONE")
+    assert registry.register("orders-value", avro(("item", "long"))).version == 3
+    assert columns(cluster, "fixed").value.fields.names == ["item"]
+    registry.delete_version("orders-value", 1, permanent=True)
+    with pytest.raises(IncompatibleSchemaError, match="topic fixed follows"):
+        registry.register("orders-value", avro(("item", "int")))
+
+
 def test_the_typed_columns_of_a_topic_that_follows_a_subject_do_not_grow_without_limit(cluster, registry, monkeypatch):
     registry.register("s", ONE)
     make(cluster, "orders", value_format="avro", value_framing="confluent", value_schema="registry:s")

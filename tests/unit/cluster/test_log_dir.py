@@ -1,8 +1,13 @@
-"""The URIs of log dirs."""
+"""The URIs of log dirs, and trial files."""
+
+import os
+from pathlib import Path
 
 import pytest
 
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_uris import asks_for_region
+from spark_log.errors import StorageUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -17,3 +22,17 @@ from spark_log.cluster.log_dir_uris import asks_for_region
 )
 def test_a_bucket_without_a_region_in_its_uri_is_asked_for_it(uri: str, asks: bool) -> None:
     assert asks_for_region(uri) == asks
+
+
+def test_a_trial_file_does_not_stay_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    log_dir = LogDir(f"file://{tmp_path}")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(StorageUnavailableError):
+            log_dir.try_writing(10)
+    assert list(tmp_path.iterdir()) == []
+    log_dir.try_writing(10)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,34 @@
+"""The inspection of log dirs of which some hang."""
+
+import threading
+from concurrent.futures import Future
+
+from spark_log.cluster.lease import unfenced
+from spark_log.replication.controller import log_dir_inspection
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+
+
+def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers, monkeypatch):
+    release, asked, waits = threading.Event(), [], []
+    ask, wait = log_dir_inspection._ask, log_dir_inspection.wait
+
+    def hanging(known, *others):
+        asked.append(known.broker_id)
+        if known.broker_id != 1:
+            release.wait()
+        return ask(known, *others)
+
+    def short(answers: list[Future], timeout_s):
+        waits.append(timeout_s)
+        return wait(answers, 0.2)
+
+    monkeypatch.setattr(log_dir_inspection, "_ask", hanging)
+    monkeypatch.setattr(log_dir_inspection, "wait", short)
+    for _ in range(3):
+        assert len(inspect_log_dirs(three_brokers, unfenced).out) <= 2
+    assert sorted(asked) == [1, 1, 1, 2, 3] and len(waits) == 3
+    release.set()
+    while log_dir_inspection._asking:
+        threading.Event().wait(0.01)
+    inspect_log_dirs(three_brokers, unfenced)
+    assert sorted(asked) == [1, 1, 1, 1, 2, 2, 3, 3]
