@@ -67,8 +67,9 @@ def _rows(ages: dict[str, dict[str, list[float]]]) -> list[Row]:
 def _measure(spark: SparkSession, servers: str, place: Path, arguments: argparse.Namespace) -> dict[str, list[float]]:
     """Run the query for some seconds, and return the ages in seconds that consumers of both topics saw."""
     options = {"kafka.bootstrap.servers": servers}
+    linger = {"kafka.linger.ms": str(arguments.linger_ms)}
     source = spark.readStream.format("kafka").options(**options, subscribe="in", startingOffsets="latest").load()
-    writer = source.select("key", "value").writeStream.format("kafka").options(**options, topic="out")
+    writer = source.select("key", "value").writeStream.format("kafka").options(**options, **linger, topic="out")
     writer = writer.outputMode("update").option("checkpointLocation", str(place))
     writer = writer.trigger(realTime="5 minutes")  # type: ignore[call-overload]  # pyspark 4.2 lacks its type
     stopping, ages = threading.Event(), {"in": list[float](), "out": list[float]()}
@@ -76,7 +77,7 @@ def _measure(spark: SparkSession, servers: str, place: Path, arguments: argparse
     threads = [
         threading.Thread(target=_read, args=(consumers[topic], ages[topic], stopping)) for topic in ages
     ]  # fmt: skip
-    threads.append(threading.Thread(target=_send, args=(servers, stopping)))
+    threads.append(threading.Thread(target=_send, args=(servers, stopping, arguments.linger_ms)))
     query = writer.start()
     try:
         for thread in threads:
@@ -123,8 +124,8 @@ def _read(consumer: confluent_kafka.Consumer, ages: list[float], stopping: threa
                 ages.append(time.time() - float(value))
 
 
-def _send(servers: str, stopping: threading.Event) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 0, "acks": "all"})
+def _send(servers: str, stopping: threading.Event, linger_ms: int = 0) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": linger_ms, "acks": "all"})
     due_s, number = time.monotonic(), 0
     while not stopping.is_set():
         for _ in range(int(RECORDS_PER_S * TICK_S)):
@@ -141,6 +142,7 @@ def _arguments() -> argparse.Namespace:
     options.set_defaults(rounds=2)
     options.add_argument("--seconds", type=float, default=30, help="of each measurement [%(default)s]")
     options.add_argument("--warm-up", type=float, default=15, help="seconds before it [%(default)s]")
+    options.add_argument("--linger-ms", type=int, default=0, help="linger.ms of the producers [%(default)s]")
     return options.parse_args()
 
 

@@ -19,6 +19,7 @@ class ChangeWatch(threading.Thread):
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="gateway change watch", daemon=True)
         self._store, self._loop = store, loop
+        self._seen = -1
         self._waiting = 0
         self._wanted = threading.Event()
         self._stopped = False
@@ -34,7 +35,8 @@ class ChangeWatch(threading.Thread):
         self._wanted.set()
         try:
             following = self._next
-            if await self._loop.run_in_executor(None, self.current) != seen:
+            # if the thread has seen the same change last, it wakes this request at the next one
+            if self._seen != seen and await self._loop.run_in_executor(None, self.current) != seen:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(following), timeout_s)
@@ -42,14 +44,13 @@ class ChangeWatch(threading.Thread):
             self._waiting -= 1
 
     def run(self) -> None:
-        seen = -1
         while not self._stopped:
             if not self._waiting:
                 self._wanted.wait()
                 self._wanted.clear()
             try:
-                if seen < 0 or self._store.changes.wait(seen, _WAIT_S):
-                    seen = self._store.changes.current()
+                if self._seen < 0 or self._store.changes.wait(self._seen, _WAIT_S):
+                    self._seen = self._store.changes.current()
                     self._loop.call_soon_threadsafe(self._wake)
             except SparkLogError as error:
                 logger.warning("the store cannot be watched: %s", error)

@@ -5,7 +5,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from tests.support.topics import fails, make
+from spark_log.maintenance.client_log import ClientLog
+from tests.support.topics import append, fails, make
+from tests.support.typed_topics import document, typed
 
 
 @pytest.fixture
@@ -25,6 +27,18 @@ def test_temporary_views_read_and_write_a_topic(spark: SparkSession, options: st
     assert [tuple(row) for row in rows] == [("a", "1"), ("b", "2"), (None, "3")]
     with fails("A view for INSERT names its columns"):
         sql(f"CREATE TEMPORARY VIEW without_columns USING spark_log OPTIONS ({options}, topic 't')")
+
+
+def test_the_view_of_a_typed_topic_has_its_columns(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
+    topic = typed(cluster)
+    append(log, topic, document(1, item="tea"), document(2, item="jam"))
+    sql = spark.newSession().sql
+    options = f"cluster '{cluster.store.address}', subscribe '{topic.name}', columns 'offset,record'"
+    sql(f"CREATE TEMPORARY VIEW orders USING spark_log OPTIONS ({options})")
+    described = {row.col_name: row.data_type for row in sql("DESCRIBE orders").collect()}
+    assert [*described] == ["offset", "record"] and described["record"].startswith("struct<item:string")
+    rows = sql("SELECT record.item FROM orders WHERE record.n > 1").collect()
+    assert [tuple(row) for row in rows] == [("jam",)]
 
 
 def test_a_table_whose_options_would_be_lost_is_refused(spark: SparkSession, options: str) -> None:

@@ -10,7 +10,7 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from spark_log import clock
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation
-from spark_log.cluster.topics import Topic, topics_of_uuids
+from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     MetadataStoreUnavailableError,
     OffsetOutOfRangeError,
@@ -60,15 +60,13 @@ class _Answer:
 async def fetch(services: Services, request: Message, _client: Client) -> Message:
     """Wait up to max_wait_ms for min_bytes. Sessions are not kept: each response is a full one (session id 0)."""
     deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
-    if request.version >= _HAS_TOPIC_IDS and request.topics:
-        asked = await services.call(_asked_by_id, services, request)
-    else:
-        asked = await services.compute(_asked_of, request, {})
     memory = request_context.get().memory
     assert memory is not None
+    known: Sequence[_Asked] | None = None
     needed = 0
     while True:
-        seen, answers = await services.call(_positions, services, asked)
+        seen, asked, answers = await services.call(_positions, services, request, known)
+        known = asked
         await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
@@ -90,15 +88,11 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
         await services.changes.wait(seen, left_s)
 
 
-def _asked_by_id(services: Services, request: Message) -> list[_Asked]:
-    hexes = {topic.topic_id.hex for topic in request.topics if topic.topic_id is not None}
-    topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
-    return _asked_of(request, {uuid.UUID(hex=each): topic.name for each, topic in topics.items()})
-
-
-def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
-    """Return each partition once. As in a broker, the last mention counts. `names` are topic names by topic ids."""
+def _asked_of(services: Services, request: Message) -> list[_Asked]:
+    """Return each partition once. As in a broker, the last mention counts."""
     by_id = request.version >= _HAS_TOPIC_IDS
+    hexes = {topic.topic_id.hex for topic in request.topics or () if topic.topic_id is not None} if by_id else ()
+    names = {uuid.UUID(hex=each): name for each, name in services.topics.names(hexes).items()}
     asked: dict[tuple[object, int], _Asked] = {}
     for topic in request.topics or ():
         topic_id = topic.topic_id or _NO_ID
@@ -110,16 +104,21 @@ def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
     return list(asked.values())
 
 
-def _positions(services: Services, asked: Sequence[_Asked]) -> tuple[int, list[_Answer]]:
-    """Return the number of the store's last change, and an answer without records for each partition."""
+def _positions(
+    services: Services, request: Message, asked: Sequence[_Asked] | None
+) -> tuple[int, Sequence[_Asked], list[_Answer]]:
+    """Return the number of the store's last change, the partitions of the request, which are `asked` if known, and an
+    answer without records for each.
+    """
     seen = services.changes.current()
+    asked = _asked_of(services, request) if asked is None else asked
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
         topics = services.topics.find({tp.topic for tp in legal})
         here = services.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
     except MetadataStoreUnavailableError:
-        return seen, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
-    return seen, [_position(services, each, topics, here) for each in asked]
+        return seen, asked, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
+    return seen, asked, [_position(services, each, topics, here) for each in asked]
 
 
 def _position(

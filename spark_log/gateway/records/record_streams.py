@@ -9,7 +9,7 @@ their partition, which a fetch reads with the offsets. A reader of a later versi
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -219,7 +219,7 @@ class RecordStreams:
             slices = planner.with_inline_data(connection, kept)
             whole = whole and len(slices) == len(kept)
         covered = end if whole or not slices else slices[-1].end
-        log_dirs = self._cluster.log_dirs()
+        log_dirs = self._cluster.log_dirs() if any(piece.data is None for piece in slices) else {}
         remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
         return _Stream(Fetcher(log_dirs), slices, start, covered, remote)
 
@@ -244,9 +244,12 @@ def _steps(
 ) -> Iterator[int | EncodedBatch]:
     at = start
     planned = sum(piece.size for piece in slices if piece.data is not None)
-    for piece in slices:
-        decoding_bytes = _DECODING_BYTES if piece.data is None else decoded_bytes(piece.data)
-        row_groups = fetcher.read([piece], _SCHEMA)
+    for pieces in _together(slices):
+        piece = pieces[-1]
+        decoding_bytes = sum(_DECODING_BYTES if one.data is None else decoded_bytes(one.data) for one in pieces)
+        row_groups = fetcher.read(pieces, _SCHEMA)
+        if len(pieces) > 1:
+            row_groups = iter(pa.Table.from_batches(row_groups, _SCHEMA).combine_chunks().to_batches())
         while True:
             yield planned + decoding_bytes
             records = next(row_groups, None)
@@ -266,6 +269,32 @@ def _steps(
             at = piece.end
     if at < end:
         yield _gap(at, end, slices[-1].leader_epoch if slices else 0)
+
+
+def _together(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Yield the slices, in order, in lists. Small inline slices that follow each other are one list, whose records
+    share a batch, because a batch for each append would cost more than its records. A batch has one leader epoch, and
+    one time if the type of its timestamps is LogAppendTime.
+    """
+    pieces: list[Slice] = []
+    size = 0
+    for piece in slices:
+        more = 0 if piece.data is None else decoded_bytes(piece.data)
+        joins = (
+            pieces
+            and piece.data is not None
+            and pieces[-1].data is not None
+            and piece.leader_epoch == pieces[-1].leader_epoch
+            and piece.timestamp_type == pieces[-1].timestamp_type == TimestampType.CREATE_TIME
+            and size + more <= BATCH_BYTES
+        )
+        if not joins and pieces:
+            yield pieces
+            pieces, size = [], 0
+        pieces.append(piece)
+        size += more
+    if pieces:
+        yield pieces
 
 
 def _batches(records: pa.RecordBatch, start: int, piece: Slice) -> Iterator[EncodedBatch]:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 
 _FRESH_S = 1.0
+_UUIDS_MAX = 10_000
 
 
 class TopicCache:
@@ -17,6 +18,7 @@ class TopicCache:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Topic]] = {}
+        self._names: dict[str, tuple[float, str]] = {}
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return the topics of these names that exist, by name."""
@@ -38,6 +40,24 @@ class TopicCache:
                 self._found.update((name, (now_s, topic)) for name, topic in read.items())
             topics |= read
         return topics
+
+    def names(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Return the names of the topics with these uuids (Kafka's topic ids) that exist, by uuid.
+
+        A topic may have been deleted within the last second.
+        """
+        now_s = clock.monotonic_s()
+        with self._lock:
+            known = {uuid: self._names.get(uuid, (-_FRESH_S, "")) for uuid in uuids}
+        names = {uuid: name for uuid, (read_s, name) in known.items() if now_s - read_s < _FRESH_S}
+        if missing := known.keys() - names.keys():
+            read = self._cluster.store.read(lambda connection: topics_of_uuids(connection, missing))
+            with self._lock:
+                if len(self._names) > _UUIDS_MAX:
+                    self._names.clear()
+                self._names.update((uuid, (now_s, topic.name)) for uuid, topic in read.items())
+            names |= {uuid: topic.name for uuid, topic in read.items()}
+        return names
 
     def forget(self, name: str) -> None:
         """Read the topic again at its next use."""

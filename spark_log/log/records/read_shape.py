@@ -1,6 +1,7 @@
 """Converts the stored columns of files and blobs to the columns that readers see."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,12 @@ STORED = ("timestamp", "key", "value", "headers", *TYPED)
 BATCH_RECORDS = 65_536
 
 
+@lru_cache(64)
+def _is_read_schema(schema: pa.Schema) -> bool:
+    names = schema.names
+    return bool(schema.equals(read_schema("headers" in names, names, typed_fields(schema))))
+
+
 @dataclass
 class ReadShape:
     """Builds the batches that readers of one segment see. `schema` comes from `read_schema`, else InvalidOptionError is
@@ -31,8 +38,7 @@ class ReadShape:
     _constants: dict[str, pa.Array] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        names = self.schema.names
-        if not self.schema.equals(read_schema("headers" in names, names, typed_fields(self.schema))):
+        if not _is_read_schema(self.schema):
             raise InvalidOptionError(f"schema: expected a result of read_schema, got {self.schema}")
 
     @property

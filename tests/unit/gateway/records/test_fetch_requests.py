@@ -46,8 +46,9 @@ def test_a_fetch_holds_memory_for_what_it_will_read(limits, response_bytes_max, 
 def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kept(monkeypatch):
     reads, topic = [], SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
 
-    def positions(_services, asked):
-        return 0, [_Answer(topic=topic, version=(0, 0)) for _ in asked]
+    def positions(_services, _request, _asked):
+        asked = [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)]
+        return 0, asked, [_Answer(topic=topic, version=(0, 0)) for _ in asked]
 
     def read(_services, places, left):
         reads.append(left)

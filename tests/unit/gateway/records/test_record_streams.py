@@ -1,9 +1,19 @@
-"""What the parts of a stream count for."""
+"""What the parts of a stream count for, and which slices share a batch."""
+
+import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from spark_log.gateway.records.record_streams import _DECODING_BYTES, _SCHEMA, EncodedBatch, _Stream
+from spark_log.gateway.records.record_streams import (
+    _DECODING_BYTES,
+    _SCHEMA,
+    BATCH_BYTES,
+    EncodedBatch,
+    _Stream,
+    _together,
+)
 from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import Slice
 
@@ -35,3 +45,24 @@ def test_a_stream_counts_what_it_decodes_has_decoded_and_has_downloaded(remote, 
     steps = [(step.start, step.end) if isinstance(step, EncodedBatch) else step for step in stream.steps]
     decoded = found.get_total_buffer_size() + downloaded
     assert steps == [_DECODING_BYTES, decoded, (0, 1), (1, 2), _DECODING_BYTES, 0, (2, 3)]
+
+
+def inline(start, size=100, **others):
+    blob = struct.pack("<4sB3xQ", b"SLB1", 0, size)
+    return replace(FILE, base_offset=start, start=start, end=start + 1, record_count=1, data=blob, **others)
+
+
+@pytest.mark.parametrize(
+    ("slices", "starts"),
+    [
+        ([], []),
+        ([inline(0), inline(1), inline(5)], [[0, 1, 5]]),
+        ([FILE, inline(3), inline(4), replace(FILE, start=5), inline(8)], [[0], [3, 4], [5], [8]]),
+        ([inline(0), inline(1, leader_epoch=1), inline(2, leader_epoch=1)], [[0], [1, 2]]),
+        ([inline(0, timestamp_type=1), inline(1, timestamp_type=1)], [[0], [1]]),
+        ([inline(0), inline(1, timestamp_type=1), inline(2)], [[0], [1], [2]]),
+        ([inline(0, BATCH_BYTES), inline(1), inline(2, BATCH_BYTES)], [[0], [1], [2]]),
+    ],
+)
+def test_small_appends_that_follow_each_other_share_a_batch(slices, starts):
+    assert [[piece.start for piece in pieces] for pieces in _together(slices)] == starts
