@@ -1,7 +1,6 @@
 """What the parts of a stream count for, and which slices share a batch."""
 
 import struct
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -49,7 +48,7 @@ def test_a_stream_counts_what_it_decodes_has_decoded_and_has_downloaded(remote, 
 
 def inline(start, size=100, **others):
     blob = struct.pack("<4sB3xQ", b"SLB1", 0, size)
-    return replace(FILE, base_offset=start, start=start, end=start + 1, record_count=1, data=blob, **others)
+    return FILE._replace(base_offset=start, start=start, end=start + 1, record_count=1, data=blob, **others)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def inline(start, size=100, **others):
     [
         ([], []),
         ([inline(0), inline(1), inline(5)], [[0, 1, 5]]),
-        ([FILE, inline(3), inline(4), replace(FILE, start=5), inline(8)], [[0], [3, 4], [5], [8]]),
+        ([FILE, inline(3), inline(4), FILE._replace(start=5), inline(8)], [[0], [3, 4], [5], [8]]),
         ([inline(0), inline(1, leader_epoch=1), inline(2, leader_epoch=1)], [[0], [1, 2]]),
         ([inline(0, timestamp_type=1), inline(1, timestamp_type=1)], [[0], [1]]),
         ([inline(0), inline(1, timestamp_type=1), inline(2)], [[0], [1], [2]]),
