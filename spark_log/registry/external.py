@@ -1,6 +1,8 @@
 """Reads a schema registry outside of the cluster by its REST API. Versions and ids are cached and not read again."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from http.client import HTTPException
 from typing import Any
@@ -13,10 +15,13 @@ from spark_log.errors import (
     SchemaNotFoundError,
     SchemaRegistryError,
     SchemaRegistryUnavailableError,
+    SparkLogError,
     redact,
 )
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
+_RETRIABLE = (408, 429)
+"""HTTP's Request Timeout and Too Many Requests."""
 _TIMEOUT_S = 10
 _ANSWER_BYTES_MAX = 64 << 20
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -29,19 +34,34 @@ def find_subject(url: str, subject: str, version: int | None) -> tuple[Registere
     SchemaNotFoundError, SchemaRegistryError if the registry refuses the request, and InvalidConfigurationError if an
     address is not http:// or https://.
     """
-    numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
-    versions = [_version(url, subject, number) for number in numbers]
-    if version is not None and version not in numbers:
-        versions.append(_version(url, subject, version))
-    chosen = versions[-1] if version is None else next(each for each in versions if each.version == version)
-    return chosen, [(each.id, _text(url, each.schema)) for each in versions]
+    with _expected_answers(url):
+        numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
+        versions = [_version(url, subject, number) for number in numbers]
+        if version is not None and version not in numbers:
+            versions.append(_version(url, subject, version))
+        chosen = versions[-1] if version is None else next(each for each in versions if each.version == version)
+        return chosen, [(each.id, _text(url, each.schema)) for each in versions]
 
 
 @lru_cache(maxsize=4096)
 def find_id(url: str, schema_id: int) -> SchemaText:
     """Return the schema with this id, with its imports. Raises the errors of `find_subject`."""
     path = f"/schemas/ids/{schema_id}"
-    return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
+    with _expected_answers(url):
+        return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
+
+
+@contextmanager
+def _expected_answers(url: str) -> Iterator[None]:
+    """Raise SchemaRegistryUnavailableError for answers of another form: the address may be that of another server."""
+    try:
+        yield
+    except SparkLogError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise SchemaRegistryUnavailableError(
+            f"schema registry {redact(url)}: an answer that is not one of a schema registry ({error!r})"
+        ) from error
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +108,7 @@ def _get(urls: str, path: str) -> Any:
             with urlopen(Request(address + path, headers={"Accept": _ACCEPT}), timeout=_TIMEOUT_S) as response:
                 return json.loads(response.read(_ANSWER_BYTES_MAX))
         except HTTPError as error:
-            if error.code < 500:
+            if error.code < 500 and error.code not in _RETRIABLE:
                 raise _refused(address, error) from error
             failure = error
         except (URLError, HTTPException, OSError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Adds schemas of an external registry to the definition of a topic when records with their ids arrive."""
 
 import logging
+import random
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
@@ -97,7 +98,9 @@ def _schemas_of(
     except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
         logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
     texts = dict(schemas.by_id)
-    for number in sorted(ids - texts.keys())[:_IDS_MAX]:
+    unknown = sorted(ids - texts.keys())
+    # a random choice, so that ids that no schema has cannot hide the others for ever
+    for number in unknown if len(unknown) <= _IDS_MAX else random.sample(unknown, _IDS_MAX):
         try:
             texts[number] = column_source(find_id(topic.config.schema_registry_url, number), name.message)
         except (InvalidSchemaError, SchemaNotFoundError) as error:
