@@ -100,7 +100,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
     """
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
-        row = _lock(connection, broker_id)
+        row = _lock(connection, broker_id, to_remove=True)
         if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         replicas = connection.execute(sa.select(sa.func.count()).where(REPLICA.broker_id == broker_id)).scalar_one()
@@ -195,8 +195,10 @@ def _left_ms(row: Any, now: StoreClock) -> int | None:
     return 0 if now.expired(until_ms, row.lease_clock_epoch or "") else int(until_ms - now.lease_ms)
 
 
-def _lock(connection: sa.Connection, broker_id: int) -> Any:
-    row = connection.execute(sa.select(t.broker).where(BROKER.broker_id == broker_id).with_for_update()).one_or_none()
+def _lock(connection: sa.Connection, broker_id: int, *, to_remove: bool = False) -> Any:
+    """Lock and return the broker's row. Only a removal waits for `keep_brokers`: a lease must be renewed in time."""
+    query = sa.select(t.broker).where(BROKER.broker_id == broker_id).with_for_update(key_share=not to_remove)
+    row = connection.execute(query).one_or_none()
     if row is None:
         known = connection.execute(sa.select(BROKER.broker_id).order_by(BROKER.broker_id)).scalars()
         raise BrokerIdNotRegisteredError(

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from spark_log import clock
 from spark_log.cluster.log_dir_uris import asks_for_region
 from spark_log.cluster.new_file import (
     LocalFile,
@@ -42,6 +43,7 @@ MARKER = "spark_log_dir.json"
 _MARKER_TEMPORARY = f".{MARKER}.tmp"
 _TRIAL = ".spark_log_trial"
 _TRIAL_BYTES_MAX = 64 * 1024 * 1024
+_TRIAL_MS_MAX = 3_600_000
 _BLOCK_BYTES = 4 * 1024 * 1024
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
 
@@ -319,6 +321,9 @@ class LogDir:
 
         Raises StorageUnavailableError if that fails.
         """
+        for entry in self.entries():  # of processes that were killed
+            if entry.path.startswith(_TRIAL) and clock.wall_ms() - entry.modified_ms > _TRIAL_MS_MAX:
+                self.delete(entry.path)
         path = f"{_TRIAL}-{uuids.uuid4().hex[:12]}"
         file = self.create(path)
         try:

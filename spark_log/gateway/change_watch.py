@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 
+from spark_log import clock
 from spark_log.errors import SparkLogError
 from spark_log.metadata.store import Store
 
@@ -54,7 +55,7 @@ class ChangeWatch(threading.Thread):
                     self._loop.call_soon_threadsafe(self._wake)
             except SparkLogError as error:
                 logger.warning("the store cannot be watched: %s", error)
-                self._wanted.wait(_WAIT_S)
+                clock.sleep_s(_WAIT_S)
             except RuntimeError:  # the loop is closed
                 return
 

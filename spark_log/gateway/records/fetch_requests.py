@@ -110,8 +110,8 @@ def _positions(
     """Return the number of the store's last change, the partitions of the request, which are `asked` if known, and an
     answer without records for each.
     """
-    seen = services.changes.current()
     asked = _asked_of(services, request) if asked is None else asked
+    seen = services.changes.current()
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
         topics = services.topics.find({tp.topic for tp in legal})
@@ -127,9 +127,13 @@ def _position(
     if asked.topic is None:
         return _Answer(_UNKNOWN_TOPIC_ID)
     position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
+    by_id = asked.topic_id != _NO_ID
     if position is None or topic is None or topic.topic_id != position.topic_id:
         services.topics.forget(asked.topic)
-        return _Answer(error_code(UnknownTopicOrPartitionError()))
+        deleted = topic is None or asked.partition < topic.partition_count
+        return _Answer(_UNKNOWN_TOPIC_ID if by_id and deleted else error_code(UnknownTopicOrPartitionError()))
+    if by_id and topic.uuid != asked.topic_id.hex:  # it was deleted and created again
+        return _Answer(_UNKNOWN_TOPIC_ID)
     start, end = position.positions
     answer = _Answer(NONE, end, start, topic)
     if not start <= asked.offset <= end:

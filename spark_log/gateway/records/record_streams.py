@@ -36,6 +36,8 @@ _SEGMENTS_PLANNED = 32
 _INLINE_BYTES_PLANNED = 8 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024
 """The approximate size limit of an encoded batch. A single record may be larger."""
+_TOGETHER_BYTES = 64 * 1024
+"""The limit of a batch of several appends: a fetch gets its first batch whole, however few bytes it asks for."""
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
 _STREAMS_MAX, _STREAMS_BYTES = 256, 1024 * 1024 * 1024
@@ -286,7 +288,7 @@ def _together(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
             and pieces[-1].data is not None
             and piece.leader_epoch == pieces[-1].leader_epoch
             and piece.timestamp_type == pieces[-1].timestamp_type == TimestampType.CREATE_TIME
-            and size + more <= BATCH_BYTES
+            and size + more <= _TOGETHER_BYTES
         )
         if not joins and pieces:
             yield pieces

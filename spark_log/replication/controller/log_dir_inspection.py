@@ -8,14 +8,17 @@ A log dir is declared failed only if another one answers: a host that lost all i
 """
 
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log import clock
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
@@ -35,9 +38,28 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S_MAX = 5.0
 
-_asking: dict[str, "Future[LogDirAnswer]"] = {}
-"""The log dirs that are being asked, by URI."""
+_ASK_AGAIN_S = 60.0
+
+
+class _Hanging(NamedTuple):
+    """A thread that asks a log dir. The log dir is not asked again before monotonic time `until_s`."""
+
+    until_s: float
+    pause_s: float
+
+
+_hanging: dict[str, _Hanging] = {}
+"""The threads that have not answered yet, by the URI of their log dir."""
 _asking_lock = threading.Lock()
+
+
+def _forget_threads_of_parent() -> None:
+    global _asking_lock
+    _asking_lock = threading.Lock()
+    _hanging.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_parent)
 """The time that an inspection waits for each log dir; one that takes longer (a hanging mount) counts as failed. It is
 shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease. Log dirs that
 hang are waited for one after the other.
@@ -144,22 +166,32 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
     """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together.
 
-    A mount that hangs blocks a daemon thread of its own. While it does, that log dir is not asked again.
+    A mount that hangs blocks daemon threads of its own: one at first, one more after a minute, and so on after twice
+    the time, because the mount may have been replaced, but the threads of the old one still hang.
     """
     ours = frozenset(one.uuid for one in known)
-    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in known}
+    asked = {one.log_dir_id: answer for one in known if (answer := _answer_of(one, cluster_id, ours)) is not None}
     wait(asked.values(), ANSWER_S_MAX)
     missing = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
-    return {log_dir_id: answer.result() if answer.done() else missing for log_dir_id, answer in asked.items()}
+    answers = {log_dir_id: answer.result() for log_dir_id, answer in asked.items() if answer.done()}
+    return {one.log_dir_id: answers.get(one.log_dir_id, missing) for one in known}
 
 
-def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> "Future[LogDirAnswer]":
-    """Ask a log dir in a thread, or return the answer that an earlier call still waits for."""
+def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> "Future[LogDirAnswer] | None":
+    """Ask a log dir in a thread. Return None while an earlier thread hangs, until the time to ask again."""
+    now_s = clock.monotonic_s()
     with _asking_lock:
-        answer = _asking.get(known.uri)
-        if answer is not None and not answer.done():
-            return answer
-        answer = _asking[known.uri] = Future()
+        hangs = _hanging.get(known.uri)
+        if hangs is not None and now_s < hangs.until_s:
+            return None
+        pause_s = _ASK_AGAIN_S if hangs is None else 2 * hangs.pause_s
+        mine = _hanging[known.uri] = _Hanging(now_s + pause_s, pause_s)
+    answer: Future[LogDirAnswer] = Future()
+
+    def answered() -> None:
+        with _asking_lock:
+            if _hanging.get(known.uri) is mine:
+                del _hanging[known.uri]
 
     def ask() -> None:
         try:
@@ -167,12 +199,14 @@ def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str])
         except BaseException as error:
             answer.set_exception(error)
         finally:
-            with _asking_lock:
-                if _asking.get(known.uri) is answer:
-                    del _asking[known.uri]
+            answered()
 
-    if start_thread(ask, "spark-log-inspection") is None:
-        ask()
+    try:
+        if start_thread(ask, "spark-log-inspection") is None:
+            ask()
+    except BaseException:
+        answered()
+        raise
     return answer
 
 

@@ -3,6 +3,9 @@
 import threading
 from concurrent.futures import Future
 
+import pytest
+
+from spark_log import clock
 from spark_log.cluster.lease import unfenced
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
@@ -27,8 +30,25 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
     for _ in range(3):
         assert len(inspect_log_dirs(three_brokers, unfenced).out) <= 2
     assert sorted(asked) == [1, 1, 1, 2, 3] and len(waits) == 3
+    now_s = clock.monotonic_s()
+    with monkeypatch.context() as later:
+        for seconds, count in ((61, 2), (121, 2), (182, 3)):  # a mount that was replaced answers
+            later.setattr(log_dir_inspection.clock, "monotonic_s", lambda seconds=seconds: now_s + seconds)
+            inspect_log_dirs(three_brokers, unfenced)
+            assert asked.count(2) == asked.count(3) == count
     release.set()
-    while log_dir_inspection._asking:
+    while log_dir_inspection._hanging:
         threading.Event().wait(0.01)
     inspect_log_dirs(three_brokers, unfenced)
-    assert sorted(asked) == [1, 1, 1, 1, 2, 2, 3, 3]
+    assert asked.count(2) == asked.count(3) == 4
+
+
+def test_a_thread_that_cannot_be_started_costs_no_log_dir(three_brokers, monkeypatch):
+    def full(*_arguments):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log_dir_inspection, "start_thread", full)
+        with pytest.raises(RuntimeError):
+            inspect_log_dirs(three_brokers, unfenced)
+    assert inspect_log_dirs(three_brokers, unfenced).out == {}

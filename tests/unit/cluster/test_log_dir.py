@@ -36,3 +36,10 @@ def test_a_trial_file_does_not_stay_on_a_full_disk(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
     log_dir.try_writing(10)
     assert list(tmp_path.iterdir()) == []
+    left = tmp_path / ".spark_log_trial-of-a-killed-process"
+    left.touch()
+    log_dir.try_writing(10)
+    assert left.exists(), "another process may be writing it"
+    os.utime(left, (0, 0))
+    log_dir.try_writing(10)
+    assert list(tmp_path.iterdir()) == []

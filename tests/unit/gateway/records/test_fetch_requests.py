@@ -13,9 +13,12 @@ from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.records import fetch_requests
-from spark_log.gateway.records.fetch_requests import _Answer, _Asked, _bytes_to_read, fetch
+from spark_log.gateway.records.fetch_requests import _Answer, _Asked, _bytes_to_read, _position, fetch
 from spark_log.gateway.records.record_streams import BATCH_BYTES
+from spark_log.log.segments.plan import Found
+from spark_log.log.segments.slices import Positions
 
+NONE, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID = 0, 3, 100
 LARGEST_RECORD = 2_000_000
 """max.message.bytes of the topic."""
 
@@ -41,6 +44,24 @@ def test_a_fetch_holds_memory_for_what_it_will_read(limits, response_bytes_max, 
     topic = SimpleNamespace(config=TopicConfig(max_message_bytes=LARGEST_RECORD))
     answers = [_Answer(topic=topic, version=(0, 0)) for _ in limits] + [_Answer()]  # nothing to be read from the last
     assert _bytes_to_read(asked, answers, response_bytes_max) == expected
+
+
+def test_a_topic_id_is_not_that_of_a_new_topic_with_its_name():
+    forgotten = []
+    services = SimpleNamespace(topics=SimpleNamespace(forget=forgotten.append))
+    old, new = uuid.uuid4(), uuid.uuid4()
+
+    def answer(asked_id, topic, position_of, partition=0):
+        here = {} if position_of is None else {("t", 0): Found(position_of, Positions(0, 5), 1)}
+        asked = _Asked("t", asked_id, partition, 2, 1_000)
+        return _position(services, asked, {} if topic is None else {"t": topic}, here).error
+
+    first, second = (SimpleNamespace(topic_id=n, uuid=each.hex, partition_count=1) for n, each in ((1, old), (2, new)))
+    assert answer(new, second, 2) == answer(uuid.UUID(int=0), second, 2) == NONE
+    assert answer(old, second, 2) == UNKNOWN_TOPIC_ID, "the cache has the new topic, and the client the old id"
+    assert answer(old, first, 2) == answer(old, first, None) == answer(old, None, None) == UNKNOWN_TOPIC_ID
+    assert answer(new, second, 2, partition=1) == answer(uuid.UUID(int=0), first, 2) == UNKNOWN_TOPIC_OR_PARTITION
+    assert forgotten
 
 
 def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kept(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from spark_log.gateway.records.record_streams import (
     _DECODING_BYTES,
     _SCHEMA,
-    BATCH_BYTES,
+    _TOGETHER_BYTES,
     EncodedBatch,
     _Stream,
     _together,
@@ -60,7 +60,7 @@ def inline(start, size=100, **others):
         ([inline(0), inline(1, leader_epoch=1), inline(2, leader_epoch=1)], [[0], [1, 2]]),
         ([inline(0, timestamp_type=1), inline(1, timestamp_type=1)], [[0], [1]]),
         ([inline(0), inline(1, timestamp_type=1), inline(2)], [[0], [1], [2]]),
-        ([inline(0, BATCH_BYTES), inline(1), inline(2, BATCH_BYTES)], [[0], [1], [2]]),
+        ([inline(0, _TOGETHER_BYTES), inline(1), inline(2, _TOGETHER_BYTES)], [[0], [1], [2]]),
     ],
 )
 def test_small_appends_that_follow_each_other_share_a_batch(slices, starts):
