@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -41,22 +41,23 @@ ANSWER_S_MAX = 5.0
 _ASK_AGAIN_S = 60.0
 
 
-class _Hanging(NamedTuple):
-    """A thread that asks a log dir. The log dir is not asked again before monotonic time `until_s`."""
+class _Asking(NamedTuple):
+    """A thread that asks a log dir. After monotonic time `until_s` it counts as hanging, and another one may ask."""
 
+    answer: "Future[LogDirAnswer]"
     until_s: float
     pause_s: float
 
 
-_hanging: dict[str, _Hanging] = {}
-"""The threads that have not answered yet, by the URI of their log dir."""
+_asking: dict[object, _Asking] = {}
+"""The threads that have not answered yet, by what they were asked."""
 _asking_lock = threading.Lock()
 
 
 def _forget_threads_of_parent() -> None:
     global _asking_lock
     _asking_lock = threading.Lock()
-    _hanging.clear()
+    _asking.clear()
 
 
 os.register_at_fork(after_in_child=_forget_threads_of_parent)
@@ -170,44 +171,44 @@ def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirI
     the time, because the mount may have been replaced, but the threads of the old one still hang.
     """
     ours = frozenset(one.uuid for one in known)
-    asked = {one.log_dir_id: answer for one in known if (answer := _answer_of(one, cluster_id, ours)) is not None}
+    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in known}
     wait(asked.values(), ANSWER_S_MAX)
     missing = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
-    answers = {log_dir_id: answer.result() for log_dir_id, answer in asked.items() if answer.done()}
-    return {one.log_dir_id: answers.get(one.log_dir_id, missing) for one in known}
+    return {log_dir_id: answer.result() if answer.done() else missing for log_dir_id, answer in asked.items()}
 
 
-def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> "Future[LogDirAnswer] | None":
-    """Ask a log dir in a thread. Return None while an earlier thread hangs, until the time to ask again."""
+def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
+    """Ask a log dir in a thread, or return the answer for which an earlier call with the same question still waits."""
+    question = replace(known, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
     now_s = clock.monotonic_s()
     with _asking_lock:
-        hangs = _hanging.get(known.uri)
-        if hangs is not None and now_s < hangs.until_s:
-            return None
-        pause_s = _ASK_AGAIN_S if hangs is None else 2 * hangs.pause_s
-        mine = _hanging[known.uri] = _Hanging(now_s + pause_s, pause_s)
-    answer: Future[LogDirAnswer] = Future()
+        earlier = _asking.get(question)
+        if earlier is not None and now_s < earlier.until_s:
+            return earlier.answer
+        pause_s = _ASK_AGAIN_S if earlier is None else 2 * earlier.pause_s
+        mine = _asking[question] = _Asking(Future(), now_s + pause_s, pause_s)
 
     def answered() -> None:
         with _asking_lock:
-            if _hanging.get(known.uri) is mine:
-                del _hanging[known.uri]
+            if _asking.get(question) is mine:
+                del _asking[question]
 
     def ask() -> None:
         try:
-            answer.set_result(_ask(known, cluster_id, uuids))
+            mine.answer.set_result(_ask(known, cluster_id, uuids))
         except BaseException as error:
-            answer.set_exception(error)
+            mine.answer.set_exception(error)
         finally:
             answered()
 
     try:
         if start_thread(ask, "spark-log-inspection") is None:
             ask()
-    except BaseException:
+    except BaseException as error:
         answered()
+        mine.answer.set_exception(error)
         raise
-    return answer
+    return mine.answer
 
 
 def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:

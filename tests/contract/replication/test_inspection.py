@@ -1,7 +1,7 @@
 """The inspection of log dirs of which some hang."""
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
             inspect_log_dirs(three_brokers, unfenced)
             assert asked.count(2) == asked.count(3) == count
     release.set()
-    while log_dir_inspection._hanging:
+    while log_dir_inspection._asking:
         threading.Event().wait(0.01)
     inspect_log_dirs(three_brokers, unfenced)
     assert asked.count(2) == asked.count(3) == 4
@@ -52,3 +52,31 @@ def test_a_thread_that_cannot_be_started_costs_no_log_dir(three_brokers, monkeyp
         with pytest.raises(RuntimeError):
             inspect_log_dirs(three_brokers, unfenced)
     assert inspect_log_dirs(three_brokers, unfenced).out == {}
+
+
+def test_inspections_at_the_same_time_share_the_answers(three_brokers, monkeypatch):
+    both, asked, ask = threading.Barrier(2, timeout=30), [], log_dir_inspection._ask
+    release = threading.Event()
+
+    def slow(known, *others):
+        asked.append(known.broker_id)
+        assert release.wait(30)
+        return ask(known, *others)
+
+    def inspect():
+        both.wait()
+        return inspect_log_dirs(three_brokers, unfenced)
+
+    def waits(answers, timeout_s):
+        waiting.append(len(answers))
+        if len(waiting) == 2:
+            release.set()
+        return wait(answers, timeout_s)
+
+    waiting, wait = [], log_dir_inspection.wait
+    monkeypatch.setattr(log_dir_inspection, "_ask", slow)
+    monkeypatch.setattr(log_dir_inspection, "wait", waits)
+    with ThreadPoolExecutor(2) as threads:
+        found = [each.result(60) for each in [threads.submit(inspect) for _ in range(2)]]
+    assert [each.out for each in found] == [{}, {}]
+    assert sorted(asked) == [1, 2, 3] and waiting == [3, 3]
