@@ -62,11 +62,11 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     deadline_s = clock.monotonic_s() + min(request.max_wait_ms / 1000, _WAIT_S_MAX)
     memory = request_context.get().memory
     assert memory is not None
-    known: Sequence[_Asked] | None = None
+    decoded: Sequence[_Asked] | None = None
     needed = 0
     while True:
-        seen, asked, answers = await services.call(_positions, services, request, known)
-        known = asked
+        seen, asked, answers = await services.call(_positions, services, request, decoded)
+        decoded = asked
         await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):

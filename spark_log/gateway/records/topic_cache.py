@@ -48,9 +48,9 @@ class TopicCache:
         """
         now_s = clock.monotonic_s()
         with self._lock:
-            known = {uuid: self._names.get(uuid, (-_FRESH_S, "")) for uuid in uuids}
-        names = {uuid: name for uuid, (read_s, name) in known.items() if now_s - read_s < _FRESH_S}
-        if missing := known.keys() - names.keys():
+            cached = {uuid: self._names.get(uuid, (-_FRESH_S, "")) for uuid in uuids}
+        names = {uuid: name for uuid, (read_s, name) in cached.items() if now_s - read_s < _FRESH_S}
+        if missing := cached.keys() - names.keys():
             read = self._cluster.store.read(lambda connection: topics_of_uuids(connection, missing))
             with self._lock:
                 if len(self._names) > _UUIDS_MAX:

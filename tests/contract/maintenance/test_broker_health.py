@@ -1,4 +1,4 @@
-"""What a served broker says of itself."""
+"""The health of a served broker."""
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.maintenance.coordinator.broker import Broker

@@ -1,4 +1,4 @@
-"""What the parts of a stream count for, and which slices share a batch."""
+"""The bytes that a stream counts, and the slices that share a batch."""
 
 import struct
 
