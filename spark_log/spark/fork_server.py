@@ -1,14 +1,15 @@
-"""Forks the Python processes that plan Spark's queries from one that has imported their modules already.
+"""Forks the Python processes of Spark's driver from one that has imported their modules already.
 
 Spark starts a process on the driver for each kind of planning (create a source, plan a read or a write, commit) and for
-each start of a streaming query. Each imports pyspark, pyarrow, SQLAlchemy and spark-log: about a second of CPU time.
-Under `spark-log-python`, the first of them, which looks up the data sources, forks a server that imports these modules
-in the background. The later ones leave their work to a fork of it: they pass their arguments, environment, folder and
-standard streams, and then only wait for the fork and forward SIGTERM.
+each start of a streaming query, and with a local master also one that forks the workers of tasks. Each imports pyspark,
+pyarrow, SQLAlchemy and spark-log: about a second of CPU time. Under `spark-log-python`, the first of them, which looks
+up the data sources, forks a server that imports these modules in the background. The later ones leave their work to a
+fork of it, as soon as it has imported: they pass their arguments, environment, folder and standard streams, and then
+only wait for the fork and forward SIGTERM.
 
 A server belongs to one JVM, user and environment, ends with that JVM, and accepts requests of that user alone. Where
-there is no server (it is still importing; another operating system than Linux), a process imports for itself. Executors
-do not use it: they import no driver modules, and their processes are forked by Spark's own daemon.
+there is no server (another operating system than Linux), a process imports for itself. So do the executors of a
+cluster: their JVM looks up no data sources.
 """
 
 import atexit
@@ -28,7 +29,7 @@ from types import FrameType
 from typing import NoReturn
 
 _LOOKUP = "pyspark.sql.worker.lookup_data_sources"
-_SERVED = ("pyspark.sql.worker.", "pyspark.sql.streaming.")
+_SERVED = ("pyspark.sql.worker.", "pyspark.sql.streaming.", "pyspark.worker")
 _IMPORTED = (
     "pyspark.sql.streaming.datasource",
     "pyspark.sql.worker.commit_data_source_write",
@@ -37,6 +38,7 @@ _IMPORTED = (
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.python_streaming_sink_runner",
     "pyspark.sql.worker.write_into_data_source",
+    "pyspark.worker",
     "spark_log.spark.datasource.read.read_planner",
     "spark_log.spark.datasource.source",
     "spark_log.spark.datasource.write.batch_writer",
@@ -44,10 +46,19 @@ _IMPORTED = (
     "spark_log.spark.datasource.write.write_commit",
     "sqlalchemy.dialects.sqlite",
 )
+_IMPORTED_AFTER_FIRST_FORK = ("pandas", "deltalake")
+"""What only tasks and commits need, which Spark starts later: the first fork does not wait for it."""
 _PER_PROCESS = ("PYSPARK_", "PYTHON_", "SPARK_")
 """Prefixes of the variables that Spark sets for one process; they may differ between a server and its forks."""
-_OURS = "SPARK_LOG_"
+_FIXED = ("SPARK_LOG_", "PYSPARK_ENABLE_NAMEDTUPLE_PATCH")
+"""Prefixes of variables that modules read when they are imported."""
+_MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
+"""Variables that limit a process's address space, of which the server's modules would take 0.6 GB."""
+_THREADS = {"OMP_NUM_THREADS": "1"}
+"""What Spark sets for tasks of one core, and the server before it imports numpy: threads would not survive a fork."""
 _CHUNK = 1 << 16
+_JEMALLOC = "jemalloc_bg_thd"
+"""Name of the thread of Arrow's allocator, which handles forks itself."""
 _STATUS = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -61,7 +72,8 @@ def take_over(arguments: Sequence[str]) -> list[str] | None:
     Returns in processes that have to run a module. None means that the process runs its own module. In a fork of the
     server it returns the arguments of the request, with the environment, folder and streams of the process that asked.
     """
-    if not any(name.startswith(_SERVED) for name in arguments[:2]) or sys.platform != "linux":
+    is_served = any(name.startswith(_SERVED) for name in arguments[:2]) and not os.environ.keys() & set(_MEMORY_LIMITS)
+    if not is_served or sys.platform != "linux":
         return None
     jvm = os.getppid()
     try:
@@ -73,8 +85,8 @@ def take_over(arguments: Sequence[str]) -> list[str] | None:
             return None
         address = _address(jvm)
         with socket.socket(socket.AF_UNIX) as connection:
-            if _connect(connection, address):
-                _wait_for_fork(connection, arguments)
+            if _connect(connection, address) and (fork := _request_fork(connection, arguments)):
+                _wait_for_fork(connection, fork)
         if _LOOKUP in arguments and os.fork() == 0:
             return _serve(address, jvm_ended)
         return None
@@ -87,7 +99,9 @@ def _address(jvm: int) -> bytes:
     with open(f"/proc/{jvm}/stat") as file:
         started = file.read().rpartition(")")[2].split()[19]
     fixed = {
-        name: value for name, value in os.environ.items() if name.startswith(_OURS) or not name.startswith(_PER_PROCESS)
+        name: value
+        for name, value in {**_THREADS, **os.environ}.items()
+        if name.startswith(_FIXED) or not name.startswith(_PER_PROCESS)
     }
     facts = [os.getuid(), jvm, started, sys.executable, os.getcwd(), sorted(fixed.items())]
     return b"\0spark-log-python/" + hashlib.sha256(json.dumps(facts).encode()).hexdigest().encode()
@@ -106,24 +120,45 @@ def _is_same_user(connection: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
-def _wait_for_fork(connection: socket.socket, arguments: Sequence[str]) -> NoReturn:
+def _request_fork(connection: socket.socket, arguments: Sequence[str]) -> int | None:
+    """Return the pid of the fork that runs `arguments` in this process's place; None if there is no such fork."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it can be forwarded
     request = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
-    sent = socket.send_fds(connection, [request], [0, 1, 2])
-    connection.sendall(request[sent:])
-    connection.shutdown(socket.SHUT_WR)
+    try:
+        sent = socket.send_fds(connection, [request], [0, 1, 2])
+        connection.sendall(request[sent:])
+        connection.shutdown(socket.SHUT_WR)
+        pid = _receive(connection)
+    except OSError:
+        pid = None
+    if pid is None or pid < 0:  # the server has ended or refused, or its fork ended before it had the arguments
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        return None
+    return pid
+
+
+def _wait_for_fork(connection: socket.socket, pid: int) -> NoReturn:
+    fork_ended = _pidfd(pid)
     _close_streams()  # Spark waits for their end: only the fork keeps them open
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pid = _receive(connection)
-    if pid is not None:
 
-        def forward(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-        signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGTERM, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    status = None if pid is None else _receive(connection)
-    os._exit(1 if status is None else status)
+    status = _receive(connection)
+    if status is None and fork_ended is not None:  # the server has ended; Spark would end the workers of a daemon
+        select.select([fork_ended], [], [])
+    os._exit(1 if status is None else ~status)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # the process has ended, or this one has too many open files
+        return None
 
 
 def _close_streams() -> None:
@@ -134,7 +169,7 @@ def _close_streams() -> None:
 
 
 def _receive(connection: socket.socket) -> int | None:
-    """Return a number from the server or its fork, or None if it has ended."""
+    """Return the pid of a fork, or ~status once it has ended; None if the server has ended or refused."""
     data = connection.recv(_STATUS.size, socket.MSG_WAITALL)
     return int(_STATUS.unpack(data)[0]) if len(data) == _STATUS.size else None
 
@@ -145,44 +180,76 @@ def _serve(address: bytes, jvm_ended: int) -> list[str]:
     try:
         os.setsid()
         _close_streams()
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # else numpy starts threads, which a fork would not have
-        for module in _IMPORTED:
-            import_module(module)
-        gc.freeze()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)
-        listener.listen(64)
+        listener.listen(64)  # processes that ask meanwhile wait: each would import the same
+        for name, value in _THREADS.items():
+            os.environ.setdefault(name, value)
+        for module in _IMPORTED:
+            import_module(module)
+        not_imported = list(_IMPORTED_AFTER_FIRST_FORK)
+        has_forked = False
         connections: dict[int, tuple[int, socket.socket]] = {}
         while True:
-            ready = select.select([jvm_ended, listener.fileno(), *connections], [], [])[0]
+            timeout = 0 if has_forked and not_imported else None
+            ready = select.select([jvm_ended, listener.fileno(), *connections], [], [], timeout)[0]
             if jvm_ended in ready:
                 break
+            if not ready:
+                with contextlib.suppress(Exception):  # processes that need it report why
+                    import_module(not_imported.pop(0))
             for ended in connections.keys() & set(ready):
-                pid, connection = connections.pop(ended)
                 os.close(ended)
-                _report_end(pid, connection)
-            if listener.fileno() in ready:
-                connection = listener.accept()[0]
-                if not _is_same_user(connection):
-                    connection.close()
-                    continue
-                pid = os.fork()
+                _report_end(*connections.pop(ended))
+            request = _accept(listener) if listener.fileno() in ready else None
+            if request is not None:
+                gc.freeze()
+                pid = _fork()
                 if pid == 0:
                     listener.close()
                     for descriptor, (_, other) in connections.items():
                         os.close(descriptor)
                         other.close()
-                    return _become(connection)
-                connections[os.pidfd_open(pid)] = pid, connection
+                    return _become(request)
+                if pid is None or (fork_ended := _pidfd(pid)) is None:
+                    request.close()
+                    continue
+                connections[fork_ended] = pid, request
+                has_forked = True
     except BaseException:  # it has no stream to report to; processes that find no server import for themselves
         os._exit(1)
     os._exit(0)
 
 
+def _fork() -> int | None:
+    try:
+        return os.fork()
+    except OSError:  # a limit of processes or memory: the process that asks imports for itself
+        return None
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        connection = listener.accept()[0]
+        if _is_same_user(connection) and not _has_threads():
+            return connection
+        connection.close()
+    return None
+
+
+def _has_threads() -> bool:
+    """Whether an imported module started a thread. A fork would not have it, and could wait for a lock that it held."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm") as file:
+            names.append(file.read().strip())
+    return len(names) > 1 + names.count(_JEMALLOC)
+
+
 def _report_end(pid: int, connection: socket.socket) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with connection, contextlib.suppress(OSError):  # OSError: the process that asked has been killed
-        connection.sendall(_STATUS.pack(status if status >= 0 else 128 - status))
+        connection.sendall(_STATUS.pack(~(status if status >= 0 else 128 - status)))
 
 
 def _become(connection: socket.socket) -> list[str]:
@@ -197,9 +264,19 @@ def _become(connection: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    reseed()
     connection.sendall(_STATUS.pack(os.getpid()))
     connection.close()
     return list(arguments)
+
+
+def reseed() -> None:
+    """Seed numpy's generator in a new fork, so that forks do not repeat each other's random numbers.
+
+    Python's module `random` does so itself.
+    """
+    if "numpy.random" in sys.modules:
+        import_module("numpy.random").seed()
 
 
 def run_program(program: Callable[[], object]) -> None:

@@ -74,6 +74,7 @@ def main() -> None:
     if sys.argv[0] == _DAEMON:
         run_program(_run_daemon)
     else:
+        sys.modules.pop(sys.argv[0], None)  # else runpy warns that the fork server has imported it
         run_program(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
 
 
@@ -81,14 +82,22 @@ def _run_daemon() -> None:
     """Run Spark's daemon, whose workers end without a traceback when Spark has closed their connection.
 
     Spark closes the connections of idle workers after a minute and at its end. Each such worker tries to report the end
-    of its input as an error, and with Unix sockets Spark's own code prints that it cannot.
+    of its input as an error, and with Unix sockets Spark's own code prints that it cannot. A worker's first task seeds
+    numpy's generator, which the daemon may have imported already.
     """
     import pyspark.daemon
 
+    from spark_log.spark.fork_server import reseed
+
     daemon: Any = pyspark.daemon
     run_worker = daemon.worker
+    is_new_fork = True
 
     def worker(*arguments: Any) -> Any:
+        nonlocal is_new_fork
+        if is_new_fork:
+            reseed()
+            is_new_fork = False
         try:
             return run_worker(*arguments)
         except (BrokenPipeError, ConnectionResetError):

@@ -103,3 +103,30 @@ def test_idle_worker_ends_silently_when_spark_closes_its_connection() -> None:
         os.close(worker)
         daemon.stdin.close()  # the daemon ends
         assert daemon.stderr.read() == b""
+
+
+DAEMON_WITH_NUMPY = """
+import os
+import numpy.random, pyspark.daemon
+from spark_log.spark import launcher
+
+def manager():
+    for _ in range(2):
+        if os.fork() == 0:
+            pyspark.daemon.worker()
+            pyspark.daemon.worker()
+            os._exit(0)
+        os.wait()
+
+pyspark.daemon.worker = lambda: print(numpy.random.random(), flush=True)
+pyspark.daemon.manager = manager
+numpy.random.seed(0)
+launcher._run_daemon()
+"""
+
+
+def test_workers_have_random_numbers_of_their_own() -> None:
+    """A daemon that is a fork of the fork server has imported numpy, and its workers would share numpy's state."""
+    done = subprocess.run([sys.executable, "-c", DAEMON_WITH_NUMPY], capture_output=True, text=True, timeout=60)
+    numbers = done.stdout.split()
+    assert len(numbers) == len(set(numbers)) == 4, done.stderr
