@@ -1,11 +1,10 @@
 """Reads a schema registry outside of the cluster by its REST API. Versions and ids are cached and not read again."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from http.client import HTTPException
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -18,13 +17,23 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
+from spark_log.metadata.remembered import Remembered
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _RETRIABLE = (408, 429)
 """HTTP's Request Timeout and Too Many Requests."""
 _TIMEOUT_S = 10
-_ANSWER_BYTES_MAX = 64 << 20
+_ANSWER_BYTES_MAX = 4 << 20
+_REMEMBERED_CHARACTERS_MAX = 16 << 20
+"""The characters of all versions, and of all schemas with an id, that are remembered: servers choose their length."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+def _remembered(function: Callable[P, T]) -> Remembered[P, T]:
+    return Remembered(function, lambda value, *_: len(repr(value)), _REMEMBERED_CHARACTERS_MAX)
 
 
 def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
@@ -43,7 +52,7 @@ def find_subject(url: str, subject: str, version: int | None) -> tuple[Registere
         return chosen, [(each.id, _text(url, each.schema)) for each in versions]
 
 
-@lru_cache(maxsize=4096)
+@_remembered
 def find_id(url: str, schema_id: int) -> SchemaText:
     """Return the schema with this id, with its imports. Raises the errors of `find_subject`."""
     path = f"/schemas/ids/{schema_id}"
@@ -64,7 +73,7 @@ def _expected_answers(url: str) -> Iterator[None]:
         ) from error
 
 
-@lru_cache(maxsize=4096)
+@_remembered
 def _version(url: str, subject: str, version: int) -> RegisteredSchema:
     path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
     answer = _serialized(url, path, _get(url, path))

@@ -2,14 +2,13 @@
 
 import base64
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spark_log.groups.consumer.rules import EpochState, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
+from spark_log.metadata.remembered import Remembered
 
 T = TypeVar("T")
 
@@ -17,30 +16,8 @@ _CHARACTERS_MAX = 2 * 1024 * 1024
 """The maximum number of characters of all remembered texts of one kind. A value may need 40 bytes for each of them."""
 
 
-class _Remembered(Generic[T]):
-    """A function of a text that remembers its values for the texts that were used last.
-
-    Clients choose the length of the texts. So the number of characters is limited, not the number of texts.
-    """
-
-    def __init__(self, function: Callable[[str], T]) -> None:
-        self._function, self._lock = function, threading.Lock()
-        self._values: OrderedDict[str, T] = OrderedDict()
-        self._characters = 0
-
-    def __call__(self, text: str) -> T:
-        with self._lock:
-            if text in self._values:
-                self._values.move_to_end(text)
-                return self._values[text]
-        value = self._function(text)
-        with self._lock:
-            if text not in self._values:
-                self._values[text] = value
-                self._characters += len(text)
-                while self._characters > _CHARACTERS_MAX:
-                    self._characters -= len(self._values.popitem(last=False)[0])
-        return value
+def _remembered(function: Callable[[str], T]) -> Remembered[[str], T]:
+    return Remembered(function, lambda _value, text: len(text), _CHARACTERS_MAX)
 
 
 class TopicSet(NamedTuple):
@@ -69,7 +46,7 @@ class Subscription:
     pattern: Pattern | None = None
 
 
-@_Remembered
+@_remembered
 def partitions_of(text: str) -> Partitions:
     return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
 
@@ -81,7 +58,7 @@ def partitions_json(partitions: Iterable[TopicPartition]) -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-@_Remembered
+@_remembered
 def facts_of(text: str) -> Mapping[str, TopicFacts]:
     return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
 
@@ -91,7 +68,7 @@ def facts_json(facts: Mapping[str, TopicFacts]) -> str:
     return json.dumps(shown, separators=(",", ":"))
 
 
-@_Remembered
+@_remembered
 def subscription_of(text: str) -> Subscription:
     facts = json.loads(text)
     assignors = tuple(facts["assignors"])
@@ -118,7 +95,7 @@ def protocols_json(protocols: Iterable[tuple[str, bytes]]) -> str:
     return json.dumps(encoded, separators=(",", ":"))
 
 
-@_Remembered
+@_remembered
 def epochs_of(text: str) -> EpochState:
     facts = json.loads(text)
     return EpochState(

@@ -1,0 +1,41 @@
+"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number.
+
+Clients choose the texts that such a function parses, or the server that it reads.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Remembered(Generic[P, T]):
+    """A function that remembers the values that were used last.
+
+    `size_of(value, *arguments)` is the size of a value with its arguments; all sizes together are at most `size_max`.
+    """
+
+    def __init__(self, function: Callable[P, T], size_of: Callable[..., int], size_max: int) -> None:
+        self._function, self._size_of, self._size_max = function, size_of, size_max
+        self._lock = threading.Lock()
+        self._values: OrderedDict[tuple[object, ...], tuple[T, int]] = OrderedDict()
+        self._size = 0
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
+        key = arguments, tuple(named.items())
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = self._function(*arguments, **named)
+        size = self._size_of(value, *arguments, **named)
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value, size
+                self._size += size
+                while self._size > self._size_max:
+                    self._size -= self._values.popitem(last=False)[1][1]
+        return value
