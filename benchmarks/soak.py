@@ -41,7 +41,7 @@ SETTINGS = {
     "log.retention.check.interval.ms": "5000",
     "log.clean.up.interval.ms": "10000",
     "log.cleaner.backoff.ms": "5000",
-    "log.seal.interval.ms": "2000",
+    "table.loop.poll.ms": "2000",
     "log.merge.interval.ms": "10000",
     "delta.maintenance.interval.ms": "10000",
     "offsets.retention.check.interval.ms": "10000",

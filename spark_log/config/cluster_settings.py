@@ -1,12 +1,18 @@
 """Cluster settings, each documented where it is defined."""
 
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from spark_log.config.values import DAY_MS, GIB, INT64_MAX, MIB
 from spark_log.errors import InvalidConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_IGNORED = {"log_seal_interval_ms": "table.loop.poll.ms"}
+"""Settings of earlier versions that have no effect any more, with their successors."""
 
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings for which -1 is valid too."""
@@ -162,9 +168,17 @@ class ClusterSettings:
     log.flush.scheduler.interval.ms, which is infinite by default; here a check is one short statement).
     """
 
-    log_seal_interval_ms: int = 5_000
+    table_loop_poll_ms: int = 250
     """Not in Kafka. Interval at which the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or
-    left over by a failure), and for Delta tables that are behind. Lower it if some delta.max.lag.ms is smaller.
+    left over by a failure), and for Delta tables that are behind.
+    """
+
+    table_loop_threads: int = 4
+    """Not in Kafka. The number of threads in which the coordinator seals tails."""
+
+    table_loop_share_percent: int = 50
+    """Not in Kafka. The share of its time that the coordinator seals tails and publishes Delta tables. When more topics
+    are due than that, the oldest records come first, and delta.max.lag.ms is missed: the metrics of the lag show it.
     """
 
     log_merge_interval_ms: int = 60_000
@@ -195,6 +209,9 @@ class ClusterSettings:
         values: dict[str, Any] = {}
         for dotted, text in pairs.items():
             name = dotted.replace(".", "_")
+            if name in _IGNORED:
+                logger.warning("cluster setting %s has no effect any more: use %s", dotted, _IGNORED[name])
+                continue
             if name not in settings:
                 near = difflib.get_close_matches(name, settings, n=1, cutoff=0.6)
                 hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(settings)}"

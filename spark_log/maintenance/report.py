@@ -34,6 +34,8 @@ class Report:
     """Messages for users: reasons, failures, and postponed work with its reason."""
     dry_run: bool = False
     """Nothing was changed: the report describes the changes that the task would make."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time that the work took, in all its threads; 0 where it is not measured."""
 
     def __str__(self) -> str:
         where = f" {self.topic}" if self.topic else ""

@@ -20,9 +20,8 @@ from spark_log.maintenance.rewrite_tasks import (
     merge_segments,
     plan_backfill,
     plan_merge,
-    plan_seal,
-    seal_tails,
 )
+from spark_log.maintenance.seal_task import plan_seal, seal_tails
 from spark_log.maintenance.upkeep_tasks import (
     clean_up_files,
     flush_topics,
@@ -134,7 +133,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "seal",
         "write inline tails older than delta.max.lag.ms or segment.ms to files, and list these in the Delta tables",
-        lambda s: s.log_seal_interval_ms,
+        lambda s: s.table_loop_poll_ms,
         seal_tails,
         plan_seal,
     ),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from spark_log import clock
 from spark_log.cluster.topics import Topic
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
 from spark_log.maintenance.context import MaintenanceContext
@@ -24,6 +25,7 @@ class _Done:
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
     error: SparkLogError | OSError | None = None
+    seconds: float = 0.0
 
 
 def rewrite_partitions(
@@ -51,13 +53,15 @@ def rewrite_partitions(
             errors = {number: each.error for number, each in done.items() if each.error is not None}
             failed = failed or next(iter(errors.values()), None)
             changed = [each for each in done.values() if each.before]
+            began_s = clock.monotonic_s()
             if changed:
                 try_publish(context.cluster, [topic])
             if changed or errors:
+                seconds = sum(each.seconds for each in done.values()) + clock.monotonic_s() - began_s
                 before = sum((each.before for each in changed), Amount())
                 after = sum((each.after for each in changed), Amount())
                 notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
-                yield Report(task, topic.name, len(changed), before, after, notes)
+                yield Report(task, topic.name, len(changed), before, after, notes, seconds=seconds)
     finally:
         pool.shutdown(cancel_futures=True)
     if failed is not None:
@@ -65,7 +69,7 @@ def rewrite_partitions(
 
 
 def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, partition: int) -> _Done:
-    done = _Done()
+    done, began_s = _Done(), clock.monotonic_s()
     try:
         if context.stopping():
             return done
@@ -81,6 +85,7 @@ def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, part
         raise
     except (SparkLogError, OSError) as error:
         done.error = error
+    done.seconds = clock.monotonic_s() - began_s
     return done
 
 

@@ -22,6 +22,7 @@ from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge
 from spark_log.maintenance.rewrite.table_schedule import (
     PUBLISH_MS,
     Tail,
+    average_cost_ms,
     due_tails,
     look_after_ms,
     next_look_ms,
@@ -73,6 +74,8 @@ class TableLoop:
         self._in_thread = in_thread
         self._changed = threading.Condition()
         self._touched: dict[int, _Touched] = {}
+        self._costs_ms: dict[int, float] = {}
+        """The time that sealing and publication of each topic take, as a moving average."""
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -159,12 +162,13 @@ class TableLoop:
                 touched.full, touched.has_files, touched.due_s = set(), False, math.inf
                 touched.began_s = clock.monotonic_s()
             topic, done, wait_ms = touched.topic, False, None
+            cost_ms = self._costs_ms.get(topic_id, 0.0)
             try:
                 found, now_ms = self._tails(topic)
                 alone = self._is_alone()
-                due = due_tails(found, topic.config, now_ms) if alone else []
+                due = due_tails(found, topic.config, now_ms, cost_ms) if alone else []
                 done = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
-                wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms)
+                wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms, cost_ms)
             except (SparkLogError, OSError) as error:
                 logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
             except Exception:  # a bug: the loop goes on with the other topics
@@ -175,7 +179,7 @@ class TableLoop:
                 if not done:
                     wait_ms = retry_after_ms(topic.config, touched.failures - 1)
                 elif wait_ms is None and touched.appends > appends:
-                    wait_ms = look_after_ms(topic.config)
+                    wait_ms = look_after_ms(topic.config, cost_ms)
                 touched.has_tails = wait_ms is not None and topic.config.delta_max_lag_ms >= 0
                 if wait_ms is not None and touched.has_tails:
                     touched.due_s = min(touched.due_s, clock.monotonic_s() + wait_ms / 1000)
@@ -189,11 +193,13 @@ class TableLoop:
 
     def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool:
         """Seal tails and publish; merge small files without a coordinator. Returns False if a tail or table is left."""
-        numbers = sorted(partitions)
+        numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
             done = try_publish(self._cluster, [topic]) and done
+            cost_ms = (clock.monotonic_s() - began_s) * 1000
+            self._costs_ms[topic.topic_id] = average_cost_ms(self._costs_ms.get(topic.topic_id), cost_ms)
         if not alone or not sealed or not self._time_is_left():
             return done
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from spark_log.config import TopicConfig
 
-CHECK_MS_MIN = 1_000
+CHECK_MS_MIN = 250
 """Least time between two looks at the tails of a topic."""
+_RESERVE_MS = 2_000
+_ROUNDS_TAKE_MAX = 10
 PUBLISH_MS = 1_000
 """Least time between two publications of new files of a topic in the background: appends share them."""
 
@@ -22,13 +24,13 @@ class Tail:
     first_appended_ms: int
 
 
-def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
-    """Return the tails of a topic that are to be sealed. `ahead_ms` is the time until the next check.
+def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, cost_ms: float = 0.0) -> list[Tail]:
+    """Return the tails of a topic that are to be sealed. `cost_ms` is the time that the topic's last rounds took.
 
     If one tail has reached delta.max.lag.ms, all are due: they make one Delta commit. Otherwise due are the tails that
     are older than segment.ms, or as large as inline.tail.bytes (sealing them failed before).
     """
-    if any(lag_is_over(tail, config, now_ms + ahead_ms) for tail in tails):
+    if any(_lag_is_over(tail, config, now_ms, cost_ms) for tail in tails):
         return list(tails)
     return [
         tail
@@ -37,36 +39,53 @@ def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms:
     ]
 
 
-def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
-    """Whether to seal the tail for delta.max.lag.ms, of which the last tenth is reserved for sealing and publication;
-    also if the clock was set back since the tail's first record.
+def deadline_ms(tails: Sequence[Tail], config: TopicConfig) -> int:
+    """Return the time at which delta.max.lag.ms of the oldest record is over; without a limit, that of its append."""
+    return min(tail.first_appended_ms for tail in tails) + max(config.delta_max_lag_ms, 0)
+
+
+def _lag_is_over(tail: Tail, config: TopicConfig, now_ms: int, cost_ms: float) -> bool:
+    """Whether to seal the tail for delta.max.lag.ms; also if the clock was set back since the tail's first record."""
+    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config, cost_ms)
+
+
+def seal_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
+    """Return the time that the first record of a tail may wait, in ms.
+
+    The rest of delta.max.lag.ms is reserved for sealing and publication (`pause_ms`). A topic of which a round takes
+    long waits longer, so that its rounds take at most a tenth of the time.
     """
-    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config)
-
-
-def seal_after_ms(config: TopicConfig) -> int:
-    """Return the time that the first record of a tail may wait, in ms."""
-    return config.delta_max_lag_ms * 9 // 10
+    return max(config.delta_max_lag_ms - pause_ms(config), _ROUNDS_TAKE_MAX * int(cost_ms))
 
 
 def pause_ms(config: TopicConfig) -> int:
-    """Return the rest of delta.max.lag.ms after `seal_after_ms`. A topic without files for so long makes a pause."""
-    return config.delta_max_lag_ms - seal_after_ms(config)
+    """Return the part of delta.max.lag.ms that is reserved: a tenth, but 2 s if that is not more than two fifths. A
+    topic without files for so long makes a pause.
+    """
+    return max(config.delta_max_lag_ms // 10, min(_RESERVE_MS, config.delta_max_lag_ms * 2 // 5))
 
 
-def look_after_ms(config: TopicConfig) -> int:
+def average_cost_ms(before_ms: float | None, last_ms: float) -> float:
+    """Return the moving average of the time that a topic's rounds take; None before the first."""
+    return last_ms if before_ms is None else before_ms + (last_ms - before_ms) / 4
+
+
+def look_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
     """Return the time until tails that come now may be due."""
-    return max(CHECK_MS_MIN, seal_after_ms(config))
+    return max(CHECK_MS_MIN, seal_after_ms(config, cost_ms))
 
 
-def retry_after_ms(config: TopicConfig, failures: int) -> int:
-    """Return the wait before a retry: `pause_ms`, doubled for each of `failures`, up to `look_after_ms`."""
-    return min(look_after_ms(config), max(CHECK_MS_MIN, pause_ms(config)) * (1 << min(failures, 30)))
+def retry_after_ms(config: TopicConfig, failures: int, cost_ms: float = 0.0) -> int:
+    """Return the wait before a retry: `pause_ms`, doubled for each of `failures`, up to `look_after_ms`; more if a
+    round takes long.
+    """
+    wait_ms = min(look_after_ms(config), max(CHECK_MS_MIN, pause_ms(config)) * (1 << min(failures, 30)))
+    return max(wait_ms, _ROUNDS_TAKE_MAX * int(cost_ms))
 
 
-def next_look_ms(tails: Sequence[Tail], config: TopicConfig, now_ms: int) -> int | None:
+def next_look_ms(tails: Sequence[Tail], config: TopicConfig, now_ms: int, cost_ms: float = 0.0) -> int | None:
     """Return the time until one of these tails, which are not due, is due; None means never."""
     if not tails or config.delta_max_lag_ms < 0:
         return None
     oldest_ms = min(tail.first_appended_ms for tail in tails)
-    return max(CHECK_MS_MIN, oldest_ms + seal_after_ms(config) - now_ms)
+    return max(CHECK_MS_MIN, oldest_ms + seal_after_ms(config, cost_ms) - now_ms)

@@ -149,7 +149,10 @@ def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
         .where(PARTITION.tail_bytes > 0)
         .order_by(PARTITION.topic_id, PARTITION.partition)
     )
-    if topic_ids is not None:
+    if topic_ids is None:  # the index of inline segments, instead of all partitions
+        inline = sa.select(SEGMENT.topic_id, SEGMENT.partition).where(SEGMENT.inline)
+        query = query.where(sa.tuple_(PARTITION.topic_id, PARTITION.partition).in_(inline))
+    else:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
     found: dict[TopicId, list[Tail]] = {}
     for topic_id, *facts in connection.execute(query):

@@ -29,7 +29,7 @@ LONG_MS = 60_000
 
 BUSY = ClusterSettings(
     transaction_abort_interval_ms=200,
-    log_seal_interval_ms=500,
+    table_loop_poll_ms=500,
     log_merge_interval_ms=1_000,
     log_clean_up_interval_ms=1_000,
     delta_maintenance_interval_ms=2_000,

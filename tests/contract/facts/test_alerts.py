@@ -37,7 +37,7 @@ def running(tmp_path):
         cluster = stack.enter_context(Cluster.init(address, log_dir=str(tmp_path / "d1")))
         add_broker(cluster, 2, [str(tmp_path / "d2")])
         add_broker(cluster, 3, [str(tmp_path / "d3"), str(tmp_path / "empty")])
-        often = {"log.seal.interval.ms": "50", "delta.maintenance.interval.ms": "50"}
+        often = {"table.loop.poll.ms": "50", "delta.maintenance.interval.ms": "50"}
         alter_settings(cluster, {**often, "metrics.interval.ms": "-1"})  # topic __metrics is published each minute
         topic = topic_on(cluster, "t", [[1, 2]], delta_max_lag_ms="0")
         topic_on(cluster, "single", [[3]])

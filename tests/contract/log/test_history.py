@@ -214,13 +214,13 @@ def test_runs_of_tasks_are_kept_if_they_failed_or_changed_something(cluster):
 
 
 def test_a_coordinator_records_by_itself(cluster):
-    alter_settings(cluster, {"metrics.interval.ms": "50", "log.seal.interval.ms": "50"})
+    alter_settings(cluster, {"metrics.interval.ms": "50", "table.loop.poll.ms": "50"})
     append(cluster, create_topic(cluster, "t"), 3)
     with Coordinator(cluster):
         until(lambda: total(cluster, Kind.TOPIC, "t")["records"] == 3, cluster.store)
     alter_settings(cluster, {"metrics.interval.ms": "-1"})
-    with pytest.raises(InvalidConfigurationError, match="log_seal_interval_ms"):
-        alter_settings(cluster, {"log.seal.interval.ms": "-1"})
+    with pytest.raises(InvalidConfigurationError, match="table_loop_poll_ms"):
+        alter_settings(cluster, {"table.loop.poll.ms": "-1"})
 
 
 def test_a_lost_broker_does_not_stop_the_history(three_brokers):

@@ -330,7 +330,7 @@ def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
         sealed = all(each[2:] != ("blob",) for each in shape(cluster, topic))
         return sealed and not runs and (0, 1) not in shape(cluster, topic)
 
-    settings = ClusterSettings(log_seal_interval_ms=20, log_merge_interval_ms=20)
+    settings = ClusterSettings(table_loop_poll_ms=20, log_merge_interval_ms=20)
     with Coordinator(cluster, settings=settings):
         for number in range(10, 30):
             append(log, topic, f"{number}")

@@ -72,7 +72,7 @@ def _end(cluster):
 @sqlite_only
 def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(cluster, busy_log):
     topic = make(cluster, "t", inline_tail_bytes="2000")
-    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=3_600_000)) as coordinator:
+    with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=3_600_000)) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(busy_log, topic, "small")
         append(busy_log, topic, "x" * 1000, "y" * 1000)

@@ -90,13 +90,13 @@ def test_a_running_coordinator_follows_a_change(cluster, monkeypatch):
     seen = []
     task = PeriodicTask(
         "note settings",
-        lambda settings: settings.log_seal_interval_ms,
+        lambda settings: settings.table_loop_poll_ms,
         lambda context: seen.append(context.settings),
     )
-    alter_settings(cluster, {"log.seal.interval.ms": "5"})
+    alter_settings(cluster, {"table.loop.poll.ms": "5"})
     with Coordinator(cluster, tasks=[task]):
-        alter_settings(cluster, {"log.seal.interval.ms": "6"})
-        while not seen or seen[-1].log_seal_interval_ms != 6:
+        alter_settings(cluster, {"table.loop.poll.ms": "6"})
+        while not seen or seen[-1].table_loop_poll_ms != 6:
             cluster.store.changes.wait(cluster.store.changes.current(), 0.01)
 
 

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 
 from spark_log.config import ClusterSettings
 from spark_log.log.log import Records
-from spark_log.maintenance import rewrite_tasks, run_tasks
+from spark_log.maintenance import run_tasks, seal_task
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite.tail_seal import tails
@@ -100,7 +100,7 @@ def test_a_coordinator_keeps_the_lag(cluster):
     fast = make(cluster, "fast", 2, **SOON)
     slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
     log = ClientLog(cluster)
-    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)) as coordinator:
+    with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=50)) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(log, fast, "a")
         append(log, slow, "b")
@@ -120,8 +120,8 @@ def test_a_tail_that_comes_while_the_tails_are_read_is_not_old(cluster, log, mon
         append(log, topic, "new")
         return tails(connection)
 
-    monkeypatch.setattr(rewrite_tasks, "tails", appended_meanwhile)
-    assert list(run_tasks(cluster, ["seal"], settings=ClusterSettings(log_seal_interval_ms=interval_ms))) == []
+    monkeypatch.setattr(seal_task, "tails", appended_meanwhile)
+    assert list(run_tasks(cluster, ["seal"], settings=ClusterSettings(table_loop_poll_ms=interval_ms))) == []
     assert tail(cluster) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluste
     monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_: None)
     append(log, topic, "a")
     make_older(cluster, 500)
-    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)):
+    with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=50)):
         until(lambda: in_table(cluster, topic) == ["a"], cluster.store)
 
 

@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 from spark_log.config import TopicConfig
 from spark_log.maintenance.rewrite.table_schedule import (
     Tail,
+    average_cost_ms,
+    deadline_ms,
     due_tails,
     look_after_ms,
     next_look_ms,
+    pause_ms,
     retry_after_ms,
+    seal_after_ms,
 )
 
 NOW_MS = 10_000_000
@@ -20,8 +24,8 @@ def tail(partition, age_ms, size=10):
     return Tail(partition, size, NOW_MS - age_ms)
 
 
-def partitions(tails, ahead_ms=0, **configs):
-    return [each.partition for each in due_tails(tails, TopicConfig(**configs), NOW_MS, ahead_ms)]
+def partitions(tails, cost_ms=0.0, **configs):
+    return [each.partition for each in due_tails(tails, TopicConfig(**configs), NOW_MS, cost_ms)]
 
 
 @pytest.mark.parametrize(
@@ -31,17 +35,39 @@ def partitions(tails, ahead_ms=0, **configs):
         (60_000, 53_999, False),
         (60_000, 54_000, True),
         (60_000, -1, True),  # the clock was set back
+        (5_000, 2_999, False),
+        (5_000, 3_000, True),
         (0, 0, True),
         (-1, 3_600_000, False),
     ],
 )
-def test_tail_is_due_after_nine_tenths_of_the_lag(lag_ms, age_ms, due):
+def test_tail_is_due_before_the_reserved_part_of_the_lag(lag_ms, age_ms, due):
     assert partitions([tail(0, age_ms)], delta_max_lag_ms=lag_ms) == [0] * due
 
 
-def test_time_until_the_next_check_counts():
-    assert partitions([tail(0, 53_500)], ahead_ms=499) == []
-    assert partitions([tail(0, 53_500)], ahead_ms=500) == [0]
+@pytest.mark.parametrize(
+    ("lag_ms", "reserved_ms"), [(1_000, 400), (5_000, 2_000), (20_000, 2_000), (60_000, 6_000), (0, 0)]
+)
+def test_a_part_of_the_lag_is_reserved_for_sealing_and_publication(lag_ms, reserved_ms):
+    config = TopicConfig(delta_max_lag_ms=lag_ms)
+    assert pause_ms(config) == reserved_ms == lag_ms - seal_after_ms(config)
+
+
+def test_rounds_of_a_topic_take_at_most_a_tenth_of_the_time():
+    assert partitions([tail(0, 19_999)], cost_ms=2_000.0, delta_max_lag_ms=5_000) == []
+    assert partitions([tail(0, 20_000)], cost_ms=2_000.0, delta_max_lag_ms=5_000) == [0]
+    assert partitions([tail(0, 3_000)], cost_ms=300.0, delta_max_lag_ms=5_000) == [0], "the lag allows more"
+
+
+def test_the_cost_follows_the_last_rounds():
+    assert average_cost_ms(None, 40.0) == 40.0
+    assert average_cost_ms(40.0, 80.0) == 50.0
+
+
+def test_the_deadline_is_that_of_the_oldest_record():
+    tails = [tail(0, 5), tail(1, 7)]
+    assert deadline_ms(tails, TopicConfig(delta_max_lag_ms=5_000)) == NOW_MS - 7 + 5_000
+    assert deadline_ms(tails, TopicConfig(delta_max_lag_ms=-1)) == NOW_MS - 7
 
 
 def test_all_tails_are_due_with_the_oldest():
@@ -58,7 +84,7 @@ def test_segment_ms_and_size_make_single_tails_due():
     ages_ms=st.lists(st.integers(0, 200_000), max_size=5),
 )
 def test_tails_that_are_not_due_are_looked_at_before_their_lag_is_over(lag_ms, ages_ms):
-    """In time for delta.max.lag.ms, but at most once a second."""
+    """In time for delta.max.lag.ms, but at most four times a second."""
     config = TopicConfig(delta_max_lag_ms=lag_ms)
     tails = [tail(number, age_ms) for number, age_ms in enumerate(ages_ms)]
     waiting = [each for each in tails if each not in due_tails(tails, config, NOW_MS)]
@@ -66,8 +92,8 @@ def test_tails_that_are_not_due_are_looked_at_before_their_lag_is_over(lag_ms, a
     if not waiting or lag_ms < 0:
         assert wait_ms is None
     else:
-        assert wait_ms >= 1_000
-        assert max(ages_ms) + wait_ms <= max(lag_ms, max(ages_ms) + 1_000)
+        assert wait_ms >= 250
+        assert max(ages_ms) + wait_ms <= max(lag_ms, max(ages_ms) + 250)
         later_ms = NOW_MS + wait_ms
         assert due_tails(waiting, config, later_ms), "the look finds work"
 
@@ -76,4 +102,5 @@ def test_failures_are_retried_in_the_time_that_the_lag_leaves_and_then_ever_late
     config = TopicConfig(delta_max_lag_ms=60_000)
     assert [retry_after_ms(config, failures) for failures in range(5)] == [6_000, 12_000, 24_000, 48_000, 54_000]
     assert retry_after_ms(config, 10**6) == look_after_ms(config) == 54_000
-    assert retry_after_ms(TopicConfig(delta_max_lag_ms=100), 0) == 1_000
+    assert retry_after_ms(TopicConfig(delta_max_lag_ms=100), 0) == 250
+    assert retry_after_ms(config, 0, cost_ms=10_000.0) == 100_000, "a server did not answer for 10 s"
