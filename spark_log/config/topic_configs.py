@@ -224,6 +224,22 @@ class TopicConfig:
         "no limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
         "ms",
     )
+    delta_log_retention_ms: int = config(
+        "delta.log.retention.ms",
+        30 * DAY_MS,
+        Integer(DAY_MS),
+        "Not in Kafka. How long the versions of the topic's Delta table can be read, by time travel and streams: older "
+        "files of the Delta log are deleted. Segment files that a version lists may be deleted before "
+        "(file.delete.delay.ms).",
+        "ms",
+    )
+    delta_log_commits_max: int = config(
+        "delta.log.commits.max",
+        30_000,
+        Integer(1, 2**31 - 1, "int"),
+        "Not in Kafka. The number of versions of the topic's Delta table that can be read; older ones are removed "
+        "before delta.log.retention.ms has passed. Those of the last day are kept in any case.",
+    )
     file_delete_delay_ms: int = config(
         "file.delete.delay.ms",
         7 * DAY_MS,

@@ -1,7 +1,7 @@
 """Maintains a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
 
-A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration are
-deleted, except those that are needed to read a version of that period: its time travel and streams continue to work.
+A reader loads the last checkpoint and every commit after it. Files that no kept version is read from are deleted
+(`log_clean_up`).
 """
 
 import json
@@ -20,6 +20,7 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.metadata.tables import publication as t_publication
 from spark_log.tables import publication_state
 from spark_log.tables.delta_table import storage_options, sync_checkpoint
+from spark_log.tables.log_clean_up import clean_up
 from spark_log.tables.publication import publish
 from spark_log.tables.unopened_commit import is_newest
 
@@ -123,7 +124,8 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
         before = log_dir.list_files(folder)
         table.create_checkpoint()
         sync_checkpoint(log_dir, topic, version)  # before the log files that it replaces are deleted
-        table.cleanup_metadata()
+        if cluster.store.clock_is_steady():
+            clean_up(log_dir, topic, cluster.store.now().wall_ms)
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
 

@@ -26,11 +26,15 @@ _CHECKPOINT_COMMITS = 100
 """The number of commits after which an append writes a checkpoint and waits for it. Maintenance writes them more often.
 """
 
+_TOMBSTONES = "delta.deletedFileRetentionDuration"
+_EARLIER_TOMBSTONES = "interval 30 days"
+"""The value that earlier versions of spark-log set."""
+
 _PROPERTIES = {
     "delta.appendOnly": "true",
-    # VACUUM must keep files that a lagging reader of an older version reads; spark-log itself deletes segments. A
-    # longer time would enlarge every checkpoint, which lists the files that were removed within it.
-    "delta.deletedFileRetentionDuration": "interval 30 days",
+    # Every checkpoint lists the files that were removed within this time. VACUUM does not list our hidden folder, and
+    # spark-log itself deletes segments.
+    _TOMBSTONES: "interval 1 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
     # Readers use the statistics of all columns that have them (leaf_statistics.LEAVES_MAX), not only of the first 32.
@@ -112,6 +116,20 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
         return False
     table.alter.add_columns(
         list(Schema.from_arrow(pa.schema(list(typed))).fields), commit_properties=CommitProperties(max_commit_retries=0)
+    )
+    return True
+
+
+def shorten_tombstones(table: "DeltaTable") -> bool:
+    """Give a table of an earlier spark-log the present time for tombstones, in a commit of its own on exactly the version
+    that was read. Returns whether it did. Raises CommitFailedError if another process committed first.
+    """
+    from deltalake import CommitProperties
+
+    if table.metadata().configuration.get(_TOMBSTONES) != _EARLIER_TOMBSTONES:
+        return False
+    table.alter.set_table_properties(
+        {_TOMBSTONES: _PROPERTIES[_TOMBSTONES]}, commit_properties=CommitProperties(max_commit_retries=0)
     )
     return True
 

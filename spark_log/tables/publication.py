@@ -37,6 +37,7 @@ from spark_log.tables.delta_table import (
     difference,
     is_checkpointed,
     open_table,
+    shorten_tombstones,
     sync_checkpoint,
 )
 from spark_log.tables.publication_state import Cursor, PublishedFile
@@ -278,7 +279,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if not what:
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
         return True
-    if columns is not None and add_columns(table, columns):
+    if (columns is not None and add_columns(table, columns)) or shorten_tombstones(table):
         log_dir.sync(commit_path(topic, table.version()))
         return False
     _opened[application] = columns

@@ -28,6 +28,7 @@ NOT_FROM_METADATA = {
     "spark/datasource/write/task_writer.py:abort": "files of this attempt, which no other process knows",
     "maintenance/rewrite/segment_rewrite.py:discard": "a file of this process, whose swap was not committed",
     "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
+    "tables/log_clean_up.py:clean_up": "old versions of a Delta log, read from the log dir",
     "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",
 }

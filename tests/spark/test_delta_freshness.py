@@ -31,6 +31,27 @@ def test_small_writes_of_a_batch_and_of_a_stream_are_published(
         assert "later" not in _values(cluster, first)
 
 
+def test_a_stream_of_a_table_of_an_earlier_version_continues_over_the_commit_that_changes_its_properties(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = make(cluster, "t")
+    write(spark.range(3).selectExpr("string(id) AS value"), cluster, topic="t")
+    [location] = delta_tables(cluster, topic).values()
+    name = "delta.deletedFileRetentionDuration"
+    DeltaTable(location).alter.set_table_properties({name: "interval 30 days"})
+
+    def streamed() -> list[str]:
+        rows = spark.readStream.format("delta").load(location).selectExpr("string(value) AS value")
+        writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start(str(tmp_path / "copy"), format="parquet").awaitTermination()
+        return sorted(row.value for row in spark.read.parquet(str(tmp_path / "copy")).collect())
+
+    assert streamed() == ["0", "1", "2"]
+    write(spark.range(1).selectExpr("'later' AS value"), cluster, topic="t")
+    assert DeltaTable(location).metadata().configuration[name] == "interval 1 days"
+    assert streamed() == ["0", "1", "2", "later"]
+
+
 def _values(cluster: Cluster, topic: object) -> list[str]:
     [location] = delta_tables(cluster, topic).values()  # type: ignore[arg-type]
     return sorted(value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist())
