@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -126,6 +126,9 @@ bench-maintenance: venv java postgres  ## how fast retention, merging and compac
 
 bench-streams: venv java  ## how fast windowed aggregation is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks streams
+
+bench-tables: venv postgres  ## how fresh Delta tables are, and what a coordinator costs
+	$(PYTHON) -m benchmarks tables
 
 bench-typed: venv java delta  ## what typed columns cost and bring
 	$(WITH_JAVA) $(PYTHON) -m benchmarks typed

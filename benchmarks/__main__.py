@@ -1,5 +1,5 @@
-"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -typed, -transactions, -scale,
--console, -real-time and -kafka: on a PostgreSQL of their own too where it is installed.
+"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -tables, -typed, -transactions,
+-scale, -console, -real-time and -kafka: on a PostgreSQL of their own too where it is installed.
 """
 
 import argparse
@@ -16,6 +16,7 @@ SETS = {
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
     "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
+    "tables": ("benchmarks.tables",),
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),

@@ -217,7 +217,7 @@ class TopicConfig:
     )
     delta_max_lag_ms: int = config(
         "delta.max.lag.ms",
-        60_000,
+        5_000,
         Integer(-1),
         "Not in Kafka. How long a record may be in the log before the topic's Delta table lists it: the inline tail is "
         "sealed at this age. A coordinator does so; without one the clients that append do, and when they close. -1 = "
@@ -248,6 +248,15 @@ class TopicConfig:
         "and Delta readers that started before may still be on it. retired.file.retention.ms is accepted as well.",
         "ms",
         "60000",
+    )
+    file_delete_delay_fresh_ms: int = config(
+        "file.delete.delay.fresh.ms",
+        DAY_MS,
+        Integer(0),
+        "Not in Kafka. file.delete.delay.ms of a file that was replaced within 10 minutes after its records were "
+        "appended: small files are merged soon, and a topic that is always active writes tens of thousands a day. At "
+        "most file.delete.delay.ms counts.",
+        "ms",
     )
 
     key_format: str = part_format("key")

@@ -3,8 +3,9 @@ nothing.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -17,19 +18,17 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
-from spark_log.maintenance.rewrite.table_schedule import (
-    Tail,
-    average_cost_ms,
-    deadline_ms,
-    due_tails,
-    retry_after_ms,
-)
+from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import publish
 
-_TOPICS_MAX = 64
-"""The number of topics that a round of a coordinator seals; the next round follows at once."""
+T = TypeVar("T")
+
+TOPICS_MAX = 64
+"""The number of topics that one round of a coordinator seals, and also publishes."""
+_KNOWN_MAX = 10_000
+"""The number of topics above which those are forgotten that did not fail last."""
 _LAGS_EVERY_S = 2.0
 """The time between two searches of a coordinator for tables that lack a file, which read all partitions."""
 
@@ -42,23 +41,17 @@ class _Due:
     behind: list[Topic]
 
 
-@dataclass(frozen=True)
-class _Retry:
-    """A topic of which tails were not sealed, in so many rounds; the next one is not before `from_s`."""
-
-    failures: int
-    from_s: float
-
-
 class TableRounds:
     """The rounds of one coordinator, or a single one. They seal the due tails below the high watermark, the oldest
     first, and publish topics that are behind.
+
+    A round works on at most `topics_max` topics, of which at most one has failed last: so topics that fail, or take
+    long, leave time for the others.
     """
 
-    def __init__(self) -> None:
-        self._costs_ms: dict[TopicId, float] = {}
-        """The time that sealing and publication of each topic take, as a moving average."""
-        self._retries: dict[TopicId, _Retry] = {}
+    def __init__(self, topics_max: int | None = None) -> None:
+        self._topics_max = topics_max
+        self._attempts: dict[TopicId, Attempts] = {}
         self._seconds = 0.0
         """The duration of the last round."""
         self._lags_from_s = -math.inf
@@ -66,9 +59,8 @@ class TableRounds:
 
     def pause_ms(self, settings: ClusterSettings) -> int:
         """Return the pause before the next round: table.loop.poll.ms, or more if the last one took long."""
-        rest_percent = max(0, 100 - settings.table_loop_share_percent)
-        rest_ms = 1000 * self._seconds * rest_percent / settings.table_loop_share_percent
-        return max(settings.table_loop_poll_ms, int(rest_ms))
+        share = settings.table_loop_share_percent / 100
+        return max(settings.table_loop_poll_ms, int(1000 * self._seconds * (1 - share) / share))
 
     def run(self, context: MaintenanceContext) -> Iterator[Report]:
         """Do one round (the task `seal`)."""
@@ -77,47 +69,61 @@ class TableRounds:
         if searches:
             self._lags_from_s = began_s + _LAGS_EVERY_S
         try:
-            due = _due_topics(context, self._costs_ms, searches_lags=searches)
-            yield from self._run(context, due)
+            costs_ms = {topic_id: each.cost_ms or 0.0 for topic_id, each in self._attempts.items()}
+            due = _due_topics(context, costs_ms, searches_lags=searches)
+            with FirstFailure() as failure:
+                with failure.attempt():
+                    yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]))
+                for topic in self._chosen(due.behind, lambda topic: topic):
+                    with failure.attempt():
+                        yield self._publish(context, topic)
         finally:
             self._seconds = clock.monotonic_s() - began_s
+            if len(self._attempts) > _KNOWN_MAX:
+                self._attempts = {topic_id: each for topic_id, each in self._attempts.items() if each.failures}
 
-    def _run(self, context: MaintenanceContext, due: _Due) -> Iterator[Report]:
-        now_s = clock.monotonic_s()
-        topics = [each for each in due.tails if self._may_try(each[0], now_s)]
-        if not context.now:
-            topics = topics[:_TOPICS_MAX]
-        by_name = {topic.name: topic for topic, _ in topics}
-        with FirstFailure() as failure:
-            with failure.attempt():
-                for report in rewrite_partitions(
-                    context,
-                    "seal",
-                    [(topic, [tail.partition for tail in found]) for topic, found in topics],
-                    lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
-                    context.settings.table_loop_threads,
-                ):
-                    self._note(by_name[str(report.topic)], report)
-                    yield report
-            for topic in due.behind:
-                with failure.attempt():
-                    publish(context.cluster, topic)
-                    yield Report("seal", topic.name, notes=("updated the Delta table",))
+    def _chosen(self, due: Sequence[T], topic_of: Callable[[T], Topic]) -> list[T]:
+        """Return the part of the due work for this round, in the same order."""
+        now_s, failed = clock.monotonic_s(), 0
+        chosen: list[T] = []
+        for each in due:
+            attempts = self._attempts.get(topic_of(each).topic_id, Attempts())
+            failed += attempts.failures > 0 and attempts.from_s <= now_s
+            if attempts.from_s <= now_s and (attempts.failures == 0 or failed == 1):
+                chosen.append(each)
+        return chosen[: self._topics_max]
 
-    def _may_try(self, topic: Topic, now_s: float) -> bool:
-        return topic.topic_id not in self._retries or now_s >= self._retries[topic.topic_id].from_s
+    def _seal(self, context: MaintenanceContext, due: Sequence[tuple[Topic, list[Tail]]]) -> Iterator[Report]:
+        left = {topic.name: (topic, len(found)) for topic, found in due}
+        try:
+            for report in rewrite_partitions(
+                context,
+                "seal",
+                [(topic, [tail.partition for tail in found]) for topic, found in due],
+                lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
+                context.settings.table_loop_threads,
+            ):
+                topic, partitions = left.pop(str(report.topic))
+                self._note(topic, report.seconds, done=not report.notes and report.partitions == partitions)
+                yield report
+        finally:
+            for topic, _ in left.values():  # nothing was sealed, for example because too few replicas are in sync
+                self._note(topic, 0.0, done=False)
 
-    def _note(self, topic: Topic, report: Report) -> None:
-        """Note how long a topic took. A topic that failed, for example because an external schema registry does not
-        answer, is not due again at once: it would delay the others.
-        """
-        topic_id = topic.topic_id
-        cost_ms = self._costs_ms[topic_id] = average_cost_ms(self._costs_ms.get(topic_id), 1000 * report.seconds)
-        failed = self._retries.pop(topic_id, None)
-        if report.notes:
-            failures = 0 if failed is None else failed.failures + 1
-            wait_s = retry_after_ms(topic.config, failures, cost_ms) / 1000
-            self._retries[topic_id] = _Retry(failures, clock.monotonic_s() + wait_s)
+    def _publish(self, context: MaintenanceContext, topic: Topic) -> Report:
+        began_s, done = clock.monotonic_s(), False
+        try:
+            publish(context.cluster, topic)
+            done = True
+        finally:
+            self._note(topic, clock.monotonic_s() - began_s, done=done)
+        return Report("seal", topic.name, notes=("updated the Delta table",))
+
+    def _note(self, topic: Topic, seconds: float, *, done: bool) -> None:
+        before = self._attempts.get(topic.topic_id, Attempts())
+        self._attempts[topic.topic_id] = after_round(
+            before, topic.config, now_s=clock.monotonic_s(), seconds=seconds, done=done
+        )
 
 
 def seal_tails(context: MaintenanceContext) -> Iterator[Report]:

@@ -110,26 +110,32 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
     Returns whether it lacked any. Raises CommitFailedError if another process committed first. A stream over the table
     stops once at this commit, as at every change of a Delta schema.
     """
-    from deltalake import CommitProperties, Schema
+    from deltalake import CommitProperties, PostCommitHookProperties, Schema
 
     if contains(pa.struct(list(pa.schema(table.schema()))), typed):
         return False
     table.alter.add_columns(
-        list(Schema.from_arrow(pa.schema(list(typed))).fields), commit_properties=CommitProperties(max_commit_retries=0)
+        list(Schema.from_arrow(pa.schema(list(typed))).fields),
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
     return True
 
 
 def shorten_tombstones(table: "DeltaTable") -> bool:
-    """Give a table of an earlier spark-log the present time for tombstones, in a commit of its own on exactly the version
-    that was read. Returns whether it did. Raises CommitFailedError if another process committed first.
+    """Give a table of an earlier spark-log the present time for tombstones, in a commit of its own on exactly the
+    version that was read.
+
+    Returns whether it did. Raises CommitFailedError if another process committed first.
     """
-    from deltalake import CommitProperties
+    from deltalake import CommitProperties, PostCommitHookProperties
 
     if table.metadata().configuration.get(_TOMBSTONES) != _EARLIER_TOMBSTONES:
         return False
     table.alter.set_table_properties(
-        {_TOMBSTONES: _PROPERTIES[_TOMBSTONES]}, commit_properties=CommitProperties(max_commit_retries=0)
+        {_TOMBSTONES: _PROPERTIES[_TOMBSTONES]},
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
     return True
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 KEPT_RUNS_MAX = 200
 """The maximum number of runs that are kept between two records of the history. The oldest others are only counted."""
 
+RUNS_OF_TASK_MAX = 20
+"""The maximum number of kept runs of one task above which no further successful one is kept."""
+
 SLOW_S = 1.0
 """A run that takes this long is kept although it changed nothing."""
 
@@ -62,6 +65,9 @@ class TaskRunBuffer:
             self._last_errors[run.task] = run.error
             repeated = run.error is not None and any((r.task, r.error) == (run.task, run.error) for r in self._runs)
             worth = run.error is not None or before is not None or bool(run.notes) or run.seconds >= SLOW_S
+            if worth and run.error is None and before is None:
+                worth = sum(r.task == run.task for r in self._runs) < RUNS_OF_TASK_MAX
+                self._omitted += not worth
             if worth and not repeated:
                 self._omitted += len(self._runs) == KEPT_RUNS_MAX
                 self._runs.append(run)

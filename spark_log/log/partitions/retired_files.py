@@ -1,6 +1,10 @@
-"""Stores the files that left the log. They are kept for file.delete.delay.ms, since readers may still use them."""
+"""Stores the files that left the log. They are kept for file.delete.delay.ms, since readers may still use them.
 
-from collections.abc import Iterable, Mapping, Sequence
+A file that was replaced within minutes, because small files are merged, is fresh, and kept for a shorter time: a topic
+that is always active makes tens of thousands of them a day.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,13 +20,29 @@ from spark_log.metadata.store import StoreClock
 DUE_MS = -INT64_MAX
 """The retired_ms of files to delete now, whatever file.delete.delay.ms is."""
 _CHUNK = 5_000
+_FRESH_MS = 600_000
 
 
 def retire_files(
-    connection: sa.Connection, topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+    connection: sa.Connection,
+    topic: Topic,
+    partition: int,
+    names: Sequence[str],
+    change: int,
+    now: StoreClock,
+    *,
+    fresh: Collection[str] = (),
 ) -> None:
-    """Record that these segment files left the log with the partition's change number `change`."""
-    insert_retired(connection, retired_rows(topic, partition, names, change, now))
+    """Record that these segment files left the log with the partition's change number `change`. The `fresh` ones among
+    them are kept for file.delete.delay.fresh.ms only.
+    """
+    rows = retired_rows(topic, partition, names, change, now)
+    insert_retired(connection, [{**row, "fresh": name in fresh} for row, name in zip(rows, names, strict=True)])
+
+
+def is_fresh(appended_ms: int, now: StoreClock) -> bool:
+    """Whether a file, whose last record was appended then, counts as fresh if it is replaced now."""
+    return 0 <= now.wall_ms - appended_ms <= _FRESH_MS
 
 
 def retire_folder(connection: sa.Connection, topic: Topic, now: StoreClock) -> None:
@@ -31,7 +51,7 @@ def retire_folder(connection: sa.Connection, topic: Topic, now: StoreClock) -> N
 
 
 def retired_rows(
-    topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+    topic: Topic, partition: int, names: Sequence[str], change: int, now: StoreClock
 ) -> list[dict[str, Any]]:
     """Return the rows that record retired files. The rows of many partitions can be inserted at once."""
     facts = {"topic_id": topic.topic_id, "partition": partition, "change": change, "retired_ms": now.wall_ms}

@@ -43,7 +43,7 @@ class PeriodicTask:
 
     name: str
     every_ms: int | Callable[[ClusterSettings], int]
-    """Pause from the end of one run to the next, or a function of the settings that returns it."""
+    """Pause from the end of one run to the next, or a function of the settings that returns it after the run."""
     run: Callable[[PeriodicTaskContext], Sequence[str] | None]
     """Returns notes on its changes, for the history."""
 
@@ -136,7 +136,7 @@ class LeaseRunner:
 
     def _run(self, task: PeriodicTask) -> float:
         """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""
-        pause_s = _RETRY_S
+        settings: ClusterSettings | None = None
         began_s, start_ms = clock.monotonic_s(), clock.wall_ms()
 
         def done(error: str | None, notes: Sequence[str] = ()) -> None:
@@ -146,7 +146,6 @@ class LeaseRunner:
 
         try:
             settings = self._settings
-            pause_s = task.pause_s(settings)
             lease, stopping = self._lease, self._loops.stopping.is_set
             context = PeriodicTaskContext(self._cluster, settings, lease.check, stopping, lease.epoch, self.run_buffer)
             notes = task.run(context)
@@ -160,7 +159,7 @@ class LeaseRunner:
                 logger.warning("%s: %s: %s", self.lease, task.name, text)
             self._failures[task.name] = text
             done(text)
-        return pause_s
+        return _RETRY_S if settings is None else task.pause_s(settings)
 
     def _count(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
         before = self.runs[task.name]

@@ -19,7 +19,7 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
-from spark_log.maintenance.seal_task import TableRounds
+from spark_log.maintenance.seal_task import TOPICS_MAX, TableRounds
 from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
@@ -117,7 +117,7 @@ def _beat(context: PeriodicTaskContext) -> None:
 
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     """Return the tasks of the holder of lease `coordinator`."""
-    rounds, recorder = TableRounds(), Recorder()
+    rounds, recorder = TableRounds(TOPICS_MAX), Recorder()
     tasks = [replace(task, run=rounds.run, every_ms=rounds.pause_ms) if task.name == "seal" else task for task in TASKS]
     scheduled = [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
     return (

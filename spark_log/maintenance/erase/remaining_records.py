@@ -88,7 +88,7 @@ def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: Log
     return [
         f"the Delta log of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed columns"
         " in files that were removed, which may be those of such records. Maintenance deletes them after"
-        " delta.logRetentionDuration, which is 30 days"
+        " delta.log.retention.ms, which is 30 days by default"
     ]
 
 

@@ -1,10 +1,11 @@
 """Deletes files that the log no longer needs: retired files, and the folders of deleted topics.
 
-A retired file is deleted when the time for its readers (file.delete.delay.ms of its topic) is over and no Delta table
-lists it any more. It is deleted in the log dirs of its partition's replicas; then its row is deleted. For a log dir
-that is offline, a row of `retired_copy` remains: when the log dir is back, its whole Delta table is compared with the
-log, and the file is deleted. The folder of a deleted topic is deleted with all its content, but its one row stays until
-this is done in every log dir: the row says that no writer uses the folder.
+A retired file is deleted when the time for its readers (file.delete.delay.ms of its topic, or for a fresh file
+file.delete.delay.fresh.ms) is over and no Delta table lists it any more. It is deleted in the log dirs of its
+partition's replicas; then its row is deleted. For a log dir that is offline, a row of `retired_copy` remains: when the
+log dir is back, its whole Delta table is compared with the log, and the file is deleted. The folder of a deleted topic
+is deleted with all its content, but its one row stays until this is done in every log dir: the row says that no writer
+uses the folder.
 
 Files that a retired replica left in its old log dir are deleted by `log.partitions.retired_replicas`.
 """
@@ -211,13 +212,15 @@ def delete_retired_files(
 ) -> Deleted:
     """Delete the topic's retired files that readers no longer need, and then their rows."""
     store, kept_ms = cluster.store, topic.config.file_delete_delay_ms
+    fresh_kept_ms = min(topic.config.file_delete_delay_fresh_ms, kept_ms)
 
     def due(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
-        before_ms = store.clock(connection).wall_ms - kept_ms
+        now_ms = store.clock(connection).wall_ms
         return (
             RETIRED_FILE.topic_id == topic.topic_id,
             RETIRED_FILE.partition.is_not(None),
-            RETIRED_FILE.retired_ms <= before_ms,
+            RETIRED_FILE.retired_ms <= now_ms - fresh_kept_ms,  # by the index
+            RETIRED_FILE.retired_ms <= sa.case((RETIRED_FILE.fresh, now_ms - fresh_kept_ms), else_=now_ms - kept_ms),
         )
 
     def count_listed(connection: sa.Connection) -> int:

@@ -1,5 +1,6 @@
 """Runs the tasks that rewrite segments: several partitions at the same time, one report per topic."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written
 from spark_log.tables.publication import try_publish
+
+logger = logging.getLogger(__name__)
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
 """Does the work of one partition, and yields each swap when it is done."""
@@ -24,7 +27,7 @@ class _Done:
 
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
-    error: SparkLogError | OSError | None = None
+    error: Exception | None = None
     seconds: float = 0.0
 
 
@@ -54,13 +57,14 @@ def rewrite_partitions(
             failed = failed or next(iter(errors.values()), None)
             changed = [each for each in done.values() if each.before]
             began_s = clock.monotonic_s()
-            if changed:
-                try_publish(context.cluster, [topic])
+            published = not changed or try_publish(context.cluster, [topic])
             if changed or errors:
                 seconds = sum(each.seconds for each in done.values()) + clock.monotonic_s() - began_s
                 before = sum((each.before for each in changed), Amount())
                 after = sum((each.after for each in changed), Amount())
                 notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
+                if not published:
+                    notes += ("a Delta table was not updated, and is tried again",)
                 yield Report(task, topic.name, len(changed), before, after, notes, seconds=seconds)
     finally:
         pool.shutdown(cancel_futures=True)
@@ -84,6 +88,9 @@ def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, part
     except NotCoordinatorError:
         raise
     except (SparkLogError, OSError) as error:
+        done.error = error
+    except Exception as error:  # a bug: the other topics go on
+        logger.exception("%s-%s: not rewritten", topic.name, partition)
         done.error = error
     done.seconds = clock.monotonic_s() - began_s
     return done

@@ -30,7 +30,7 @@ from spark_log.log.append.append_transaction import check_write_id
 from spark_log.log.append.encoding import Encoding, SegmentFiles
 from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.log.partitions.replication_rules import rewrite
-from spark_log.log.partitions.retired_files import retire_files
+from spark_log.log.partitions.retired_files import is_fresh, retire_files
 from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.log.records.inline import decode as decode_inline
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
@@ -300,7 +300,9 @@ def _swap(
         & (SEGMENT.base_offset >= start)
         & (SEGMENT.base_offset < end)
     )
-    names = list(connection.execute(sa.select(SEGMENT.name).where(here).order_by(SEGMENT.base_offset)).scalars())
+    query = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(here).order_by(SEGMENT.base_offset)
+    appended_ms: dict[str, int] = dict(tuple(row) for row in connection.execute(query))
+    names = list(appended_ms)
     if names != [each.name for each in inputs]:
         return False
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
@@ -311,7 +313,9 @@ def _swap(
         delete_blobs(connection, names)
         after = replace(after, tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
     else:
-        retire_files(connection, topic, key[1], names, after.change, cluster.store.clock(connection))
+        now = cluster.store.clock(connection)
+        fresh = {name for name in names if is_fresh(appended_ms[name], now)}
+        retire_files(connection, topic, key[1], names, after.change, now, fresh=fresh)
     save_partitions(connection, before, {key: after})
     insert_segments(connection, [_row(rewriting, written, after.change)])
     return True

@@ -1,5 +1,6 @@
 """Decides when the tails of a topic become files, and its Delta tables list its files. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from spark_log.config import TopicConfig
 CHECK_MS_MIN = 250
 """Least time between two looks at the tails of a topic."""
 _RESERVE_MS = 2_000
+_RETRY_MS_MIN, _RETRY_MS_MAX_MIN = 1_000, 5_000
 _ROUNDS_TAKE_MAX = 10
 PUBLISH_MS = 1_000
 """Least time between two publications of new files of a topic in the background: appends share them."""
@@ -70,17 +72,41 @@ def average_cost_ms(before_ms: float | None, last_ms: float) -> float:
     return last_ms if before_ms is None else before_ms + (last_ms - before_ms) / 4
 
 
+@dataclass(frozen=True)
+class Attempts:
+    """The rounds of a topic: the time that they take as a moving average (None before the first), the number of
+    failures in a row, and when the next one may begin, by the monotonic clock.
+    """
+
+    cost_ms: float | None = None
+    failures: int = 0
+    from_s: float = -math.inf
+
+
+def after_round(before: Attempts, config: TopicConfig, *, now_s: float, seconds: float, done: bool) -> Attempts:
+    """Return the attempts of a topic after a round that took `seconds`. A round is `done` if nothing due is left.
+
+    The rounds of a topic are at least `PUBLISH_MS` apart. A topic that fails, for example because a replica is lost or
+    an external schema registry does not answer, waits longer and longer, so that it does not delay the others.
+    """
+    if done:
+        return Attempts(average_cost_ms(before.cost_ms, 1000 * seconds), 0, now_s + PUBLISH_MS / 1000)
+    wait_ms = retry_after_ms(config, before.failures, 1000 * seconds)
+    return Attempts(before.cost_ms, before.failures + 1, now_s + wait_ms / 1000)
+
+
 def look_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
     """Return the time until tails that come now may be due."""
     return max(CHECK_MS_MIN, seal_after_ms(config, cost_ms))
 
 
-def retry_after_ms(config: TopicConfig, failures: int, cost_ms: float = 0.0) -> int:
-    """Return the wait before a retry: `pause_ms`, doubled for each of `failures`, up to `look_after_ms`; more if a
-    round takes long.
+def retry_after_ms(config: TopicConfig, failures: int, took_ms: float = 0.0) -> int:
+    """Return the wait before a retry: `pause_ms`, doubled for each of `failures`, up to `look_after_ms`; more if the
+    last try took long, up to a minute or the lag.
     """
-    wait_ms = min(look_after_ms(config), max(CHECK_MS_MIN, pause_ms(config)) * (1 << min(failures, 30)))
-    return max(wait_ms, _ROUNDS_TAKE_MAX * int(cost_ms))
+    longest_ms = max(_RETRY_MS_MAX_MIN, look_after_ms(config))
+    wait_ms = min(longest_ms, max(_RETRY_MS_MIN, pause_ms(config)) * (1 << min(failures, 30)))
+    return max(wait_ms, min(_ROUNDS_TAKE_MAX * int(took_ms), max(60_000, config.delta_max_lag_ms)))
 
 
 def next_look_ms(tails: Sequence[Tail], config: TopicConfig, now_ms: int, cost_ms: float = 0.0) -> int | None:

@@ -91,5 +91,5 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v4"
+SCHEMA_REVISION = "v5"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""

@@ -1,6 +1,6 @@
 """Tables of partitions: their offsets, replicas, truncations, compactions, and files to be deleted."""
 
-from sqlalchemy import BigInteger, Boolean, Index, Integer, Text, text
+from sqlalchemy import BigInteger, Boolean, Index, Integer, Text, false, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
@@ -92,6 +92,12 @@ retired_file = _table(
         server_default=text("0"),
     ),
     column("retired_ms", BigInteger, "store clock; deleted retired.file.retention.ms later"),
+    column(
+        "fresh",
+        Boolean,
+        "replaced soon after its records were appended: deleted file.delete.delay.fresh.ms later",
+        server_default=false(),
+    ),
     Index(None, "topic_id", "partition", "change"),
     Index(None, "retired_ms"),
     comment="Files that the metadata no longer refers to, and that readers may still use.",

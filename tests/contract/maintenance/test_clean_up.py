@@ -35,6 +35,7 @@ from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
+from tests.support.tails import make_older
 
 pytestmark = pytest.mark.delta
 
@@ -113,6 +114,21 @@ def test_a_retired_file_is_kept_for_its_readers_and_then_deleted_in_every_log_di
     for broker_id in (1, 2, 3):
         assert files(tmp_path / f"d{broker_id}", topic) == named(cluster)
     assert clean(cluster) == {}
+    everything_fits(cluster)
+
+
+def test_a_file_that_was_merged_soon_is_kept_for_a_shorter_time(cluster, log):
+    topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
+    append(log, topic, "a")
+    make_older(cluster, 601_000)
+    append(log, topic, "b")
+    list(run_tasks(cluster, ["merge"]))
+    assert len(retired(cluster)) == 2
+    change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - DAY_MS - 60_000))
+    assert clean(cluster)["t"].before.files == 1
+    assert len(retired(cluster)) == 1
+    change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - 7 * DAY_MS - 60_000))
+    assert clean(cluster)["t"].before.files == 1
     everything_fits(cluster)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.config import ClusterSettings
-from spark_log.errors import SchemaRegistryUnavailableError
+from spark_log.errors import InvalidConfigurationError, SchemaRegistryUnavailableError, StorageUnavailableError
 from spark_log.maintenance import seal_task
 from spark_log.maintenance.context import open_maintenance
+from spark_log.maintenance.rewrite import rewrite_loop
 from spark_log.maintenance.seal_task import TableRounds
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.tails import make_older
@@ -20,45 +21,113 @@ DUE = {"delta_max_lag_ms": "1000", "retention_ms": "-1"}
 
 
 def run(cluster, rounds):
+    """The topics of the reports of a round; a failing topic raises after all others."""
+    topics = []
     with open_maintenance(cluster, "test", None, None) as context:
-        return [report.topic for report in rounds.run(context)]
+        try:
+            for report in rounds.run(context):
+                topics.append(report.topic)
+        except SchemaRegistryUnavailableError:
+            topics.append("failed")
+    return topics
 
 
-def test_a_topic_that_fails_is_tried_again_later_and_delays_no_other(cluster, log, monkeypatch):
-    topics = {name: make(cluster, name, **DUE) for name in ("bad", "good")}
+def let_time_pass(rounds):
+    """As if the waits of all topics were over."""
+    rounds._attempts = {key: seal_task.Attempts(each.cost_ms, each.failures) for key, each in rounds._attempts.items()}
+
+
+def due(cluster, log, *topics):
+    for topic in topics:
+        append(log, topic, "x")
+    make_older(cluster, 600_000)
+
+
+def refuse(*_):
+    yield from ()
+
+
+def fail(*_):
+    raise SchemaRegistryUnavailableError("no answer")
+
+
+def crash(*_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("of_bad", [refuse, fail, crash])
+def test_a_topic_that_cannot_be_sealed_is_tried_again_later_and_delays_no_other(cluster, log, monkeypatch, of_bad):
+    bad, good = make(cluster, "bad", **DUE), make(cluster, "good", **DUE)
     tried, sealing = [], seal_task.sealing
 
-    def fail_for_one(cluster, writer, topic, *arguments):
+    def sealing_of(cluster, writer, topic, *arguments):
         tried.append(topic.name)
-        if topic.name == "bad":
-            raise SchemaRegistryUnavailableError("no answer")
-        yield from sealing(cluster, writer, topic, *arguments)
+        yield from of_bad() if topic.name == "bad" else sealing(cluster, writer, topic, *arguments)
 
-    monkeypatch.setattr(seal_task, "sealing", fail_for_one)
+    monkeypatch.setattr(seal_task, "sealing", sealing_of)
     rounds = TableRounds()
-    for topic in topics.values():
-        append(log, topic, "a")
-    make_older(cluster, 600_000)
-    with pytest.raises(SchemaRegistryUnavailableError):
+    due(cluster, log, bad, good)
+    if of_bad is crash:
+        with pytest.raises(ZeroDivisionError):
+            run(cluster, rounds)
+    else:
         run(cluster, rounds)
-    append(log, topics["good"], "b")
-    make_older(cluster, 600_000)
+    due(cluster, log, good)
+    assert run(cluster, rounds) == []
+    assert sorted(tried) == ["bad", "good"], "both wait"
+    rounds._attempts.pop(good.topic_id)
     assert run(cluster, rounds) == ["good"]
-    assert sorted(tried) == ["bad", "good", "good"]
-    rounds._retries.clear()
     monkeypatch.undo()
+    let_time_pass(rounds)
     assert run(cluster, rounds) == ["bad"]
     assert_delta_is_the_log(cluster)
 
 
-def test_topics_with_the_oldest_deadline_come_first(cluster, log, monkeypatch):
-    monkeypatch.setattr(seal_task, "_TOPICS_MAX", 1)
+def test_of_the_topics_that_failed_one_is_tried_in_a_round(cluster, log, monkeypatch):
+    topics = [make(cluster, name, **DUE) for name in ("a", "b", "c", "good")]
+    rounds = TableRounds(topics_max=3)
+    due(cluster, log, *topics[:3])
+    monkeypatch.setattr(seal_task, "sealing", fail)
+    assert run(cluster, rounds) == ["a", "b", "c", "failed"]
+    let_time_pass(rounds)
+    due(cluster, log, topics[3])
+    monkeypatch.undo()
+    assert run(cluster, rounds) == ["a", "good"]
+
+
+def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, monkeypatch):
+    topic = make(cluster, "t", **DUE)
+    rounds, tried = TableRounds(), []
+
+    def cannot(_cluster, topic):
+        tried.append(topic.name)
+        raise StorageUnavailableError("away")
+
+    due(cluster, log, topic)
+    monkeypatch.setattr(seal_task, "publish", cannot)
+    monkeypatch.setattr(rewrite_loop, "try_publish", lambda *_: False)
+    assert run(cluster, rounds) == ["t"]
+    rounds._lags_from_s = 0.0
+    assert run(cluster, rounds) == [], "sealed, and not published"
+    let_time_pass(rounds)
+    rounds._lags_from_s = 0.0
+    with pytest.raises(StorageUnavailableError):
+        run(cluster, rounds)
+    rounds._lags_from_s = 0.0
+    assert run(cluster, rounds) == []
+    assert tried == ["t"]
+    monkeypatch.undo()
+    let_time_pass(rounds)
+    rounds._lags_from_s = 0.0
+    assert run(cluster, rounds) == ["t"]
+    assert_delta_is_the_log(cluster)
+
+
+def test_topics_with_the_oldest_deadline_come_first(cluster, log):
     patient = make(cluster, "a", delta_max_lag_ms="3000", retention_ms="-1")
     urgent = make(cluster, "b", **DUE)
-    append(log, patient, "1")
-    append(log, urgent, "1")
-    make_older(cluster, 3_000)
-    rounds = TableRounds()
+    due(cluster, log, patient, urgent)
+    rounds = TableRounds(topics_max=1)
     assert [run(cluster, rounds) for _ in range(3)] == [["b"], ["a"], []]
 
 
@@ -67,8 +136,11 @@ def test_the_rounds_leave_a_part_of_the_time_to_others(cluster):
     rounds._seconds = 3.0
     assert rounds.pause_ms(ClusterSettings()) == 3_000
     assert rounds.pause_ms(ClusterSettings(table_loop_share_percent=75)) == 1_000
+    assert rounds.pause_ms(ClusterSettings(table_loop_share_percent=100)) == 250
     rounds._seconds = 0.001
     assert rounds.pause_ms(ClusterSettings()) == 250
+    with pytest.raises(InvalidConfigurationError, match="from 1 to 100"):
+        alter_settings(cluster, {"table.loop.share.percent": "101"})
 
 
 def test_the_earlier_setting_is_accepted_and_has_no_effect(cluster, caplog):

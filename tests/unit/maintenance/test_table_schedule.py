@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from spark_log.config import TopicConfig
 from spark_log.maintenance.rewrite.table_schedule import (
+    Attempts,
     Tail,
+    after_round,
     average_cost_ms,
     deadline_ms,
     due_tails,
@@ -102,5 +104,18 @@ def test_failures_are_retried_in_the_time_that_the_lag_leaves_and_then_ever_late
     config = TopicConfig(delta_max_lag_ms=60_000)
     assert [retry_after_ms(config, failures) for failures in range(5)] == [6_000, 12_000, 24_000, 48_000, 54_000]
     assert retry_after_ms(config, 10**6) == look_after_ms(config) == 54_000
-    assert retry_after_ms(TopicConfig(delta_max_lag_ms=100), 0) == 250
-    assert retry_after_ms(config, 0, cost_ms=10_000.0) == 100_000, "a server did not answer for 10 s"
+    assert retry_after_ms(TopicConfig(delta_max_lag_ms=100), 0) == 1_000
+    assert retry_after_ms(TopicConfig(delta_max_lag_ms=-1), 5) == 5_000
+    assert retry_after_ms(config, 0, took_ms=2_000.0) == 20_000
+    assert retry_after_ms(config, 0, took_ms=10_000.0) == 60_000, "a server did not answer for 10 s"
+
+
+def test_rounds_of_a_topic_have_a_distance_that_grows_with_its_failures():
+    config = TopicConfig(delta_max_lag_ms=5_000)
+    done = after_round(Attempts(), config, now_s=100.0, seconds=0.04, done=True)
+    assert done == Attempts(40.0, 0, 101.0)
+    failed = after_round(done, config, now_s=200.0, seconds=0.01, done=False)
+    assert failed == Attempts(40.0, 1, 202.0), "a failure says nothing about the cost"
+    failed = after_round(failed, config, now_s=300.0, seconds=0.01, done=False)
+    assert failed == Attempts(40.0, 2, 304.0)
+    assert after_round(failed, config, now_s=400.0, seconds=0.08, done=True) == Attempts(50.0, 0, 401.0)

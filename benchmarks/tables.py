@@ -1,0 +1,134 @@
+"""How fresh Delta tables are beside many idle topics, and what they cost. `make bench-tables`.
+
+A cluster has --topics topics. First all are idle, but for one record each before: the CPU time of a coordinator
+process is measured for --idle-seconds, with its tables up to date. Then --active of them get four records a second
+each, from one Producer, for --seconds: ten times a second the age of the oldest record is sampled that the Delta table
+of its topic lacks. The bars: half of the samples are at most 2 s, 95 % at most 4 s, all at most 5 s
+(delta.max.lag.ms). Every active topic has its own table, so this is the freshness that the reader of any of them sees.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.coordinator.coordinator import coordinator_status
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.delta_lag import delta_lags
+
+RATE = 4
+BARS_S = {"p50": 2.0, "p95": 4.0, "max": 5.0}
+IDLE_BAR_PERCENT = 1.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=1_000)
+    parser.add_argument("--active", type=int, default=20)
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--idle-seconds", type=int, default=60)
+    parser.add_argument("--postgresql", help="URL of an empty database [SQLite]")
+    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
+    arguments = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
+        for address in filter(None, (f"{name}/cluster", arguments.postgresql)):
+            log_dir = None if address.startswith(name) else f"{name}/log-dir"
+            with Cluster.init(address, log_dir=log_dir) as cluster:
+                console.print(_measure(cluster, Path(name), arguments))
+    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+
+
+def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> Table:
+    topics = [f"topic-{number}" for number in range(arguments.topics)]
+    for topic in topics:
+        create_topic(cluster, topic)
+    address = str(cluster.store.address)
+    with Producer(cluster=address, linger_ms=100) as producer:
+        for topic in topics:
+            producer.send(topic, b"first")
+    for _ in run_tasks(cluster, ["seal"], now=True):
+        pass
+    command = [sys.executable, "-m", "spark_log", "coordinator", "--cluster", address]
+    coordinator = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(folder / "errors").open("a"))
+    try:
+        while coordinator_status(cluster).left_ms <= 0:
+            time.sleep(0.1)
+        time.sleep(15)  # its first rounds of all tasks
+        idle_percent = 100 * _cpu_share(coordinator.pid, arguments.idle_seconds)
+        active = topics[: arguments.active]
+        stop = threading.Event()
+        sender = threading.Thread(target=_send, args=(address, active, stop))
+        sender.start()
+        time.sleep(10)  # the first round of each topic opens its table
+        lags_s: list[float] = []
+        sampler = threading.Thread(target=_sample, args=(cluster, lags_s, stop))
+        sampler.start()
+        busy_percent = 100 * _cpu_share(coordinator.pid, arguments.seconds)
+        stop.set()
+        sender.join()
+        sampler.join()
+    finally:
+        coordinator.terminate()
+        coordinator.wait()
+    return _table(cluster, arguments, lags_s, idle_percent, busy_percent)
+
+
+def _cpu_share(pid: int, seconds: int) -> float:
+    before, began_s = _cpu_s(pid), time.monotonic()
+    time.sleep(seconds)
+    return (_cpu_s(pid) - before) / (time.monotonic() - began_s)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[11:13]) / _TICKS_PER_S
+
+
+def _send(address: str, topics: list[str], stop: threading.Event) -> None:
+    """Each topic gets RATE records a second, each in an append of its own, at random times."""
+    with Producer(cluster=address) as producer:
+        while not stop.wait(random.expovariate(RATE * len(topics))):
+            producer.send(random.choice(topics), os.urandom(100))
+
+
+def _sample(cluster: Cluster, lags_s: list[float], stop: threading.Event) -> None:
+    """Add the lag of each table that lacks a record, ten times a second."""
+    while not stop.wait(0.1):
+        lags = cluster.store.read(delta_lags)
+        now_ms = cluster.store.now().wall_ms
+        lags_s += [max(0, now_ms - lag.oldest_ms) / 1000 for lag in lags.values()]
+
+
+def _table(
+    cluster: Cluster, arguments: argparse.Namespace, lags_s: list[float], idle_percent: float, busy_percent: float
+) -> Table:
+    store = "SQLite" if cluster.store.address.folder is not None else "PostgreSQL"
+    table = Table(title=f"{store}: {arguments.topics:,} topics, {arguments.active} active, {RATE} records/s each")
+    for column in ("what", "measured", "bar"):
+        table.add_column(column)
+    table.add_row("CPU of the coordinator, all idle", f"{idle_percent:.1f} %", f"<= {IDLE_BAR_PERCENT} %")
+    table.add_row("CPU of the coordinator, active", f"{busy_percent:.0f} %", "")
+    ordered = sorted(lags_s)
+    for name, part in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)):
+        lag_s = ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+        table.add_row(f"age of the oldest record not in the table, {name}", f"{lag_s:.2f} s", f"<= {BARS_S[name]} s")
+    return table
+
+
+if __name__ == "__main__":
+    main()
