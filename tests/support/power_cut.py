@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,9 @@ class Unforced:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         writer = "FROM pg_stat_activity WHERE backend_type = 'walwriter'"
-        self._writer = int(server.query(f"SELECT pid {writer}"))
+        while not (pid := server.query(f"SELECT pid {writer}")):  # a server accepts connections before it has one
+            time.sleep(0.01)
+        self._writer = int(pid)
         while True:  # not during its work, when it holds a lock that every commit needs
             os.kill(self._writer, signal.SIGSTOP)
             while not self._stands_still():

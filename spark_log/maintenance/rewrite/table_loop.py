@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 THREAD_NAME = "spark-log-tables"
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
+_COSTS_MAX = 10_000
+"""The number of topics of which the costs are remembered."""
 _MERGE_BYTES_MAX = 16 * 2**20
 """Size of the largest file into which a client merges files. The coordinator writes larger ones."""
 
@@ -199,6 +201,8 @@ class TableLoop:
         if sealed or publish or (alone and self._is_unpublished(topic)):
             done = try_publish(self._cluster, [topic]) and done
             cost_ms = (clock.monotonic_s() - began_s) * 1000
+            if len(self._costs_ms) >= _COSTS_MAX:
+                self._costs_ms.clear()
             self._costs_ms[topic.topic_id] = average_cost_ms(self._costs_ms.get(topic.topic_id), cost_ms)
         if not alone or not sealed or not self._time_is_left():
             return done

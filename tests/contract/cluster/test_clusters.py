@@ -138,6 +138,7 @@ FIRST_RELEASE_LACKS = [
     ("cluster", "beat_ms"),
     ("cluster", "synchronous"),
     ("cluster", "promoted_ms"),
+    ("retired_file", "fresh"),
 ]
 
 
