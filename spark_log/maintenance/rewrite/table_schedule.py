@@ -68,8 +68,13 @@ def pause_ms(config: TopicConfig) -> int:
 
 
 def average_cost_ms(before_ms: float | None, last_ms: float) -> float:
-    """Return the moving average of the time that a topic's rounds take; None before the first."""
-    return last_ms if before_ms is None else before_ms + (last_ms - before_ms) / 4
+    """Return the moving average of the time that a topic's rounds take; None before the first.
+
+    The first round of a process does not count: it opens or creates the table, which later rounds do not.
+    """
+    if before_ms is None:
+        return 0.0
+    return before_ms + (last_ms - before_ms) / 4 if before_ms else last_ms
 
 
 @dataclass(frozen=True)

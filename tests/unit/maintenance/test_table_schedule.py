@@ -62,7 +62,8 @@ def test_rounds_of_a_topic_take_at_most_a_tenth_of_the_time():
 
 
 def test_the_cost_follows_the_last_rounds():
-    assert average_cost_ms(None, 40.0) == 40.0
+    assert average_cost_ms(None, 700.0) == 0.0, "the first round opens the table"
+    assert average_cost_ms(0.0, 40.0) == 40.0
     assert average_cost_ms(40.0, 80.0) == 50.0
 
 
@@ -112,7 +113,7 @@ def test_failures_are_retried_in_the_time_that_the_lag_leaves_and_then_ever_late
 
 def test_rounds_of_a_topic_have_a_distance_that_grows_with_its_failures():
     config = TopicConfig(delta_max_lag_ms=5_000)
-    done = after_round(Attempts(), config, now_s=100.0, seconds=0.04, done=True)
+    done = after_round(Attempts(0.0), config, now_s=100.0, seconds=0.04, done=True)
     assert done == Attempts(40.0, 0, 101.0)
     failed = after_round(done, config, now_s=200.0, seconds=0.01, done=False)
     assert failed == Attempts(40.0, 1, 202.0), "a failure says nothing about the cost"
