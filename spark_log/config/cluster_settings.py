@@ -15,6 +15,7 @@ _IGNORED = {"log_seal_interval_ms": "table.loop.poll.ms"}
 """Settings of earlier versions that have no effect any more, with their successors."""
 
 _AT_MOST = {"table_loop_share_percent": 100, "table_loop_threads": 64}
+"""The largest valid values of some settings."""
 
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings for which -1 is valid too."""
@@ -249,13 +250,12 @@ class ClusterSettings:
                     )
             elif entry.name in _MAY_BE_OFF and value == -1:
                 continue
-            elif (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or not 1 <= value <= (largest := _AT_MOST.get(entry.name, INT64_MAX))
-            ):
-                largest = _AT_MOST.get(entry.name, INT64_MAX)
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _largest(entry.name):
                 raise InvalidConfigurationError(
                     f"Invalid value {value!r} for cluster setting {entry.name!r}: "
-                    f"expected a whole number from 1 to {largest}"
+                    f"expected a whole number from 1 to {_largest(entry.name)}"
                 )
+
+
+def _largest(name: str) -> int:
+    return _AT_MOST.get(name, INT64_MAX)

@@ -161,12 +161,12 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
     for topic in sorted(topics.values(), key=lambda topic: topic.name):
         if is_kept_by_store(topic.name) or (context.topic_names is not None and topic.name not in context.topic_names):
             continue
-        found = waiting.get(topic.topic_id, [])
+        due_of_topic = waiting.get(topic.topic_id, [])
         if not context.now:
-            found = due_tails(found, topic.config, now_ms, costs_ms.get(topic.topic_id, 0.0))
+            due_of_topic = due_tails(due_of_topic, topic.config, now_ms, costs_ms.get(topic.topic_id, 0.0))
         late_ms = 0 if context.now else topic.config.delta_max_lag_ms // 2
-        if found:
-            due.tails.append((topic, found))
+        if due_of_topic:
+            due.tails.append((topic, due_of_topic))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
             due.behind.append(topic)
     due.tails.sort(key=lambda each: deadline_ms(each[1], each[0].config))
@@ -175,8 +175,8 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
 
 def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
     """Return by topic the append time of the oldest segment file that is missing in some Delta table of the topic."""
-    found: dict[TopicId, int] = {}
+    oldest_ms: dict[TopicId, int] = {}
     for (topic_id, _), lag in delta_lags(connection).items():
         if lag.sealed_ms is not None:
-            found[topic_id] = min(lag.sealed_ms, found.get(topic_id, lag.sealed_ms))
-    return found
+            oldest_ms[topic_id] = min(lag.sealed_ms, oldest_ms.get(topic_id, lag.sealed_ms))
+    return oldest_ms

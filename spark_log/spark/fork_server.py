@@ -47,7 +47,7 @@ _IMPORTED = (
     "sqlalchemy.dialects.sqlite",
 )
 _IMPORTED_AFTER_FIRST_FORK = ("pandas", "deltalake")
-"""What only tasks and commits need, which Spark starts later: the first fork does not wait for it."""
+"""Modules that only tasks and commits need. Spark starts these later, so the first fork does not wait for them."""
 _PER_PROCESS = ("PYSPARK_", "PYTHON_", "SPARK_")
 """Prefixes of the variables that Spark sets for one process; they may differ between a server and its forks."""
 _FIXED = ("SPARK_LOG_", "PYSPARK_ENABLE_NAMEDTUPLE_PATCH")
@@ -55,7 +55,9 @@ _FIXED = ("SPARK_LOG_", "PYSPARK_ENABLE_NAMEDTUPLE_PATCH")
 _MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
 """Variables that limit a process's address space, of which the server's modules would take 0.6 GB."""
 _THREADS = {"OMP_NUM_THREADS": "1"}
-"""What Spark sets for tasks of one core, and the server before it imports numpy: threads would not survive a fork."""
+"""A variable that Spark sets for tasks of one core. The server sets it before it imports numpy, so that numpy starts no
+threads, which a fork would not have.
+"""
 _CHUNK = 1 << 16
 _JEMALLOC = "jemalloc_bg_thd"
 """Name of the thread of Arrow's allocator, which handles forks itself."""
