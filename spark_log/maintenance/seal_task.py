@@ -20,8 +20,9 @@ from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
+from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.delta_lag import delta_lags
-from spark_log.tables.publication import publish
+from spark_log.tables.publication import log_failure, publish_all
 
 T = TypeVar("T")
 
@@ -56,6 +57,8 @@ class TableRounds:
         """The duration of the last round."""
         self._lags_from_s = -math.inf
         """When to search for tables that are behind."""
+        self._checkpoints: dict[TopicId, Topic] = {}
+        """The topics with a Delta log that is due for a checkpoint."""
 
     def pause_ms(self, settings: ClusterSettings) -> int:
         """Return the pause before the next round: table.loop.poll.ms, or more if the last one took long."""
@@ -74,9 +77,10 @@ class TableRounds:
             with FirstFailure() as failure:
                 with failure.attempt():
                     yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]))
-                for topic in self._chosen(due.behind, lambda topic: topic):
-                    with failure.attempt():
-                        yield self._publish(context, topic)
+                with failure.attempt():
+                    yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
+                if self._checkpoints:  # one a round: the tables of topics with equal rates are due at the same time
+                    try_maintain_logs(context.cluster, self._checkpoints.pop(next(iter(self._checkpoints))))
         finally:
             self._seconds = clock.monotonic_s() - began_s
             if len(self._attempts) > _KNOWN_MAX:
@@ -102,6 +106,7 @@ class TableRounds:
                 [(topic, [tail.partition for tail in found]) for topic, found in due],
                 lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
                 context.settings.table_loop_threads,
+                lambda topics: self._publish(context, topics).keys(),
             ):
                 topic, partitions = left.pop(str(report.topic))
                 self._note(topic, report.seconds, done=not report.notes and report.partitions == partitions)
@@ -110,14 +115,33 @@ class TableRounds:
             for topic, _ in left.values():  # nothing was sealed, for example because too few replicas are in sync
                 self._note(topic, 0.0, done=False)
 
-    def _publish(self, context: MaintenanceContext, topic: Topic) -> Report:
-        began_s, done = clock.monotonic_s(), False
+    def _publish(self, context: MaintenanceContext, topics: Sequence[Topic]) -> dict[TopicId, Exception]:
+        """Publish topics, and note those whose Delta logs are due for a checkpoint. Returns the errors."""
+        by_id = {topic.topic_id: topic for topic in topics}
+        errors: dict[TopicId, Exception] = {}
+        for topic_id, published in publish_all(context.cluster, topics).items():
+            log_failure(by_id[topic_id], published)
+            if published.error is not None:
+                errors[topic_id] = published.error
+            if published.checkpoint_due:
+                self._checkpoints[topic_id] = by_id[topic_id]
+        return errors
+
+    def _publish_behind(
+        self, context: MaintenanceContext, topics: Sequence[Topic], failure: FirstFailure
+    ) -> Iterator[Report]:
+        began_s = clock.monotonic_s()
+        errors: dict[TopicId, Exception] | None = None
         try:
-            publish(context.cluster, topic)
-            done = True
+            errors = self._publish(context, topics) if topics else {}
         finally:
-            self._note(topic, clock.monotonic_s() - began_s, done=done)
-        return Report("seal", topic.name, notes=("updated the Delta table",))
+            seconds = (clock.monotonic_s() - began_s) / max(1, len(topics))
+            for topic in topics:
+                self._note(topic, seconds, done=errors is not None and topic.topic_id not in errors)
+        for topic in topics:
+            if topic.topic_id not in errors:
+                yield Report("seal", topic.name, notes=("updated the Delta table",))
+        failure.keep(next(iter(errors.values()), None))
 
     def _note(self, topic: Topic, seconds: float, *, done: bool) -> None:
         before = self._attempts.get(topic.topic_id, Attempts())

@@ -25,7 +25,9 @@ from spark_log.maintenance.removal.retired_file_clean_up import (
 )
 from spark_log.maintenance.report import Amount, Report
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.tables.checkpoints import due_for_checkpoint, maintain_logs, publish_behind
+from spark_log.tables.checkpoints import due_for_checkpoint, maintain_logs
+from spark_log.tables.publication import publish
+from spark_log.tables.publication_state import recorded_of
 from spark_log.text import bytes_of, exact_duration_of, time_of
 
 # --- flush: force acknowledged data to disk after flush.ms ----------------------------------------------------------
@@ -107,7 +109,7 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
             before, after = Amount(), Amount()
             notes: list[str] = []
             with failure.attempt(notes):
-                if publish_behind(context.cluster, topic):
+                if _publish(context, topic):
                     notes.append("updated the Delta table")
                 for done in maintain_logs(context.cluster, topic):
                     notes.append(f"checkpoint at version {done.version}")
@@ -115,6 +117,14 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
                     after += Amount(done.files_after, done.bytes_after)
             if notes:
                 yield Report("delta", topic.name, 0, before, after, tuple(notes))
+
+
+def _publish(context: MaintenanceContext, topic: Topic) -> bool:
+    """Publish the topic to the tables that are behind the metadata. Returns whether a table has changed."""
+    store = context.cluster.store
+    before = store.read(lambda connection: recorded_of(connection, [topic.topic_id]))
+    publish(context.cluster, topic)
+    return store.read(lambda connection: recorded_of(connection, [topic.topic_id])) != before
 
 
 def plan_delta_tables(context: MaintenanceContext) -> Iterator[Report]:

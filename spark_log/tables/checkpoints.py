@@ -1,28 +1,31 @@
-"""Maintains a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
+"""Maintains the logs of Delta tables: a recent checkpoint, removal of expired log files. It is no part of a
+publication, which it would delay.
 
 A reader loads the last checkpoint and every commit after it. Files that no kept version is read from are deleted
 (`log_clean_up`).
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import sqlalchemy as sa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from typing import TYPE_CHECKING
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
-from spark_log.metadata.tables import publication as t_publication
 from spark_log.tables import publication_state
-from spark_log.tables.delta_table import storage_options, sync_checkpoint
+from spark_log.tables.delta_table import CHECKPOINT_COMMITS, storage_options
 from spark_log.tables.log_clean_up import clean_up
-from spark_log.tables.publication import publish
+from spark_log.tables.table_changes import TopicTable
 from spark_log.tables.unopened_commit import is_newest
+
+if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
+    from deltalake import DeltaTable
+
+logger = logging.getLogger(__name__)
 
 COMMITS_MAX = 10
 """A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
@@ -41,20 +44,25 @@ class LogFiles:
     bytes_after: int
 
 
-def publish_behind(cluster: Cluster, topic: Topic) -> bool:
-    """Publish the topic to the tables that are behind the metadata. Returns whether a table has changed.
-
-    Raises the errors of `publish`.
-    """
-    before = cluster.store.read(lambda connection: _recorded(connection, topic))
-    publish(cluster, topic)
-    return cluster.store.read(lambda connection: _recorded(connection, topic)) != before
+_checkpointed: dict[str, int] = {}
+"""A version at or below the last checkpoint of each table, by application id."""
 
 
-def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
-    p = t_publication.c
-    query = sa.select(p.log_dir_id, p.delta_version).where(p.topic_id == topic.topic_id).order_by(p.log_dir_id)
-    return [(log_dir_id, version) for log_dir_id, version in connection.execute(query)]
+def is_due(table: TopicTable, version: int) -> bool:
+    """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
+    if version - _checkpointed.get(table.application, -1) < CHECKPOINT_COMMITS:
+        return False
+    _checkpointed[table.application] = _checkpointed_version(table.log_dir, f"{table.topic.folder}/_delta_log")
+    return version - _checkpointed[table.application] >= CHECKPOINT_COMMITS
+
+
+def try_maintain_logs(cluster: Cluster, topic: Topic) -> None:
+    """Maintain the logs of the topic's tables; a failure is logged: they are due again."""
+    try:
+        for _ in maintain_logs(cluster, topic):
+            pass
+    except (SparkLogError, OSError) as error:
+        logger.warning("topic %s: no checkpoint of the Delta table: %s", topic.name, redact(str(error)))
 
 
 def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
@@ -96,14 +104,17 @@ def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
     return [infos[log_dir_id] for log_dir_id in found]
 
 
-def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
+def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> "DeltaTable | None":
     """Return the table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
     checkpoint.
     """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
-    checkpointed = _checkpointed(log_dir, f"{topic.folder}/_delta_log")
+    checkpointed = _checkpointed_version(log_dir, f"{topic.folder}/_delta_log")
     if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
         return None  # the table is not opened, because that takes longer with every file that it lists
     try:
@@ -123,7 +134,9 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
         version = table.version()
         before = log_dir.list_files(folder)
         table.create_checkpoint()
-        sync_checkpoint(log_dir, topic, version)  # before the log files that it replaces are deleted
+        # deltalake does not force it to disk, and a torn checkpoint stops every reader
+        for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
+            log_dir.sync(f"{folder}/{name}")  # before the log files that it replaces are deleted
         if cluster.store.clock_is_steady():
             clean_up(log_dir, topic, cluster.store.now().wall_ms)
     after = log_dir.list_files(folder)
@@ -132,13 +145,15 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
 
 @contextmanager
 def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
+    from deltalake.exceptions import DeltaError
+
     try:
         yield
     except (DeltaError, OSError) as error:  # an object store that does not complete its answer raises OSError
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
-def _checkpointed(log_dir: LogDir, folder: str) -> int:
+def _checkpointed_version(log_dir: LogDir, folder: str) -> int:
     """Return the version of the last checkpoint by its hint, -1 if there is no readable hint."""
     path = f"{folder}/_last_checkpoint"
     if log_dir.sizes([path]) == [None]:

@@ -1,4 +1,4 @@
-"""Opens, creates, compares and commits to a topic's Delta table with deltalake, and forces its checkpoints to disk."""
+"""Opens, creates, compares and commits to a topic's Delta table with deltalake."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ PARTITION_COLUMNS = ["partition", "base_offset"]
 DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
 """The columns of every table; its typed columns follow. Readers compute offset = base_offset + offset_delta."""
 
-_CHECKPOINT_COMMITS = 100
-"""The number of commits after which an append writes a checkpoint and waits for it. Maintenance writes them more often.
+CHECKPOINT_COMMITS = 100
+"""The number of commits since the last checkpoint after which publication says that one is due. Maintenance writes them
+more often.
 """
 
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
@@ -36,7 +37,7 @@ _PROPERTIES = {
     # spark-log itself deletes segments.
     _TOMBSTONES: "interval 1 days",
     "delta.logRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
     # Readers use the statistics of all columns that have them (leaf_statistics.LEAVES_MAX), not only of the first 32.
     "delta.dataSkippingNumIndexedCols": "-1",
 }
@@ -55,21 +56,6 @@ def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Di
     """Return the changes that make the wanted files the active files of a table. Both arguments have paths as keys."""
     there = set(active)
     return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
-
-
-def is_checkpointed(version: int) -> bool:
-    """Whether deltalake's commit of this version writes a checkpoint too."""
-    return (version + 1) % _CHECKPOINT_COMMITS == 0
-
-
-def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
-    """Force the checkpoint of this version, if there is one, to disk, which deltalake does not do. A torn checkpoint
-    stops every reader.
-    """
-    paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
-    for path, size in zip(paths, log_dir.sizes(paths), strict=True):
-        if size is not None:
-            log_dir.sync(path)
 
 
 def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
@@ -194,7 +180,7 @@ def commit_changes(
         commit_properties=CommitProperties(
             app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
         ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
 
 

@@ -10,60 +10,105 @@ and with it everything that was committed before: a Delta table never lists a se
 lose. Settling is not forced to disk: if a power loss reverts it, the next publication settles again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDirInfo
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic
+from spark_log.ids import LogDirId, TopicId
 from spark_log.log.partitions.partition_rows import lock_partitions
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CURSOR, SEGMENT
+from spark_log.metadata.sql_columns import PUBLICATION_INTENT, SEGMENT
 from spark_log.tables import publication_state
-from spark_log.tables.publication_state import Cursor, Due, PublishedFile
+from spark_log.tables.publication_state import Cursor, Due, PublishedFile, TableKey
 
 _FILES_AT_ONCE = 1_000
 """The number of rows of VALUES in a query. PostgreSQL looks each up in the primary key, but not a long list in IN."""
+
+_SETTLED = tuple(
+    table.delete().where(
+        table.c.topic_id == sa.bindparam("of_topic"),
+        table.c.log_dir_id == sa.bindparam("in_log_dir"),
+        table.c.transaction_version <= sa.bindparam("up_to"),
+    )
+    for table in (t.publication_intent, t.publication_intent_cursor)
+)
+"""Delete the intents of a table up to a version."""
 
 _UNKNOWN = -1
 """Value of publication.delta_version that makes the next publication compare the whole table."""
 
 
-def note(
-    connection: sa.Connection,
-    topic: Topic,
-    info: LogDirInfo,
-    before: tuple[int, int] | None,
-    in_table: tuple[int, int],
-    add: Sequence[PublishedFile],
-    due: Due,
-) -> int | None:
-    """Note that a commit adds these files and has the cursors of `due`. Returns the version for its app transaction.
+@dataclass(frozen=True)
+class Intent:
+    """A commit that is to be made: it adds these files to a table, whose cursors are then those of `due`.
 
-    `before` is the recorded state, and `in_table` our version and the Delta version of the table, when the two were
-    compared. Returns None if the metadata has changed since then, so that they must be compared again.
+    `recorded` is the recorded state, and `compared` has our version and the Delta version of the table, when the two
+    were compared.
     """
-    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
-    if now is None or now.topic_id != topic.topic_id or publication_state.recorded(connection, topic, info) != before:
-        return None
-    if not _all_in_log(connection, topic, add):
-        return None
-    known = connection.execute(
-        sa.select(sa.func.max(PUBLICATION_INTENT.transaction_version)).where(_here(topic, info))
-    ).scalar_one()
-    version = 1 + max(in_table[0], before[0] if before else 0, known or 0)
-    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id, "transaction_version": version}
-    intent = {
-        **keys,
-        "delta_version": in_table[1] + 1,
-        "recorded_delta_version": before[1] if before else None,
-        "has_replicas": due.has_replicas,
+
+    topic: Topic
+    info: LogDirInfo
+    recorded: tuple[int, int] | None
+    compared: tuple[int, int]
+    add: Sequence[PublishedFile]
+    due: Due
+
+    @property
+    def key(self) -> TableKey:
+        return self.topic.topic_id, self.info.log_dir_id
+
+
+def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey, int]:
+    """Note intents, of different tables. Returns for each table the version for its app transaction.
+
+    Tables are left out if their metadata has changed since they were compared: they must be compared again.
+    """
+    existing = publication_state.existing(connection, [intent.topic for intent in intents])
+    recorded = publication_state.recorded_of(connection, existing)
+    lost = _not_in_log(connection, [intent for intent in intents if intent.topic.topic_id in existing])
+    intents = [
+        intent
+        for intent in intents
+        if intent.topic.topic_id in existing and intent.key not in lost and recorded.get(intent.key) == intent.recorded
+    ]
+    known = _last_versions(connection, existing)
+    versions = {
+        intent.key: 1 + max(intent.compared[0], intent.recorded[0] if intent.recorded else 0, known.get(intent.key, 0))
+        for intent in intents
     }
-    connection.execute(t.publication_intent.insert(), intent)
-    rows = [{**keys, "partition": number, **publication_state.values(cursor)} for number, cursor in due.cursors.items()]
-    if rows:
-        connection.execute(t.publication_intent_cursor.insert(), rows)
-    return version
+    rows: list[dict[str, Any]] = []
+    cursors: list[dict[str, Any]] = []
+    for intent in intents:
+        topic_id, log_dir_id = intent.key
+        keys = {"topic_id": topic_id, "log_dir_id": log_dir_id, "transaction_version": versions[intent.key]}
+        rows.append(
+            {
+                **keys,
+                "delta_version": intent.compared[1] + 1,
+                "recorded_delta_version": intent.recorded[1] if intent.recorded else None,
+                "has_replicas": intent.due.has_replicas,
+            }
+        )
+        cursors += [
+            {**keys, "partition": number, **publication_state.values(cursor)}
+            for number, cursor in intent.due.cursors.items()
+        ]
+    for table, of_table in ((t.publication_intent, rows), (t.publication_intent_cursor, cursors)):
+        if of_table:
+            connection.execute(table.insert(), of_table)
+    return versions
+
+
+def _last_versions(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, int]:
+    """Return the highest noted version of each of the topics' tables that has intents."""
+    keys = (PUBLICATION_INTENT.topic_id, PUBLICATION_INTENT.log_dir_id)
+    query = sa.select(*keys, sa.func.max(PUBLICATION_INTENT.transaction_version)).group_by(*keys)
+    rows = connection.execute(query.where(PUBLICATION_INTENT.topic_id.in_(topic_ids)))
+    return {(TopicId(topic_id), LogDirId(log_dir_id)): version for topic_id, log_dir_id, version in rows}
 
 
 def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> bool:
@@ -74,59 +119,63 @@ def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version:
     return connection.execute(query).first() is not None
 
 
-def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> None:
-    """Record our commit with this version, which the Delta table has, as published, and delete the intents up to it."""
-    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
-    if now is None or now.topic_id != topic.topic_id:
-        return
-    columns = (
-        PUBLICATION_INTENT.delta_version,
-        PUBLICATION_INTENT.recorded_delta_version,
-        PUBLICATION_INTENT.has_replicas,
+def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, LogDirInfo, int]]) -> None:
+    """Record commits of different tables as published, and delete the intents up to them. Each is given by the version
+    of its app transaction, which its Delta table has.
+    """
+    existing = publication_state.existing(connection, [topic for topic, _, _ in commits])
+    recorded = publication_state.recorded_of(connection, existing)
+    intents = {
+        (row.topic_id, row.log_dir_id, row.transaction_version): row
+        for row in _rows(connection, t.publication_intent, existing)
+    }
+    cursors: dict[tuple[int, int, int], dict[int, Cursor]] = {}
+    for row in _rows(connection, t.publication_intent_cursor, existing):
+        of_table = cursors.setdefault((row.topic_id, row.log_dir_id, row.transaction_version), {})
+        of_table[row.partition] = Cursor(row.change, row.high_watermark, row.seen_offset)
+    after: dict[TableKey, tuple[tuple[int, int], Due]] = {}
+    done: list[dict[str, int]] = []
+    for topic, info, version in commits:
+        key = (topic.topic_id, info.log_dir_id)
+        intent = intents.get((*key, version))
+        if intent is None:
+            continue
+        before = recorded.get(key)
+        if before is None or before[0] < version:
+            found_unknown = before is not None and before[1] == _UNKNOWN != intent.recorded_delta_version
+            due = Due(cursors.get((*key, version), {}), False, intent.has_replicas)
+            after[key] = ((version, _UNKNOWN if found_unknown else intent.delta_version), due)
+        done.append({"of_topic": key[0], "in_log_dir": key[1], "up_to": version})
+    publication_state.replace(connection, after)
+    if done:
+        for statement in _SETTLED:
+            connection.execute(statement, done)
+
+
+def _not_in_log(connection: sa.Connection, intents: Sequence[Intent]) -> set[TableKey]:
+    """Return the tables to which a file is to be added that is not a segment of the log. Locks the partitions, so that
+    no rewrite replaces one meanwhile.
+    """
+    wanted = sorted(
+        (intent.topic.topic_id, file.partition, file.base_offset) for intent in intents for file in intent.add
     )
-    this = _here(topic, info) & (PUBLICATION_INTENT.transaction_version == version)
-    intent = connection.execute(sa.select(*columns).where(this)).one_or_none()
-    if intent is None:
-        return
-    recorded = publication_state.recorded(connection, topic, info)
-    if recorded is None or recorded[0] < version:
-        found_unknown = recorded is not None and recorded[1] == _UNKNOWN != intent.recorded_delta_version
-        cursors = sa.select(
-            PUBLICATION_INTENT_CURSOR.partition,
-            PUBLICATION_INTENT_CURSOR.change,
-            PUBLICATION_INTENT_CURSOR.high_watermark,
-            PUBLICATION_INTENT_CURSOR.seen_offset,
-        ).where(
-            PUBLICATION_INTENT_CURSOR.topic_id == topic.topic_id,
-            PUBLICATION_INTENT_CURSOR.log_dir_id == info.log_dir_id,
-            PUBLICATION_INTENT_CURSOR.transaction_version == version,
-        )
-        due = Due(
-            {number: Cursor(*facts) for number, *facts in connection.execute(cursors)}, False, intent.has_replicas
-        )
-        after = (version, _UNKNOWN if found_unknown else intent.delta_version)
-        publication_state.replace(connection, topic, info, recorded, after, due)
-    for table in (t.publication_intent, t.publication_intent_cursor):
-        c = table.c
-        here = (c.topic_id == topic.topic_id) & (c.log_dir_id == info.log_dir_id)
-        connection.execute(table.delete().where(here, c.transaction_version <= version))
-
-
-def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[PublishedFile]) -> bool:
-    """Whether every file is a segment of the log. Locks the partitions, so that no rewrite replaces one meanwhile."""
-    lock_partitions(connection, sorted({(topic.topic_id, file.partition) for file in files}))
-    wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
+    lock_partitions(connection, sorted({(topic_id, partition) for topic_id, partition, _ in wanted}))
+    in_log: set[tuple[int, str]] = set()
     for first in range(0, len(wanted), _FILES_AT_ONCE):
-        chunk = wanted[first : first + _FILES_AT_ONCE]
-        given = sa.values(sa.column("partition", sa.Integer), sa.column("base_offset", sa.BigInteger), name="given")
-        pairs = given.data([(partition, base) for partition, base, _ in chunk]).cte("pairs")
-        same = (SEGMENT.partition == pairs.c.partition) & (SEGMENT.base_offset == pairs.c.base_offset)
-        query = sa.select(SEGMENT.partition, SEGMENT.name).select_from(pairs.join(t.segment, same))
-        query = query.where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
-        found = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
-        if any(path not in found for *_, path in chunk):
-            return False
-    return True
+        names = {"topic_id": sa.BigInteger, "partition": sa.Integer, "base_offset": sa.BigInteger}
+        given = sa.values(*(sa.column(name, kind) for name, kind in names.items()), name="given")
+        files = given.data(wanted[first : first + _FILES_AT_ONCE]).cte("files")
+        same = sa.and_(*(SEGMENT[name] == files.c[name] for name in names))
+        query = sa.select(SEGMENT.topic_id, SEGMENT.partition, SEGMENT.name).select_from(files.join(t.segment, same))
+        rows = connection.execute(query.where(~SEGMENT.inline))
+        in_log |= {(topic_id, f"_segments/{partition}/{name}") for topic_id, partition, name in rows}
+    return {
+        intent.key for intent in intents if any((intent.topic.topic_id, file.path) not in in_log for file in intent.add)
+    }
+
+
+def _rows(connection: sa.Connection, table: sa.Table, topic_ids: Collection[TopicId]) -> sa.CursorResult[Any]:
+    return connection.execute(sa.select(table).where(table.c.topic_id.in_(topic_ids)))
 
 
 def _here(topic: Topic, info: LogDirInfo) -> sa.ColumnElement[bool]:

@@ -5,7 +5,7 @@ The topic's table in a log dir lists the sealed segments of the replicas there, 
 replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.ids import LogDirId
+from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import (
     LOG_DIR,
     PARTITION,
@@ -29,7 +30,11 @@ REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
 )
 """The offset up to which this replica's segments may be published: they are complete and below the high watermark."""
-_CHUNK = 5_000
+_CHUNK = 1_000
+"""The number of rows of one statement."""
+
+TableKey = tuple[TopicId, LogDirId]
+"""The id of a topic, and the id of the log dir with its table."""
 
 
 # The statements are built once, because a publication runs a dozen of them after each append that writes files.
@@ -87,9 +92,9 @@ _LOG_DIRS_WITH_REPLICAS = (
 )
 _ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
 _LOG_DIRS_WITH_TABLES = sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == _TOPIC)
-_RECORDED = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
-    PUBLICATION.topic_id == _TOPIC, PUBLICATION.log_dir_id == _LOG_DIR
-)
+_RECORDED = sa.select(
+    PUBLICATION.topic_id, PUBLICATION.log_dir_id, PUBLICATION.transaction_version, PUBLICATION.delta_version
+).where(PUBLICATION.topic_id.in_(sa.bindparam("topics", expanding=True)))
 _STALE_PARTITIONS = (
     sa.select(
         PARTITION.partition,
@@ -230,8 +235,13 @@ def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirI
 
 def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
     """Return (our transaction version, Delta version) of the last recorded publication; None before the first."""
-    row = connection.execute(_RECORDED, _parameters(topic, info)).one_or_none()
-    return (row.transaction_version, row.delta_version) if row else None
+    return recorded_of(connection, [topic.topic_id]).get((topic.topic_id, info.log_dir_id))
+
+
+def recorded_of(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, tuple[int, int]]:
+    """Return (our transaction version, Delta version) of the last recorded publication of each table of the topics."""
+    rows = connection.execute(_RECORDED, {"topics": list(topic_ids)})
+    return {(TopicId(topic_id), LogDirId(log_dir_id)): tuple(versions) for topic_id, log_dir_id, *versions in rows}
 
 
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
@@ -319,43 +329,33 @@ def record(
 ) -> None:
     """Record a publication, unless the topic was deleted, or another one was recorded since `before` was read."""
     # the topic's lock serializes publishers, and a deleted topic gets no rows
-    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
-    if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
-        return
-    replace(connection, topic, info, before, after, what)
+    if existing(connection, [topic]) and recorded(connection, topic, info) == before:
+        replace(connection, {(topic.topic_id, info.log_dir_id): (after, what)})
 
 
-def replace(
-    connection: sa.Connection,
-    topic: Topic,
-    info: LogDirInfo,
-    before: tuple[int, int] | None,
-    after: tuple[int, int],
-    what: Due,
-) -> None:
-    """Record a publication. The transaction has locked the topic and checked that `before` is unchanged."""
-    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
-    here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
-    if not what.has_replicas:
-        connection.execute(t.publication.delete().where(here))
-    else:
-        versions = dict(zip(("transaction_version", "delta_version"), after, strict=True))
-        if before is None:
-            connection.execute(t.publication.insert(), {**keys, **versions})
+def existing(connection: sa.Connection, topics: Iterable[Topic]) -> set[TopicId]:
+    """Lock the rows of the topics, and return the ids of those that exist."""
+    ids = {topic.name: topic.topic_id for topic in topics}
+    return {now.topic_id for now in find_topics(connection, ids, lock=True).values() if now.topic_id == ids[now.name]}
+
+
+def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int, int], Due]]) -> None:
+    """Record publications: the versions and new cursors of each table. The transaction has locked the topics and
+    checked that the tables' states are unchanged.
+    """
+    publications: list[dict[str, int]] = []
+    rows: list[dict[str, int]] = []
+    for (topic_id, log_dir_id), ((transaction_version, delta_version), what) in states.items():
+        keys = {"topic_id": topic_id, "log_dir_id": log_dir_id}
+        rows += [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
+        if what.has_replicas:
+            publications.append({**keys, "transaction_version": transaction_version, "delta_version": delta_version})
         else:
-            connection.execute(t.publication.update().where(here).values(versions))
-    numbers = list(what.cursors)
-    for first in range(0, len(numbers), _CHUNK):
-        connection.execute(
-            t.publication_cursor.delete().where(
-                PUBLICATION_CURSOR.topic_id == topic.topic_id,
-                PUBLICATION_CURSOR.log_dir_id == info.log_dir_id,
-                PUBLICATION_CURSOR.partition.in_(numbers[first : first + _CHUNK]),
-            )
-        )
-    rows = [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
-    if rows:
-        connection.execute(t.publication_cursor.insert(), rows)
+            here = (PUBLICATION.topic_id == topic_id) & (PUBLICATION.log_dir_id == log_dir_id)
+            connection.execute(t.publication.delete().where(here))
+    for table, all_rows in ((t.publication, publications), (t.publication_cursor, rows)):
+        for first in range(0, len(all_rows), _CHUNK):
+            insert_or_replace(connection, table, all_rows[first : first + _CHUNK])
 
 
 def values(cursor: Cursor) -> dict[str, int]:

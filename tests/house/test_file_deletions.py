@@ -89,8 +89,9 @@ def test_the_decision_is_read_from_the_primary(place):
 def test_publication_removes_files_by_a_decision_of_the_primary():
     changing = [
         ast.unparse(function)
-        for function in functions(ast.parse((ROOT / "tables/publication.py").read_text()))
-        if "_find_changes(" in ast.unparse(function) and function.name not in ("_find_changes", "check_publication")
+        for module in ("publication", "unopened_publication")
+        for function in functions(ast.parse((ROOT / f"tables/{module}.py").read_text()))
+        if "find_changes(" in ast.unparse(function) and function.name not in ("read", "check_publication")
     ]
     assert len(changing) == 2
-    assert all("store.read_as_primary(lambda connection: _find_changes(" in function for function in changing)
+    assert all("store.read_as_primary(" in function and "store.read(" not in function for function in changing)

@@ -1,13 +1,14 @@
 """Runs the tasks that rewrite segments: several partitions at the same time, one report per topic."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
+from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
 """Does the work of one partition, and yields each swap when it is done."""
+
+Publish = Callable[[Sequence[Topic]], Collection[TopicId]]
+"""Publishes topics, and returns those of which a table was not updated."""
 
 _KEEP_S = 30.0
 
@@ -37,8 +41,10 @@ def rewrite_partitions(
     wanted: Sequence[tuple[Topic, Sequence[int]]],
     rewrites: Rewrites,
     threads: int,
+    publish: Publish | None = None,
 ) -> Iterator[Report]:
     """Do the work of these partitions; yields a report for each changed or failed topic, once its table is published.
+    Topics that are done at the same time are published together.
 
     A failing partition does not stop the others: its error is noted, and the first error is raised at the end. Raises
     NotCoordinatorError at once.
@@ -50,26 +56,51 @@ def rewrite_partitions(
             (topic, {number: pool.submit(_rewrite, context, rewrites, topic, number) for number in numbers})
             for topic, numbers in wanted
         ]
-        for topic, futures in jobs:
-            _wait(context, list(futures.values()))
-            done = {number: future.result() for number, future in futures.items()}
-            errors = {number: each.error for number, each in done.items() if each.error is not None}
-            failed = failed or next(iter(errors.values()), None)
-            changed = [each for each in done.values() if each.before]
+        while jobs:
+            _wait(context, list(jobs[0][1].values()))
+            count = next((i for i, (_, futures) in enumerate(jobs) if not _all_done(futures)), len(jobs))
+            results = [
+                (topic, {number: each.result() for number, each in futures.items()}) for topic, futures in jobs[:count]
+            ]
+            jobs = jobs[count:]
+            changed = [topic for topic, done in results if any(each.before for each in done.values())]
             began_s = clock.monotonic_s()
-            published = not changed or try_publish(context.cluster, [topic])
-            if changed or errors:
-                seconds = sum(each.seconds for each in done.values()) + clock.monotonic_s() - began_s
-                before = sum((each.before for each in changed), Amount())
-                after = sum((each.after for each in changed), Amount())
-                notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
-                if not published:
-                    notes += ("a Delta table was not updated, and is tried again",)
-                yield Report(task, topic.name, len(changed), before, after, notes, seconds=seconds)
+            behind = _publish(context, changed, publish)
+            publishing_s = (clock.monotonic_s() - began_s) / max(1, len(changed))
+            for topic, done in results:
+                failed = failed or next((each.error for each in done.values() if each.error is not None), None)
+                report = _report(task, topic, done, publishing_s, behind=topic.topic_id in behind)
+                if report is not None:
+                    yield report
     finally:
         pool.shutdown(cancel_futures=True)
     if failed is not None:
         raise failed
+
+
+def _all_done(futures: Mapping[int, Future[_Done]]) -> bool:
+    return all(future.done() for future in futures.values())
+
+
+def _publish(context: MaintenanceContext, topics: Sequence[Topic], publish: Publish | None) -> Collection[TopicId]:
+    if publish is not None and topics:
+        return publish(topics)
+    return [topic.topic_id for topic in topics if not try_publish(context.cluster, [topic])]
+
+
+def _report(task: str, topic: Topic, done: Mapping[int, _Done], publishing_s: float, *, behind: bool) -> Report | None:
+    """Return the report of a topic, None if nothing of it was changed and nothing failed."""
+    errors = {number: each.error for number, each in done.items() if each.error is not None}
+    changed = [each for each in done.values() if each.before]
+    if not changed and not errors:
+        return None
+    seconds = sum(each.seconds for each in done.values()) + (publishing_s if changed else 0.0)
+    notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
+    if behind:
+        notes += ("a Delta table was not updated, and is tried again",)
+    before = sum((each.before for each in changed), Amount())
+    after = sum((each.after for each in changed), Amount())
+    return Report(task, topic.name, len(changed), before, after, notes, seconds=seconds)
 
 
 def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, partition: int) -> _Done:

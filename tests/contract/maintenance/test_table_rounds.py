@@ -9,8 +9,8 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError, SchemaRegistryUnavailableError, StorageUnavailableError
 from spark_log.maintenance import seal_task
 from spark_log.maintenance.context import open_maintenance
-from spark_log.maintenance.rewrite import rewrite_loop
 from spark_log.maintenance.seal_task import TableRounds
+from spark_log.tables.publication import Published
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.tails import make_older
 from tests.support.topics import append, make
@@ -99,13 +99,12 @@ def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, mon
     topic = make(cluster, "t", **DUE)
     rounds, tried = TableRounds(), []
 
-    def cannot(_cluster, topic):
-        tried.append(topic.name)
-        raise StorageUnavailableError("away")
+    def cannot(_cluster, topics):
+        tried.extend(topic.name for topic in topics)
+        return {topic.topic_id: Published(StorageUnavailableError("away")) for topic in topics}
 
     due(cluster, log, topic)
-    monkeypatch.setattr(seal_task, "publish", cannot)
-    monkeypatch.setattr(rewrite_loop, "try_publish", lambda *_: False)
+    monkeypatch.setattr(seal_task, "publish_all", cannot)
     assert run(cluster, rounds) == ["t"]
     rounds._lags_from_s = 0.0
     assert run(cluster, rounds) == [], "sealed, and not published"
@@ -115,7 +114,7 @@ def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, mon
         run(cluster, rounds)
     rounds._lags_from_s = 0.0
     assert run(cluster, rounds) == []
-    assert tried == ["t"]
+    assert tried == ["t", "t"], "when it was sealed, and once afterwards"
     monkeypatch.undo()
     let_time_pass(rounds)
     rounds._lags_from_s = 0.0

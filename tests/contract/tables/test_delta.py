@@ -17,7 +17,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from spark_log.tables import publication, publication_intent
+from spark_log.tables import publication, publication_intent, unopened_publication
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log
@@ -221,7 +221,7 @@ def test_a_table_that_only_spark_log_changes_is_opened_once(topic, monkeypatch):
 def test_a_commit_without_opening_the_table_never_replaces_a_foreign_one(topic, monkeypatch):
     foreign_insert(topic)
     with monkeypatch.context() as patch:  # the foreign commit comes after the check
-        patch.setattr(publication, "is_newest", lambda *_: True)
+        patch.setattr(unopened_publication, "is_newest", lambda *_: True)
         topic.append("d")
     topic.is_whole()
 
@@ -263,7 +263,7 @@ def test_a_delta_log_torn_by_a_power_loss_is_repaired(topic, file, tear, monkeyp
         names["last commit"] = f"{topic.delta.version():020d}.json"
     path = Path(topic.location, "_delta_log", names[file])
     path.write_bytes(tear(path.read_bytes()))
-    monkeypatch.setattr(publication, "_opened", {})  # it ends every process
+    monkeypatch.setattr(unopened_publication, "opened", {})  # it ends every process
     topic.publish()
     topic.is_whole()
     topic.append("later")

@@ -8,7 +8,7 @@ import pytest
 
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import StorageUnavailableError
-from spark_log.tables import publication, publication_intent
+from spark_log.tables import publication_intent, unopened_publication
 from tests.contract.tables.test_delta import Topic
 
 pytestmark = pytest.mark.delta
@@ -40,7 +40,7 @@ def test_an_unreadable_checkpoint_is_not_treated_as_torn(monkeypatch):
         checkpoint = without_older_commits(topic)
         identity, files = topic.delta.metadata().id, sorted(os.listdir(checkpoint.parent))
         checkpoint.chmod(0)
-        monkeypatch.setattr(publication, "_opened", {})  # as in another process
+        monkeypatch.setattr(unopened_publication, "opened", {})  # as in another process
         if os.geteuid() == 0:  # root may read every file
             for path in (Path(folder), *Path(folder).rglob("*")):
                 os.chown(path, nobody, nobody)
@@ -110,7 +110,7 @@ def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp
     for step in range(100):
         topic = three_segments(tmp_path / str(step))
         tear(topic)
-        monkeypatch.setattr(publication, "_opened", {})  # the power failure ended every process
+        monkeypatch.setattr(unopened_publication, "opened", {})  # the power failure ended every process
         log = Path(topic.location, "_delta_log")
         before = {path.name: path.read_bytes() for path in log.iterdir() if path.is_file()}
         for name in before:

@@ -1,0 +1,81 @@
+"""Finds the changes that a topic's Delta table needs: the difference between the metadata and the table."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.tables import publication_intent, publication_state
+from spark_log.tables.publication_state import Cursor, Due, PublishedFile, TableKey
+
+
+@dataclass(frozen=True)
+class TopicTable:
+    """The Delta table of a topic in a log dir. Without `has_replicas` it is to list no file any more."""
+
+    topic: Topic
+    info: LogDirInfo
+    log_dir: LogDir
+    has_replicas: bool
+
+    @property
+    def key(self) -> TableKey:
+        return self.topic.topic_id, self.info.log_dir_id
+
+    @property
+    def application(self) -> str:
+        """Return the application id of our transactions in the table."""
+        return f"spark-log/{self.topic.uuid}/{self.info.uuid}"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The metadata of a table that must be changed, from one snapshot.
+
+    If only changes are compared (`incremental`), `wanted` are the changed segments, and `gone` the retired paths;
+    otherwise `wanted` are all segments. With `in_doubt` a publisher has committed and not recorded its commit.
+    """
+
+    recorded: tuple[int, int] | None
+    in_doubt: bool
+    due: Due
+    cursors: dict[int, Cursor]
+    incremental: bool
+    wanted: list[PublishedFile]
+    gone: list[str]
+    columns: pa.StructType | None
+    """The typed columns of the topic, which may be in any of its files."""
+
+
+def find_changes(connection: sa.Connection, table: TopicTable, left_at: tuple[int, int]) -> Changes | None:
+    """Return the changes of a table, or None if it is up to date, or its topic and replicas are deleted.
+
+    `left_at` is the version of our app transaction in the table, and the version of the table. The caller reads from
+    the primary, because files are removed from the table on the basis of the result.
+    """
+    check_identity(connection)
+    topic, info, in_table = table.topic, table.info, left_at[0]
+    recorded = publication_state.recorded(connection, topic, info)
+    in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
+    as_we_left_it = left_at == (recorded or (0, 0))
+    due = publication_state.due(connection, topic, info)
+    now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
+    if as_we_left_it and due.has_replicas and not due.cursors:
+        return None
+    if not due.has_replicas and now is None:
+        return None  # deleted meanwhile, together with its records
+    incremental, gone = as_we_left_it and not due.fallen, []
+    # a table without a commit by spark-log has not shown any record
+    changed = due.cursors.keys() if incremental else None
+    cursors = publication_state.cursors(connection, topic, info, changed) if in_table else {}
+    if incremental:
+        segments = publication_state.changed_segments(connection, topic, info, due.cursors)
+        gone = publication_state.retired_paths(connection, topic, info, due.cursors)
+    else:
+        segments = publication_state.all_segments(connection, topic, info)
+    columns = None if now is None else now.all_columns
+    typed = None if columns is None else columns.fields
+    return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, typed)

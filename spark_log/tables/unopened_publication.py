@@ -1,0 +1,151 @@
+"""Publishes to Delta tables that are unchanged since their last publication without opening them, many in one round:
+one snapshot, one transaction for all intents, a commit file for each table, and one transaction that records them.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import SparkLogError
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.log.columns.field_paths import contains
+from spark_log.tables import publication_intent, publication_state
+from spark_log.tables.delta_table import Difference
+from spark_log.tables.publication_intent import Intent
+from spark_log.tables.publication_state import TableKey
+from spark_log.tables.table_changes import Changes, TopicTable, find_changes
+from spark_log.tables.unopened_commit import commit_content, commit_path, is_newest
+
+logger = logging.getLogger(__name__)
+
+opened: dict[str, pa.StructType | None] = {}
+"""The typed columns that each table had when this process opened it last, by application id; None if none are known.
+Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host. So
+it is enough that each process opens a table once, which finds a torn log.
+"""
+
+
+def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[TableKey, int]:
+    """Publish to those of the tables that need not be opened. Returns their Delta versions; the others must be opened.
+
+    A table must be opened if it has changed, must be compared as a whole, may lack typed columns, or has not been
+    opened by this process; or if its log dir is an object store and there is something to commit.
+    """
+    tables = _verified([table for table in tables if table.application in opened])
+    if not tables:
+        return {}
+    changes = _changes(cluster, tables)
+    versions: dict[TableKey, int] = {}
+    due: list[tuple[TopicTable, Changes, Difference]] = []
+    for table in tables:
+        at, found = changes[table.key]
+        if at is None or not _is_newest(table, at[1]):
+            continue
+        if found is None:
+            versions[table.key] = at[1]
+        elif found.recorded == at and found.incremental and table.log_dir.local and not _may_lack_columns(table, found):
+            due.append((table, found, Difference(found.wanted, found.gone)))
+    versions |= _record_without_commit(cluster, [(table, found) for table, found, what in due if not what])
+    return versions | _commit(cluster, [each for each in due if each[2]])
+
+
+def _verified(tables: Sequence[TopicTable]) -> list[TopicTable]:
+    """Return the tables whose log dirs are the right ones. Opening one of the others raises the reason."""
+    good: dict[LogDirId, bool] = {}
+    for table in tables:
+        if table.info.log_dir_id not in good:
+            try:
+                table.log_dir.verify(table.info.uuid)
+            except (SparkLogError, OSError):
+                good[table.info.log_dir_id] = False
+            else:
+                good[table.info.log_dir_id] = True
+    return [table for table in tables if good[table.info.log_dir_id]]
+
+
+def _changes(
+    cluster: Cluster, tables: Sequence[TopicTable]
+) -> dict[TableKey, tuple[tuple[int, int] | None, Changes | None]]:
+    """Return the recorded state of each table, and its changes since then."""
+
+    def read(connection: sa.Connection) -> dict[TableKey, tuple[tuple[int, int] | None, Changes | None]]:
+        recorded = publication_state.recorded_of(connection, {table.topic.topic_id for table in tables})
+        return {
+            table.key: (at, None if at is None else find_changes(connection, table, at))
+            for table in tables
+            for at in [recorded.get(table.key)]
+        }
+
+    return cluster.store.read_as_primary(read)
+
+
+def _is_newest(table: TopicTable, version: int) -> bool:
+    try:
+        return is_newest(table.log_dir, table.topic, version)
+    except (SparkLogError, OSError):  # opening the table raises it again
+        return False
+
+
+def _may_lack_columns(table: TopicTable, found: Changes) -> bool:
+    known = opened[table.application]
+    return found.columns is not None and (known is None or not contains(known, found.columns))
+
+
+def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes]]) -> dict[TableKey, int]:
+    """Record new cursors of tables that list the right files already."""
+    for table, found in due:
+        at = found.recorded
+        assert at is not None
+        cluster.store.transact(
+            lambda c, _attempt, table=table, found=found, at=at: publication_state.record(  # type: ignore[misc]
+                c, table.topic, table.info, at, at, found.due
+            )
+        )
+    return {table.key: found.recorded[1] for table, found in due if found.recorded is not None}
+
+
+def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Difference]]) -> dict[TableKey, int]:
+    """Note, commit and settle the changes of the tables. Leaves out those that another process changes meanwhile."""
+    intents = [
+        Intent(table.topic, table.info, found.recorded, found.recorded, what.add, found.due)
+        for table, found, what in due
+        if found.recorded is not None
+    ]
+    if not intents:
+        return {}
+    noted = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, intents))
+    versions: dict[TableKey, int] = {}
+    commits: list[tuple[TopicTable, int]] = []
+    for table, found, what in due:
+        transaction_version = noted.get(table.key)
+        if transaction_version is None or found.recorded is None:
+            continue
+        failpoint("publish.before-commit")
+        version = found.recorded[1] + 1
+        content = commit_content(
+            what.add, what.remove, found.cursors, table.application, transaction_version, clock.wall_ms()
+        )
+        try:
+            done = table.log_dir.create_whole(commit_path(table.topic, version), content)
+        except (SparkLogError, OSError) as error:  # the table is opened, which raises it if it lasts
+            logger.info("topic %s: commit %s failed: %s", table.topic.name, version, error)
+            continue
+        if done:  # otherwise another process committed first
+            failpoint("publish.committed")
+            versions[table.key] = version
+            commits.append((table, transaction_version))
+    if commits:
+        settle(cluster, commits)
+    return versions
+
+
+def settle(cluster: Cluster, commits: Sequence[tuple[TopicTable, int]], *, durable: bool = False) -> None:
+    """Record our commits, each with the version of its app transaction, which are on disk."""
+    settled = [(table.topic, table.info, version) for table, version in commits]
+    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, settled), durable=durable)
+    failpoint("publish.recorded")
