@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_log.spark.datasource.write.active_session import activate_session as activate_session
     from spark_log.spark.datasource.write.topic_write import write_topic as write_topic
     from spark_log.spark.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
+    from spark_log.spark.streams.topic_stream import stream_topic as stream_topic
 
 _HOME = {
     "DELTA_SETTINGS": "spark_log.spark.delta_jars",
@@ -35,6 +36,7 @@ _HOME = {
     "activate_session": "spark_log.spark.datasource.write.active_session",
     "create_topic": "spark_log.replication.controller.topic_operations",
     "read_topic": "spark_log.spark.datasource.read.read_topic",
+    "stream_topic": "spark_log.spark.streams.topic_stream",
     "write_topic": "spark_log.spark.datasource.write.topic_write",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "activate_session",
     "create_topic",
     "read_topic",
+    "stream_topic",
     "write_topic",
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from pyspark.sql.types import StructType
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.cluster.topics import Topic
+from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
@@ -442,6 +444,69 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
     add_partitions(cluster, "t", 5)
     append(log, "t", "new partition", partition=4)
     check_equal(spark, cluster)
+
+
+@pytest.fixture
+def ranged(cluster: Cluster, log: ClientLog) -> Topic:
+    """Partition 0 has a file with the offsets 0 to 9, and a tail with 10 to 14; the timestamps are 1000 + the offset in
+    seconds. Partition 1 has a file with one record, of the second 2000.
+    """
+    topic = make(cluster, "t", 2, retention_ms="-1")
+    for number in range(15):
+        if number == 10:
+            log.seal(topic, [0])
+        append(log, topic, f"v{number}", timestamp_ms=1_000 * (1_000 + number))
+    append(log, topic, "other", partition=1, timestamp_ms=2_000_000)
+    log.seal(topic, [1])
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ({0: (3, 7)}, [3, 4, 5, 6]),
+        ({0: (8, 12)}, [8, 9, 10, 11]),
+        ({0: (-2, 2)}, [0, 1]),
+        ({0: (13, -1)}, [13, 14]),
+        ({0: (4, 4)}, []),
+        ({}, []),
+    ],
+)
+def test_read_topic_reads_a_range_of_offsets(
+    spark: SparkSession, cluster: Cluster, ranged: Topic, offsets: dict[int, tuple[int, int]], expected: list[int]
+) -> None:
+    rows = read_topic(spark, cluster, "t", offsets=offsets)
+    assert sorted(row.offset for row in rows.collect()) == expected
+    assert {row.partition for row in rows.collect()} <= {0}
+    assert rows.dtypes == COLUMNS
+
+
+def test_read_topic_reads_records_since_a_time(spark: SparkSession, cluster: Cluster, ranged: Topic) -> None:
+    since = datetime.fromtimestamp(1_008, UTC)
+    rows = read_topic(spark, cluster, "t", since=since)
+    assert sorted((row.partition, row.offset) for row in rows.collect()) == [(0, n) for n in range(8, 15)] + [(1, 0)]
+    rows = read_topic(spark, cluster, "t", since=1_500_000)
+    assert [bytes(row.value) for row in rows.collect()] == [b"other"]
+    assert "_segments/0" not in "".join(rows.inputFiles()), "its only file has no such record"
+    both = read_topic(spark, cluster, "t", since=since.replace(tzinfo=UTC), offsets={0: (0, 10)})
+    assert sorted(row.offset for row in both.collect()) == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "message"),
+    [
+        ({"offsets": {0: (0, 16)}}, OffsetOutOfRangeError, "high watermark 15"),
+        ({"offsets": {0: (5, 4)}}, OffsetOutOfRangeError, r"\[5, 4\)"),
+        ({"offsets": {2: (0, 1)}}, UnknownTopicOrPartitionError, "t-2"),
+        ({"offsets": {0: 5}}, InvalidOptionError, "expected"),
+        ({"since": "yesterday"}, InvalidOptionError, "expected a datetime"),
+    ],
+)
+def test_read_topic_refuses_limits_that_it_cannot_read(
+    spark: SparkSession, cluster: Cluster, ranged: Topic, limits: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read_topic(spark, cluster, "t", **limits)
 
 
 def test_read_topic_of_many_segments_and_of_equal_sizes(

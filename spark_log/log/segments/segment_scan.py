@@ -46,7 +46,7 @@ def scan_segments(
     `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
     of an object store.
     """
-    files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
+    files = [for_spark(location) for location in whole_files(sealed, log_dirs)]
     check_file_systems(spark, files)
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
     # Overrides the session's settings, so that a segment that cannot be read raises an error instead of losing rows.
@@ -54,7 +54,7 @@ def scan_segments(
     return _with_facts(spark, reader.parquet(*files), sealed, facts)
 
 
-def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
+def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
     """Return the location of each segment: in its first log dir, or in the next one if the first has another id, cannot
     be read, or has no file of the segment's size.
 
@@ -132,7 +132,7 @@ def _choose(sizes: Sequence[int], values: Sequence[str]) -> str:
     return f"IF(file_size < {sizes[middle]}L, {below}, {above})"
 
 
-def _for_spark(location: str) -> str:
+def for_spark(location: str) -> str:
     """Return the location as Hadoop names it: with s3a:// instead of s3://."""
     if location.startswith("s3://"):
         return "s3a://" + location.removeprefix("s3://")

@@ -1,0 +1,279 @@
+"""`stream_topic` streams a topic: its history with Spark's own Parquet scan, and then new records as they come.
+
+A Delta log with one commit lists the segment files that existed when the stream was first made: the *history*. Below
+its end, a partition's records come from there, from its end on with format("spark_log"). Each of the two sources has
+its own offsets in the checkpoint of the query, so each record is read once, however often the query restarts.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, takewhile
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.log_dir_uris import normalise_uri
+from spark_log.cluster.new_file import make_folders
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, redact
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.columns.key_and_value import TYPED
+from spark_log.log.records.read_shape import STORED
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.hadoop import check_file_systems
+from spark_log.log.segments.segment_scan import for_spark, whole_files
+from spark_log.log.segments.slices import Positions, Slice
+from spark_log.log.segments.typed_columns import has_present_columns
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.spark.datasource.options.offset_json import EARLIEST, offsets_to_dict
+from spark_log.spark.delta_jars import check_loaded
+
+_COMMIT = f"_delta_log/{0:020d}.json"
+_PARTITION_COLUMNS = {"partition": pa.int32(), "base_offset": pa.int64(), "timestampType": pa.int32()}
+"""The facts of a file that its rows do not have. Delta adds them to each row."""
+_FACTS = "spark-log.history"
+
+
+@dataclass(frozen=True)
+class _History:
+    """The facts of a history, as its Delta log keeps them: the topic, the typed columns, and the range of offsets of
+    each partition that its files have.
+
+    Files may also have offsets below these ranges, which were before the log start offset.
+    """
+
+    cluster_id: str
+    topic: str
+    topic_uuid: str
+    record: bool
+    include_headers: bool
+    ranges: Mapping[int, tuple[int, int]]
+
+    def to_json(self) -> str:
+        return json.dumps({**vars(self), "ranges": {str(number): each for number, each in self.ranges.items()}})
+
+    @staticmethod
+    def from_json(text: str) -> "_History":
+        facts = json.loads(text)
+        return _History(**{**facts, "ranges": {int(number): tuple(each) for number, each in facts["ranges"].items()}})
+
+
+def stream_topic(
+    spark: SparkSession,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    history: str,
+    record: bool = False,
+    include_headers: bool = False,
+    max_files_per_trigger: int = 1000,
+) -> DataFrame:
+    """Return a streaming DataFrame of all records of a topic: those that files have now are read by Spark's own Parquet
+    scan, later ones as by `format("spark_log")`. The columns are those of `read_topic`.
+
+    `history` is a folder or an s3:// URI for the list of these files, beside the checkpoint of the query: a restart
+    with the same checkpoint needs the same `history`. Give each query its own. A trigger reads at most
+    `max_files_per_trigger` of the files, the oldest first, and all new records.
+
+    Each record is read once. Within a partition its records come in order; records of the topic's present come beside
+    those of its history, so a watermark must allow for them: Spark takes the smallest of both sources. The files stay
+    on disk for file.delete.delay.ms after maintenance has replaced them (file.delete.delay.fresh.ms for new ones): a
+    history that is not read until then, or of which records were erased, ends the query with the name of the missing
+    file. Then begin again with a new checkpoint and `history`.
+
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, DeltaNotInstalledError, InvalidOptionError if `history`
+    is of another topic, cluster, or choice of columns, and InvalidConfigurationError with `record` for a topic without
+    typed columns, or with files that lack the present ones.
+    """
+    check_loaded(spark)
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    try:
+        folder = LogDir(normalise_uri(history.replace("s3a://", "s3://", 1)))
+        commit = _read(folder)
+        if commit is None:
+            _create(spark, folder, _snapshot(opened, topic, record=record, include_headers=include_headers))
+            commit = _read(folder)
+        assert commit is not None, "written before"
+        made = _History.from_json(commit["metaData"]["configuration"][_FACTS])
+        found = opened.store.read(lambda connection: find_topic(connection, topic))
+        wanted = _History(opened.cluster_id, topic, found.uuid, record, include_headers, made.ranges)
+        if made != wanted:
+            raise InvalidOptionError(_mismatch(history, made, wanted))
+        address = cluster if isinstance(cluster, str) else opened.store.address.with_password
+    finally:
+        if opened is not cluster:
+            opened.close()
+    past = _past(spark, for_spark(folder.location("").rstrip("/")), made, max_files_per_trigger)
+    return past.unionByName(
+        _present(spark, address, made, found.partition_count, past.columns), allowMissingColumns=record
+    )
+
+
+def _mismatch(history: str, made: _History, wanted: _History) -> str:
+    differences = [
+        f"{name} {here!r}, expected {there!r}"
+        for name, here, there in ((name, vars(made)[name], vars(wanted)[name]) for name in vars(made))
+        if here != there
+    ]
+    return (
+        f"history {redact(history)!r} was made for {', '.join(differences)}: use another folder, and a new checkpoint"
+    )
+
+
+# The history -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A new history: its facts, files in the order in which to read them, their locations, and their schema."""
+
+    facts: _History
+    files: Sequence[Slice]
+    locations: Sequence[str]
+    schema: pa.Schema
+
+
+def _snapshot(cluster: Cluster, name: str, *, record: bool, include_headers: bool) -> _Snapshot:
+    """Find the files of each partition, up to its first inline segment."""
+
+    def read(
+        connection: sa.Connection,
+    ) -> tuple[Topic, Mapping[TopicPartition, Positions], list[Slice], dict[str, int]]:
+        topic = find_topic(connection, name)
+        limits = planner.positions(connection, [topic])
+        slices = planner.plan(connection, {name: topic}, {each: OffsetRange(*at) for each, at in limits.items()})
+        times = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
+        return topic, limits, slices, {row.name: row.appended_ms for row in connection.execute(times)}
+
+    topic, limits, slices, appended_ms = cluster.store.read(read)
+    log_dirs = cluster.log_dirs()  # after the slices: all that the slices name are among them
+    if record and topic.columns is None:
+        raise InvalidConfigurationError(f"topic {name!r} has no typed columns: set value.format and value.schema")
+    ranges = {each.partition: (limit.log_start_offset, limit.log_start_offset) for each, limit in limits.items()}
+    timed: list[tuple[int, Slice]] = []
+    for number, pieces in groupby(slices, attrgetter("partition")):
+        files = list(takewhile(lambda piece: piece.data is None, pieces))
+        if files:
+            ranges[number] = (ranges[number][0], files[-1].end)
+        # the clock may have been set back: the order in a partition is that of offsets
+        timed += zip(accumulate((appended_ms[piece.name] for piece in files), max), files, strict=True)
+    files = [piece for _, piece in sorted(timed, key=itemgetter(0))]
+    if record and not all(map(has_present_columns, files)):
+        raise InvalidConfigurationError(
+            f"topic {name!r} has files without the present typed columns: run"
+            f" `spark-log maintenance columns --topic {name}` first"
+        )
+    typed = topic.columns.fields if record and topic.columns is not None else None
+    shape = read_schema(include_headers, typed=typed)
+    stored = [field for field in shape if field.name in STORED]
+    facts = [pa.field(column, kind) for column, kind in _PARTITION_COLUMNS.items()]
+    schema = pa.schema([pa.field("offset_delta", pa.int32()), *stored, *facts])
+    made = _History(cluster.cluster_id, name, topic.uuid, record, include_headers, ranges)
+    return _Snapshot(made, files, whole_files(files, log_dirs) if files else [], schema)
+
+
+def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
+    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist."""
+    check_file_systems(spark, [for_spark(each) for each in (*snapshot.locations[:1], folder.location(""))])
+    content = b"".join(json.dumps(action).encode() + b"\n" for action in _actions(snapshot))
+    if folder.local:
+        make_folders(Path(folder.location("_delta_log")), Path("/"))
+        folder.create_whole(_COMMIT, content)
+    else:
+        file = folder.replace(_COMMIT)
+        file.write(content)
+        file.commit()
+
+
+def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
+    """Return the actions of the commit. Delta's stream reads the files in the order of modificationTime, which is here
+    their number.
+    """
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": {"operation": "CREATE TABLE", "operationParameters": {}, "engineInfo": "spark-log"}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {
+            "metaData": {
+                "id": str(uuid.uuid4()),  # Spark refuses a checkpoint of another history
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": from_arrow_schema(snapshot.schema).json(),
+                "partitionColumns": list(_PARTITION_COLUMNS),
+                "configuration": {_FACTS: snapshot.facts.to_json()},
+            }
+        },
+    ]
+    for number, (piece, location) in enumerate(zip(snapshot.files, snapshot.locations, strict=True)):
+        values = (piece.partition, piece.base_offset, piece.timestamp_type)
+        add = {
+            "path": _delta_path(location),
+            "partitionValues": {name: str(value) for name, value in zip(_PARTITION_COLUMNS, values, strict=True)},
+            "size": piece.size,
+            "modificationTime": number,
+            "dataChange": True,
+            "stats": json.dumps({"numRecords": piece.record_count}),
+        }
+        actions.append({"add": add})
+    return actions
+
+
+def _delta_path(location: str) -> str:
+    """Return the location of a segment as the URI of an add action."""
+    scheme, separator, rest = for_spark(location).partition("://")
+    return f"{scheme}://{quote(rest)}" if separator else Path(location).as_uri()
+
+
+def _read(folder: LogDir) -> dict[str, Any] | None:
+    """Return the actions of the commit without the files, by kind; None if there is no history yet."""
+    if folder.sizes([_COMMIT]) == [None]:
+        return None
+    content = b"".join(map(bytes, folder.read_blocks(_COMMIT)))
+    try:
+        actions = [json.loads(line) for line in content.splitlines() if not line.startswith(b'{"add"')]
+        commit = {kind: value for action in actions for kind, value in action.items()}
+        commit["metaData"]["configuration"][_FACTS]
+    except (ValueError, KeyError, AttributeError):
+        raise InvalidOptionError(
+            f"history {redact(folder.uri)!r} has a Delta log that stream_topic has not written: use another folder"
+        ) from None
+    return commit
+
+
+# The two sources ---------------------------------------------------------------------------------------------------
+
+
+def _past(spark: SparkSession, location: str, made: _History, max_files_per_trigger: int) -> DataFrame:
+    """Return the stream of the records in the files."""
+    frame = spark.readStream.format("delta").option("maxFilesPerTrigger", max_files_per_trigger).load(location)
+    offset = sf.col("base_offset") + sf.col("offset_delta")
+    starts = [start for _, (start, _) in sorted(made.ranges.items())]
+    if any(starts):  # a log start offset may be inside a file
+        frame = frame.where(offset >= sf.get(sf.array(*map(sf.lit, starts)), sf.col("partition")))
+    typed = [name for name in frame.columns if name in TYPED]
+    names = read_schema(made.include_headers).names + typed
+    computed = {"topic": sf.lit(made.topic).alias("topic"), "offset": offset.alias("offset")}
+    return frame.select(*(computed.get(name, sf.col(name)) for name in names))
+
+
+def _present(spark: SparkSession, address: str, made: _History, partitions: int, columns: Sequence[str]) -> DataFrame:
+    """Return the stream of the later records. Partitions that did not exist then are read from their start."""
+    starts = {number: end for number, (_, end) in made.ranges.items()}
+    offsets = {TopicPartition(made.topic, number): starts.get(number, EARLIEST) for number in range(partitions)}
+    options = {
+        "cluster": address,
+        "subscribe": made.topic,
+        "startingOffsets": json.dumps(offsets_to_dict(offsets)),
+        "columns": ",".join(columns),
+    }
+    return spark.readStream.format("spark_log").options(**options).load().select(*columns)

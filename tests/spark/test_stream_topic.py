@@ -1,0 +1,213 @@
+"""`stream_topic`: the history from files, then new records, each once."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_log import stream_topic
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, UnknownTopicOrPartitionError
+from spark_log.ids import TopicPartition
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
+from spark_log.spark.streams import topic_stream
+from tests.support.topics import append, make, read
+
+pytestmark = pytest.mark.delta
+
+KEPT = {"retention_ms": "-1", "delta_max_lag_ms": "-1"}
+
+
+@pytest.fixture
+def query(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Callable[..., DataFrame]:
+    """Run the stream up to the present, from where the last run ended; returns all that its runs have written."""
+
+    def run(topic: str = "t", **options: Any) -> DataFrame:
+        frame = stream_topic(spark, cluster, topic, history=str(tmp_path / "history"), **options)
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        running = writer.option("path", str(tmp_path / "out")).trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(120)
+        finally:
+            running.stop()
+        return spark.read.schema(frame.schema).parquet(str(tmp_path / "out"))
+
+    return run
+
+
+def check_equal(spark: SparkSession, cluster: Cluster, found: DataFrame, **options: Any) -> None:
+    wanted = read(spark, cluster, subscribe="t", **options).select(*found.columns)
+    order = ["partition", "offset"]
+    assert found.orderBy(order).collect() == wanted.orderBy(order).collect()
+
+
+def test_the_stream_has_each_record_once_across_restarts(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame]
+) -> None:
+    """Files, tails, a log start inside a file, both timestamp types, headers, restarts, new partitions, a merge."""
+    topic = make(cluster, "t", 3, **KEPT)
+    append(log, topic, "a", "b", "c", headers=[("h", b"1"), ("h", b"")])
+    log.seal(topic, [0])
+    append(log, topic, "d")
+    topic = alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
+    append(log, topic, "e", partition=1)
+    log.seal(topic, [0, 1])
+    append(log, topic, "tail", partition=1)
+    delete_records(cluster, {TopicPartition("t", 0): 1})
+    check_equal(spark, cluster, query(include_headers=True, max_files_per_trigger=1), includeHeaders=True)
+    append(log, topic, "f", "g")
+    append(log, topic, "first of its partition", partition=2)
+    add_partitions(cluster, "t", 4)
+    append(log, "t", "in a new partition", partition=3)
+    log.seal(topic, [0, 1, 2])
+    for _ in run_tasks(cluster, ["merge"]):
+        pass
+    check_equal(spark, cluster, query(include_headers=True), includeHeaders=True)
+    append(log, topic, "h")
+    check_equal(spark, cluster, query(include_headers=True), includeHeaders=True)
+
+
+def test_files_above_a_tail_are_not_in_the_history(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame]
+) -> None:
+    topic = make(cluster, "t", inline_max_bytes="1000", **KEPT)
+    append(log, topic, "a file " * 1_000)
+    append(log, topic, "tail")
+    append(log, topic, "a file above the tail " * 1_000)
+    check_equal(spark, cluster, query())
+    log.seal(topic, [0])
+    check_equal(spark, cluster, query())
+
+
+def test_an_empty_topic_is_streamed_from_its_first_record(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame]
+) -> None:
+    make(cluster, "t", 2, **KEPT)
+    assert query().collect() == []
+    append(log, "t", "first")
+    check_equal(spark, cluster, query())
+
+
+def test_a_stream_that_ends_within_the_history_continues_there(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    for number in range(5):
+        append(log, topic, f"file {number}")
+    frame = stream_topic(spark, cluster, "t", history=str(tmp_path / "history"), max_files_per_trigger=1)
+    batches: list[int] = []
+
+    def fail_in_the_third(batch: DataFrame, number: int) -> None:
+        batches.append(batch.count())
+        assert number < 2
+
+    options = {"checkpointLocation": str(tmp_path / "checkpoint")}
+    with pytest.raises(StreamingQueryException):
+        frame.writeStream.foreachBatch(fail_in_the_third).options(**options).start().awaitTermination(120)
+    assert batches == [1, 1, 1]
+    append(log, topic, "later")
+    rows: list[str] = []
+    again = stream_topic(spark, cluster, "t", history=str(tmp_path / "history"))
+    again = again.selectExpr("string(value) AS text")
+    writer = again.writeStream.foreachBatch(lambda batch, _: rows.extend(row.text for row in batch.collect()))
+    assert writer.options(**options).trigger(availableNow=True).start().awaitTermination(120)
+    assert sorted(rows) == ["file 2", "file 3", "file 4", "later"]
+
+
+def test_a_history_keeps_its_topic_and_columns(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    make(cluster, "t", **KEPT), make(cluster, "other", **KEPT)
+    append(log, "t", "a")
+    history = str(tmp_path / "history")
+    stream_topic(spark, cluster, "t", history=history)
+    with pytest.raises(InvalidOptionError, match="topic 't', expected 'other'"):
+        stream_topic(spark, cluster, "other", history=history)
+    with pytest.raises(InvalidOptionError, match="include_headers False, expected True"):
+        stream_topic(spark, cluster, "t", history=history, include_headers=True)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        stream_topic(spark, cluster, "nowhere", history=str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    spark.range(1).write.format("delta").save(str(tmp_path / "foreign"))
+    with pytest.raises(InvalidOptionError, match="has not written"):
+        stream_topic(spark, cluster, "t", history=str(tmp_path / "foreign"))
+
+
+def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topic = make(cluster, "t", **KEPT)
+    history = str(tmp_path / "history")
+    create = topic_stream._create
+
+    def create_after_another(*arguments: Any) -> None:
+        monkeypatch.undo()
+        stream_topic(spark, cluster, "t", history=history)
+        append(log, topic, "a")
+        log.seal(topic, [0])
+        create(*arguments)
+
+    monkeypatch.setattr(topic_stream, "_create", create_after_another)
+    stream_topic(spark, cluster, "t", history=history)
+    commits = list(Path(history, "_delta_log").glob("*.json"))
+    assert len(commits) == 1
+    assert '"add"' not in commits[0].read_text()
+
+
+def test_a_file_that_is_gone_ends_the_query_with_its_name(
+    cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path, spark: SparkSession
+) -> None:
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    append(log, topic, "a")
+    stream_topic(spark, cluster, "t", history=str(tmp_path / "history"))
+    (file,) = Path(cluster.store.address.folder).rglob("_segments/*/*.parquet")
+    shutil.move(file, tmp_path / "away")
+    with pytest.raises(StreamingQueryException, match=file.name):
+        query()
+
+
+def test_a_query_whose_history_was_lost_does_not_continue_with_another_one(
+    cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "a")
+    query()
+    shutil.rmtree(tmp_path / "history")
+    append(log, "t", "b")
+    with pytest.raises(StreamingQueryException, match="DELTA"):
+        query()
+
+
+ROWS = {"value_format": "json", "value_schema": "item STRING, price DOUBLE", **KEPT}
+
+
+def test_typed_columns_are_streamed(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame]
+) -> None:
+    topic = make(cluster, "t", **ROWS)
+    append(log, topic, '{"item": "a", "price": 1.5}', "bad")
+    log.seal(topic, [0])
+    append(log, topic, '{"item": "tail", "price": 2.5}')
+    rows = query(record=True).selectExpr("record.item", "record.price", "record_error IS NULL AS good").collect()
+    assert sorted((row.item or "", row.price or 0.0, row.good) for row in rows) == [
+        ("", 0.0, False), ("a", 1.5, True), ("tail", 2.5, True),
+    ]  # fmt: skip
+
+
+def test_typed_columns_that_files_lack_are_refused(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    topic = make(cluster, "t", **KEPT)
+    append(log, topic, '{"item": "a"}')
+    log.seal(topic, [0])
+    with pytest.raises(InvalidConfigurationError, match="no typed columns"):
+        stream_topic(spark, cluster, "t", history=str(tmp_path / "history"), record=True)
+    alter_configs(cluster, "t", {"value.format": "json", "value.schema": "item STRING"})
+    with pytest.raises(InvalidConfigurationError, match="spark-log maintenance columns --topic t"):
+        stream_topic(spark, cluster, "t", history=str(tmp_path / "history"), record=True)
