@@ -198,9 +198,7 @@ def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
 
 
 def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
-    """Return the actions of the commit. Delta's stream reads the files in the order of modificationTime, which is here
-    their number.
-    """
+    """Return the actions of the commit. Delta's stream reads the files in their order."""
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"operation": "CREATE TABLE", "operationParameters": {}, "engineInfo": "spark-log"}},
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
@@ -255,7 +253,9 @@ def _read(folder: LogDir) -> dict[str, Any] | None:
 
 def _past(spark: SparkSession, location: str, made: _History, max_files_per_trigger: int) -> DataFrame:
     """Return the stream of the records in the files."""
-    frame = spark.readStream.format("delta").option("maxFilesPerTrigger", max_files_per_trigger).load(location)
+    # the commit is read as changes: as a snapshot, Delta would first sort its files with a Spark job of 50 tasks
+    options = {"startingVersion": "0", "maxFilesPerTrigger": str(max_files_per_trigger)}
+    frame = spark.readStream.format("delta").options(**options).load(location)
     offset = sf.col("base_offset") + sf.col("offset_delta")
     starts = [start for _, (start, _) in sorted(made.ranges.items())]
     if any(starts):  # a log start offset may be inside a file
