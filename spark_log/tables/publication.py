@@ -101,17 +101,18 @@ def log_failure(topic: Topic, published: Published) -> None:
 
 
 def publish_all(cluster: Cluster, topics: Sequence[Topic]) -> dict[TopicId, Published]:
-    """Publish topics to their Delta tables in every log dir that is online. A failing table does not stop the others.
-
-    Raises the errors of the metadata store.
-    """
+    """Publish topics to their Delta tables in every log dir that is online. A failing one does not stop the others."""
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
-        tables = _tables(cluster, together)
+        try:
+            tables = _tables(cluster, together)
+            versions = publish_unopened(cluster, tables)
+        except Exception as error:  # of the metadata store
+            published |= {each.topic_id: Published(error) for each in together}
+            continue
         errors: dict[TopicId, Exception] = {}
         due: set[TopicId] = set()
-        versions = publish_unopened(cluster, tables)
         for table in tables:
             topic_id = table.topic.topic_id
             try:
