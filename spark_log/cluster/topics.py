@@ -111,14 +111,16 @@ def _topic_of(row: Any) -> Topic:
 
 
 def find_topics(
-    connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False
+    connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False, skip_locked: bool = False
 ) -> dict[str, Topic]:
-    """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update."""
+    """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
+    `skip_locked`, topics that another transaction has locked are left out.
+    """
     query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
     if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
-        query = query.with_for_update()
+        query = query.with_for_update(skip_locked=skip_locked)
     return {row.name: _topic_of(row) for row in connection.execute(query)}
 
 

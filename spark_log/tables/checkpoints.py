@@ -52,7 +52,10 @@ def is_due(table: TopicTable, version: int) -> bool:
     """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
     if version - _checkpointed.get(table.application, -1) < CHECKPOINT_COMMITS:
         return False
-    _checkpointed[table.application] = _checkpointed_version(table.log_dir, f"{table.topic.folder}/_delta_log")
+    try:
+        _checkpointed[table.application] = _checkpointed_version(table.log_dir, f"{table.topic.folder}/_delta_log")
+    except (SparkLogError, OSError):  # the next publication asks again
+        return False
     return version - _checkpointed[table.application] >= CHECKPOINT_COMMITS
 
 
@@ -149,7 +152,11 @@ def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
 
     try:
         yield
-    except (DeltaError, OSError) as error:  # an object store that does not complete its answer raises OSError
+    except BaseException as error:
+        # An object store that does not complete its answer raises OSError. deltalake panics, with an exception class of
+        # its own, in a forked child of a process that has used it.
+        if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
+            raise
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
 
 

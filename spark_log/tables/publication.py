@@ -106,12 +106,11 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic]) -> dict[TopicId, Publ
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
         try:
-            tables = _tables(cluster, together)
+            tables, errors = _tables(cluster, together)
             versions = publish_unopened(cluster, tables)
         except Exception as error:  # of the metadata store
             published |= {each.topic_id: Published(error) for each in together}
             continue
-        errors: dict[TopicId, Exception] = {}
         due: set[TopicId] = set()
         for table in tables:
             topic_id = table.topic.topic_id
@@ -127,22 +126,38 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic]) -> dict[TopicId, Publ
     return published
 
 
-def _tables(cluster: Cluster, topics: Sequence[Topic]) -> list[TopicTable]:
-    """Return the tables of the topics in the log dirs that are online."""
+def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable], dict[TopicId, Exception]]:
+    """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
+    that cannot be opened, for example because it is not mounted on this host.
+    """
     found = cluster.store.read(
         lambda connection: [(topic, publication_state.log_dirs_to_publish(connection, topic)) for topic in topics]
     )
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
-    return [
-        TopicTable(topic, infos[log_dir_id], cluster.log_dir(infos[log_dir_id]), has_replicas)
-        for topic, log_dirs in found
-        for log_dir_id, has_replicas in log_dirs.items()
-    ]
+    log_dirs: dict[LogDirId, LogDir | Exception] = {}
+    for log_dir_id in {log_dir_id for _, of_topic in found for log_dir_id in of_topic}:
+        try:
+            log_dirs[log_dir_id] = cluster.log_dir(infos[log_dir_id])
+        except (SparkLogError, OSError) as error:
+            log_dirs[log_dir_id] = error
+    tables: list[TopicTable] = []
+    errors: dict[TopicId, Exception] = {}
+    for topic, of_topic in found:
+        for log_dir_id, has_replicas in of_topic.items():
+            log_dir = log_dirs[log_dir_id]
+            if isinstance(log_dir, Exception):
+                errors.setdefault(topic.topic_id, log_dir)
+            else:
+                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, has_replicas))
+    return tables, errors
 
 
 def check_publication(cluster: Cluster, topic: Topic) -> None:
     """Raise StoreChangedError if `publish` would raise it. Changes nothing."""
-    for table in _tables(cluster, [topic]):
+    tables, errors = _tables(cluster, [topic])
+    if errors:
+        raise errors[topic.topic_id]
+    for table in tables:
         delta = open_table(table.log_dir, topic, create=False)
         if delta is None:
             continue

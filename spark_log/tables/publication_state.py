@@ -334,9 +334,12 @@ def record(
 
 
 def existing(connection: sa.Connection, topics: Iterable[Topic]) -> set[TopicId]:
-    """Lock the rows of the topics, and return the ids of those that exist."""
+    """Lock the rows of the topics, and return the ids of those that exist. Of several topics, those are left out that
+    another transaction has locked, for example their deletion: they delay no other.
+    """
     ids = {topic.name: topic.topic_id for topic in topics}
-    return {now.topic_id for now in find_topics(connection, ids, lock=True).values() if now.topic_id == ids[now.name]}
+    found = find_topics(connection, ids, lock=True, skip_locked=len(ids) > 1)
+    return {now.topic_id for now in found.values() if now.topic_id == ids[now.name]}
 
 
 def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int, int], Due]]) -> None:

@@ -18,7 +18,7 @@ def delta_tables_only_where_marked(request, monkeypatch):
     `delta`. The processes that a test starts publish them in any case.
     """
     if request.node.get_closest_marker("delta") is None:
-        monkeypatch.setattr("spark_log.tables.publication._tables", lambda *_: [])
+        monkeypatch.setattr("spark_log.tables.publication._tables", lambda *_: ([], {}))
 
 
 @pytest.fixture

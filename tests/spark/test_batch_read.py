@@ -488,7 +488,9 @@ def test_read_topic_reads_records_since_a_time(spark: SparkSession, cluster: Clu
     rows = read_topic(spark, cluster, "t", since=1_500_000)
     assert [bytes(row.value) for row in rows.collect()] == [b"other"]
     assert "_segments/0" not in "".join(rows.inputFiles()), "its only file has no such record"
-    both = read_topic(spark, cluster, "t", since=since.replace(tzinfo=UTC), offsets={0: (0, 10)})
+    later = read_topic(spark, cluster, "t", since=since.replace(microsecond=400))
+    assert min(row.offset for row in later.where("partition = 0").collect()) == 9
+    both = read_topic(spark, cluster, "t", since=since, offsets={0: (0, 10)})
     assert sorted(row.offset for row in both.collect()) == [8, 9]
 
 

@@ -138,6 +138,17 @@ def test_a_history_keeps_its_topic_and_columns(
     spark.range(1).write.format("delta").save(str(tmp_path / "foreign"))
     with pytest.raises(InvalidOptionError, match="has not written"):
         stream_topic(spark, cluster, "t", history=str(tmp_path / "foreign"))
+    (tmp_path / "foreign" / "_delta_log" / f"{0:020d}.json").rename(
+        tmp_path / "foreign" / "_delta_log" / f"{1:020d}.json"
+    )
+    with pytest.raises(InvalidOptionError, match="has not written"):
+        stream_topic(spark, cluster, "t", history=str(tmp_path / "foreign"))
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        with pytest.raises(InvalidConfigurationError, match="ignoreMissingFiles"):
+            stream_topic(spark, cluster, "t", history=history)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
 def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first(

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
-from spark_log.errors import CorruptRecordError, SparkLogError
+from spark_log.errors import CorruptRecordError, InvalidConfigurationError, SparkLogError
 from spark_log.ids import LogDirId
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.log.segments.hadoop import check_file_systems
@@ -52,6 +52,16 @@ def scan_segments(
     # Overrides the session's settings, so that a segment that cannot be read raises an error instead of losing rows.
     reader = spark.read.schema(columns).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
     return _with_facts(spark, reader.parquet(*files), sealed, facts)
+
+
+def check_file_settings(spark: SparkSession) -> None:
+    """Let a query that plans its own scan verify page checksums. Raises InvalidConfigurationError if the session's
+    settings would let it skip a file that cannot be read.
+    """
+    for name in ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles"):
+        if str(spark.conf.get(name)).lower() == "true":
+            raise InvalidConfigurationError(f"{name} is true: a stream would lose the records of such a file")
+    spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
 
 
 def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:

@@ -33,7 +33,7 @@ from spark_log.log.records.read_shape import STORED
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.hadoop import check_file_systems
-from spark_log.log.segments.segment_scan import for_spark, whole_files
+from spark_log.log.segments.segment_scan import check_file_settings, for_spark, whole_files
 from spark_log.log.segments.slices import Positions, Slice
 from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata.sql_columns import SEGMENT
@@ -44,6 +44,7 @@ _COMMIT = f"_delta_log/{0:020d}.json"
 _PARTITION_COLUMNS = {"partition": pa.int32(), "base_offset": pa.int64(), "timestampType": pa.int32()}
 """The facts of a file that its rows do not have. Delta adds them to each row."""
 _FACTS = "spark-log.history"
+_FOREIGN = "history {!r} has a Delta log that stream_topic has not written: use another folder"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def stream_topic(
     record: bool = False,
     include_headers: bool = False,
     max_files_per_trigger: int = 1000,
+    client_rack: str | None = None,
 ) -> DataFrame:
     """Return a streaming DataFrame of all records of a topic: those that files have now are read by Spark's own Parquet
     scan, later ones as by `format("spark_log")`. The columns are those of `read_topic`.
@@ -87,23 +89,25 @@ def stream_topic(
     with the same checkpoint needs the same `history`. Give each query its own. A trigger reads at most
     `max_files_per_trigger` of the files, the oldest first, and all new records.
 
-    Each record is read once. Within a partition its records come in order; records of the topic's present come beside
-    those of its history, so a watermark must allow for them: Spark takes the smallest of both sources. The files stay
-    on disk for file.delete.delay.ms after maintenance has replaced them (file.delete.delay.fresh.ms for new ones): a
+    Each record is read once. Within a partition the records of the history come in order, and so do the new ones, but
+    the first batches have both: with a watermark, let the first batch read the whole history (`max_files_per_trigger`),
+    or Spark drops the rest of it as late. The files, each in one log dir (first of those in `client_rack`), stay on
+    disk for file.delete.delay.ms after maintenance has replaced them (file.delete.delay.fresh.ms for new ones): a
     history that is not read until then, or of which records were erased, ends the query with the name of the missing
     file. Then begin again with a new checkpoint and `history`.
 
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, DeltaNotInstalledError, InvalidOptionError if `history`
     is of another topic, cluster, or choice of columns, and InvalidConfigurationError with `record` for a topic without
-    typed columns, or with files that lack the present ones.
+    typed columns or with files that lack the present ones, or if the session ignores missing or corrupt files.
     """
     check_loaded(spark)
+    check_file_settings(spark)
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     try:
         folder = LogDir(normalise_uri(history.replace("s3a://", "s3://", 1)))
         commit = _read(folder)
         if commit is None:
-            _create(spark, folder, _snapshot(opened, topic, record=record, include_headers=include_headers))
+            _create(spark, folder, _snapshot(opened, topic, record, include_headers, client_rack))
             commit = _read(folder)
         assert commit is not None, "written before"
         made = _History.from_json(commit["metaData"]["configuration"][_FACTS])
@@ -145,7 +149,7 @@ class _Snapshot:
     schema: pa.Schema
 
 
-def _snapshot(cluster: Cluster, name: str, *, record: bool, include_headers: bool) -> _Snapshot:
+def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, client_rack: str | None) -> _Snapshot:
     """Find the files of each partition, up to its first inline segment."""
 
     def read(
@@ -153,7 +157,8 @@ def _snapshot(cluster: Cluster, name: str, *, record: bool, include_headers: boo
     ) -> tuple[Topic, Mapping[TopicPartition, Positions], list[Slice], dict[str, int]]:
         topic = find_topic(connection, name)
         limits = planner.positions(connection, [topic])
-        slices = planner.plan(connection, {name: topic}, {each: OffsetRange(*at) for each, at in limits.items()})
+        ranges = {each: OffsetRange(*at) for each, at in limits.items()}
+        slices = planner.plan(connection, {name: topic}, ranges, rack=client_rack)
         times = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
         return topic, limits, slices, {row.name: row.appended_ms for row in connection.execute(times)}
 
@@ -204,7 +209,7 @@ def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
         {
             "metaData": {
-                "id": str(uuid.uuid4()),  # Spark refuses a checkpoint of another history
+                "id": str(uuid.uuid4()),  # Spark refuses a checkpoint that has read another history
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": from_arrow_schema(snapshot.schema).json(),
                 "partitionColumns": list(_PARTITION_COLUMNS),
@@ -235,6 +240,8 @@ def _delta_path(location: str) -> str:
 def _read(folder: LogDir) -> dict[str, Any] | None:
     """Return the actions of the commit without the files, by kind; None if there is no history yet."""
     if folder.sizes([_COMMIT]) == [None]:
+        if folder.exists() and any(not each.name.startswith(".") for each in folder.entries("_delta_log")):
+            raise InvalidOptionError(_FOREIGN.format(redact(folder.uri)))
         return None
     content = b"".join(map(bytes, folder.read_blocks(_COMMIT)))
     try:
@@ -242,9 +249,7 @@ def _read(folder: LogDir) -> dict[str, Any] | None:
         commit = {kind: value for action in actions for kind, value in action.items()}
         commit["metaData"]["configuration"][_FACTS]
     except (ValueError, KeyError, AttributeError):
-        raise InvalidOptionError(
-            f"history {redact(folder.uri)!r} has a Delta log that stream_topic has not written: use another folder"
-        ) from None
+        raise InvalidOptionError(_FOREIGN.format(redact(folder.uri))) from None
     return commit
 
 

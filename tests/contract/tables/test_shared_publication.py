@@ -1,13 +1,17 @@
 """Publication of many topics in one round: shared transactions, failures of single tables, crashes, checkpoints."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import delete_topic
-from spark_log.tables import checkpoints, unopened_publication
+from spark_log.tables import checkpoints, publication_state, unopened_publication
+from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
@@ -58,6 +62,37 @@ def test_a_table_that_cannot_be_written_delays_no_other(cluster, topics):
     bad.with_name("away").rename(bad)
     assert failed(publish_all(cluster, topics)) == []
     assert_delta_is_the_log(cluster)
+
+
+def test_a_log_dir_that_is_not_on_this_host_delays_no_other(cluster, topics, monkeypatch):
+    """It stands for the log dir of topic b alone."""
+    log_dirs_to_publish = publication_state.log_dirs_to_publish
+    (info,) = cluster.log_dirs().values()
+    elsewhere = replace(info, log_dir_id=LogDirId(99), uri=info.uri + "-elsewhere", uuid="another")
+    monkeypatch.setattr(cluster, "log_dirs", lambda: {info.log_dir_id: info, elsewhere.log_dir_id: elsewhere})
+    monkeypatch.setattr(
+        publication_state,
+        "log_dirs_to_publish",
+        lambda c, topic: {LogDirId(99): True} if topic.name == "b" else log_dirs_to_publish(c, topic),
+    )
+    assert failed(publish_all(cluster, topics)) == [topics[1].topic_id]
+    assert not try_publish(cluster, topics)
+    monkeypatch.undo()
+    assert try_publish(cluster, topics)
+    assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
+def test_a_topic_that_is_locked_delays_no_other(cluster, topics, monkeypatch):
+    """A deletion locks its topic for a long time. On SQLite no two writers run at the same time."""
+    monkeypatch.setattr("spark_log.tables.publication._publish_opened", lambda *_: None)
+    locking = sa.create_engine(cluster.store.address.with_password)
+    with locking.begin() as other:
+        other.execute(sa.text("SELECT 1 FROM topic WHERE name = 'b' FOR UPDATE"))
+        publish_all(cluster, topics)
+        lags = cluster.store.read(delta_lags)
+    locking.dispose()
+    assert {topic_id for topic_id, _ in lags} == {topics[1].topic_id}
 
 
 def test_an_error_of_whatever_kind_delays_no_other_topic(cluster, topics, monkeypatch):

@@ -1,7 +1,7 @@
 """`read_topic` reads a topic with Spark's own Parquet scan (`log.segments.segment_scan`), and its tail. Batch only."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,8 @@ def read_topic(
 def _milliseconds(since: datetime | int) -> int:
     """Return milliseconds since 1970. Raises InvalidOptionError."""
     if isinstance(since, datetime):
-        return round(since.timestamp() * 1000)
+        since_epoch = since.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        return -(-since_epoch // timedelta(milliseconds=1))  # rounded up: no earlier record
     if isinstance(since, bool) or not isinstance(since, int):
         raise InvalidOptionError(f"since {since!r}: expected a datetime, or milliseconds since 1970")
     return since
