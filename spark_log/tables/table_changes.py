@@ -50,8 +50,11 @@ class Changes:
     """The typed columns of the topic, which may be in any of its files."""
 
 
-def find_changes(connection: sa.Connection, table: TopicTable, left_at: tuple[int, int]) -> Changes | None:
-    """Return the changes of a table, or None if it is up to date, or its topic and replicas are deleted.
+def find_changes(
+    connection: sa.Connection, table: TopicTable, left_at: tuple[int, int], *, reads_all: bool = True
+) -> Changes | None:
+    """Return the changes of a table, or None if it is up to date, or its topic and replicas are deleted. Without
+    `reads_all`, the changes of a table that must be compared as a whole have no segments.
 
     `left_at` is the version of our app transaction in the table, and the version of the table. The caller reads from
     the primary, because files are removed from the table on the basis of the result.
@@ -75,7 +78,7 @@ def find_changes(connection: sa.Connection, table: TopicTable, left_at: tuple[in
         segments = publication_state.changed_segments(connection, topic, info, due.cursors)
         gone = publication_state.retired_paths(connection, topic, info, due.cursors)
     else:
-        segments = publication_state.all_segments(connection, topic, info)
+        segments = publication_state.all_segments(connection, topic, info) if reads_all else []
     columns = None if now is None else now.all_columns
     typed = None if columns is None else columns.fields
     return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, typed)

@@ -76,7 +76,7 @@ def _changes(
     def read(connection: sa.Connection) -> dict[TableKey, tuple[tuple[int, int] | None, Changes | None]]:
         recorded = publication_state.recorded_of(connection, {table.topic.topic_id for table in tables})
         return {
-            table.key: (at, None if at is None else find_changes(connection, table, at))
+            table.key: (at, None if at is None else find_changes(connection, table, at, reads_all=False))
             for table in tables
             for at in [recorded.get(table.key)]
         }
