@@ -35,6 +35,7 @@ from benchmarks.throughput import Result, spark_session
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
+from spark_log.ids import OffsetRange
 from spark_log.log.log import Records
 from spark_log.log.records.schema import normalise
 from spark_log.maintenance import run_tasks
@@ -181,7 +182,12 @@ class Bench:
 
     def _bytes(self, topic: Topic) -> int:
         """Of the files that are in the log, not of those that wait for their deletion."""
-        return sum(piece.size for piece in self.log.plan_topic(topic.name).slices)
+        return sum(
+            piece.size
+            for piece in self.log.plan(
+                {each: OffsetRange(*at) for each, at in self.log.positions(topic).items()}
+            ).slices
+        )
 
     def _create(self, name: str, **configs: str) -> Topic:
         topic = create_topic(self.cluster, name, 1, configs={"retention.ms": "-1", **configs})

@@ -1,4 +1,4 @@
-"""What reads of files and tail together cost: `read_topic` with and without a tail, and `stream_topic` beside
+"""Measures reads of files and tail together: `read_topic` with and without a tail, and `stream_topic` beside
 `format("spark_log")`. Part of `make bench-tables`.
 
 A topic gets --records records. `read_topic` aggregates it without a tail and with one of about 3 s of small appends.

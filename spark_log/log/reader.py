@@ -92,16 +92,6 @@ class LogReader:
 
         return self.plan_in_snapshot(find, times, rack)
 
-    def plan_topic(self, name: str, rack: str | None = None) -> ReadPlan:
-        """Plan all readable records of a topic, in one snapshot. Raises UnknownTopicOrPartitionError."""
-
-        def find(connection: sa.Connection) -> Wanted:
-            topic = find_topic(connection, name)
-            limits = planner.positions(connection, [topic])
-            return Wanted({name: topic}, {tp: OffsetRange(*here) for tp, here in limits.items()})
-
-        return self.plan_in_snapshot(find, rack=rack)
-
     def plan_in_snapshot(
         self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:

@@ -111,24 +111,24 @@ def stream_topic(
             commit = _read(folder)
         assert commit is not None, "written before"
         made = _History.from_json(commit["metaData"]["configuration"][_FACTS])
-        found = opened.store.read(lambda connection: find_topic(connection, topic))
-        wanted = _History(opened.cluster_id, topic, found.uuid, record, include_headers, made.ranges)
-        if made != wanted:
-            raise InvalidOptionError(_mismatch(history, made, wanted))
+        current = opened.store.read(lambda connection: find_topic(connection, topic))
+        expected = _History(opened.cluster_id, topic, current.uuid, record, include_headers, made.ranges)
+        if made != expected:
+            raise InvalidOptionError(_mismatch(history, made, expected))
         address = cluster if isinstance(cluster, str) else opened.store.address.with_password
     finally:
         if opened is not cluster:
             opened.close()
     past = _past(spark, for_spark(folder.location("").rstrip("/")), made, max_files_per_trigger)
     return past.unionByName(
-        _present(spark, address, made, found.partition_count, past.columns), allowMissingColumns=record
+        _present(spark, address, made, current.partition_count, past.columns), allowMissingColumns=record
     )
 
 
-def _mismatch(history: str, made: _History, wanted: _History) -> str:
+def _mismatch(history: str, made: _History, expected: _History) -> str:
     differences = [
         f"{name} {here!r}, expected {there!r}"
-        for name, here, there in ((name, vars(made)[name], vars(wanted)[name]) for name in vars(made))
+        for name, here, there in ((name, vars(made)[name], vars(expected)[name]) for name in vars(made))
         if here != there
     ]
     return (

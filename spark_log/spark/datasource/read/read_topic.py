@@ -73,9 +73,9 @@ def read_topic(
     since_ms = None if since is None else _milliseconds(since)
 
     def find(connection: "sa.Connection") -> Wanted:
-        found = find_topic(connection, topic)
-        limits = planner.positions(connection, [found])
-        return Wanted({topic: found}, _ranges(topic, limits, offsets))
+        current = find_topic(connection, topic)
+        limits = planner.positions(connection, [current])
+        return Wanted({topic: current}, _ranges(topic, limits, offsets))
 
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     log = TaskReader(opened, holder="read_topic")
@@ -112,13 +112,13 @@ def _ranges(
     if offsets is None:
         return {topic_partition: OffsetRange(*limit) for topic_partition, limit in limits.items()}
     ranges: dict[TopicPartition, OffsetRange] = {}
-    for number, wanted in offsets.items():
+    for number, bounds in offsets.items():
         topic_partition = TopicPartition(topic, number)
         limit = limits.get(topic_partition)
         if limit is None:
             raise UnknownTopicOrPartitionError(f"partition {topic_partition}: unknown topic or partition")
         try:
-            start, end = ({EARLIEST: limit[0], LATEST: limit[1]}.get(int(offset), int(offset)) for offset in wanted)
+            start, end = ({EARLIEST: limit[0], LATEST: limit[1]}.get(int(offset), int(offset)) for offset in bounds)
         except (TypeError, ValueError):
             raise InvalidOptionError(
                 f"offsets {offsets!r}: expected {{partition: (start, end)}}, where -2 is the log start offset and -1"
