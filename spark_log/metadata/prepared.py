@@ -1,7 +1,8 @@
 """Statements that are compiled once, because SQLAlchemy's work for each execution takes ten times as long as SQLite's.
 
 Prepared statements are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers
-accept and return numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans).
+accept and return numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans). A parameter may be a list,
+for `in_list`.
 
 A round trip to PostgreSQL takes longer than most statements. Statements can share a round trip in two ways:
 
@@ -12,14 +13,39 @@ SQLite runs each statement at once.
 """
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 _Row = tuple[Any, ...]
+
+
+class in_list(sa.ColumnElement[Any]):  # noqa: N801  # a SQL operator, like sa.between
+    """Whether a column has one of the values of a parameter that is a list, of any length. Only for `Prepared`."""
+
+    inherit_cache = False
+    type = sa.types.NullType()  # with Boolean, "= 1" would follow on SQLite, which then would not use an index
+
+    def __init__(self, column: sa.ColumnElement[Any], parameter: str) -> None:
+        self.column = column
+        self.parameter: sa.BindParameter[Any] = sa.bindparam(parameter)
+
+
+@compiles(in_list, "sqlite")
+def _in_json(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
+    column, values = (compiler.process(each, **options) for each in (element.column, element.parameter))
+    return f"{column} IN (SELECT value FROM json_each({values}))"
+
+
+@compiles(in_list, "postgresql")
+def _in_array(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
+    column, values = (compiler.process(each, **options) for each in (element.column, element.parameter))
+    return f"{column} = ANY({values})"
 
 
 class Answer:
@@ -68,7 +94,7 @@ class Prepared:
         assert driver is not None
         bound: Sequence[Any] = parameters
         if order is not None:
-            bound = [[one[name] for name in order] for one in parameters]
+            bound = [[_value(one[name]) for name in order] for one in parameters]
         try:
             cursor = driver.cursor()
             if len(bound) == 1:
@@ -89,6 +115,11 @@ class Prepared:
             assert isinstance(compiled, SQLCompiler)
             self._compiled[name] = (str(compiled), compiled.positiontup)
         return self._compiled[name]
+
+
+def _value(value: Any) -> Any:
+    """Return a parameter as SQLite's driver accepts it."""
+    return json.dumps(value) if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

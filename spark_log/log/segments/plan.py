@@ -13,7 +13,7 @@ from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.log.segments.replica_selector import Copies, Copy, distance, select_replicas
 from spark_log.log.segments.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 
 _ALL_TIMES = TimestampBounds()
@@ -50,7 +50,6 @@ class Found(NamedTuple):
         return self.leader_epoch, self.rewrites
 
 
-# Built once, because building such a statement takes longer than running it.
 _POSITIONS = (
     sa.select(
         TOPIC.name,
@@ -62,20 +61,21 @@ _POSITIONS = (
         PARTITION.rewrites,
     )
     .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
-    .where(TOPIC.name.in_(sa.bindparam("names", expanding=True)))
+    .where(in_list(TOPIC.name, "names"))
 )
-_SOME_POSITIONS = _POSITIONS.where(PARTITION.partition.in_(sa.bindparam("numbers", expanding=True)))
+_ALL_POSITIONS = Prepared(_POSITIONS)
+_SOME_POSITIONS = Prepared(_POSITIONS.where(in_list(PARTITION.partition, "numbers")))
 _REPLICAS = (
     sa.select(REPLICA.partition, REPLICA.log_dir_id, REPLICA.log_end_offset, REPLICA.in_sync)
     .where(REPLICA.topic_id == sa.bindparam("topic_id"))
     .order_by(REPLICA.partition, REPLICA.preference)
 )
-_SOME_REPLICAS = _REPLICAS.where(REPLICA.partition.in_(sa.bindparam("numbers", expanding=True)))
+_SOME_REPLICAS = Prepared(_REPLICAS.where(in_list(REPLICA.partition, "numbers")))
 _ALL_REPLICAS = Prepared(_REPLICAS)
 _LOG_DIRS = Prepared(
     sa.select(LOG_DIR.log_dir_id, LOG_DIR.online, BROKER.rack).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
 )
-_BLOBS = sa.select(BLOB.name, BLOB.data).where(BLOB.name.in_(sa.bindparam("names", expanding=True)))
+_BLOBS = Prepared(sa.select(BLOB.name, BLOB.data).where(in_list(BLOB.name, "names")))
 
 
 def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
@@ -84,15 +84,15 @@ def find_positions(connection: sa.Connection, partitions: Collection[TopicPartit
     It runs only one statement, because consumers call it often.
     """
     parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
-    query = _POSITIONS
+    query = _ALL_POSITIONS
     if len(partitions) < 1_000:
         query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
-    found = {
+    positions_of = {
         TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), *numbers)
-        for name, number, topic_id, start, end, *numbers in connection.execute(query, parameters)
+        for name, number, topic_id, start, end, *numbers in query.rows(connection, parameters)
     }
-    return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
+    return {topic_partition: here for topic_partition, here in positions_of.items() if topic_partition in wanted}
 
 
 def plan(
@@ -129,8 +129,8 @@ def plan(
         query = _OVERLAPPING[connection.dialect.name]
         if segments_max is not None:
             query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
-        rows = connection.execute(query, parameters).all()
-        files = {row.partition for row in rows if not row.inline}
+        rows = query.rows(connection, parameters)
+        files = {row[0] for row in rows if not row[_INLINE]}
         replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
         for row in rows:
             (
@@ -190,10 +190,7 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
     be deleted later.
     """
     names = [piece.name for piece in slices if piece.data == b""]
-    data: dict[str, bytes] = {}
-    for first in range(0, len(names), 5_000):
-        rows = connection.execute(_BLOBS, {"names": names[first : first + 5_000]})
-        data.update((name, bytes(blob)) for name, blob in rows)
+    data: dict[str, bytes] = dict(_BLOBS.rows(connection, {"names": names})) if names else {}
     return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
 
 
@@ -260,6 +257,7 @@ _SEGMENT_COLUMNS = (
     SEGMENT.inline,
     SEGMENT.columns_version,
 )
+_INLINE = _SEGMENT_COLUMNS.index(SEGMENT.inline)
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
 # segment that holds its start with one primary key lookup, and continues from there. CROSS JOIN forces this order on
@@ -291,16 +289,18 @@ _FIRST_BOUNDS = f"""
 """
 
 
-def _overlapping(dialect: str, bounds: str) -> sa.TextualSelect:
-    return sa.text(
-        f"""
+def _overlapping(dialect: str, bounds: str) -> Prepared:
+    return Prepared(
+        sa.text(
+            f"""
         WITH wanted AS ({_RANGES[dialect]}),
         bounds AS MATERIALIZED ({bounds})
         SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
         FROM bounds CROSS JOIN {_JOIN[dialect]}
         ORDER BY segment.partition, segment.base_offset
         """
-    ).columns(*_SEGMENT_COLUMNS)
+        )
+    )
 
 
 _OVERLAPPING = {dialect: _overlapping(dialect, _BOUNDS) for dialect in _RANGES}
@@ -319,9 +319,7 @@ def _replicas(
         for log_dir_id, online, its_rack in _LOG_DIRS.rows(connection, {})
     }
     if len(partitions) < 1_000:
-        rows: Sequence[Any] = connection.execute(
-            _SOME_REPLICAS, {"topic_id": topic.topic_id, "numbers": partitions}
-        ).all()
+        rows = _SOME_REPLICAS.rows(connection, {"topic_id": topic.topic_id, "numbers": list(partitions)})
     else:
         rows = _ALL_REPLICAS.rows(connection, {"topic_id": topic.topic_id})
     copies: dict[int, list[Copy]] = {}

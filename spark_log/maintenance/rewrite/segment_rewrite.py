@@ -12,10 +12,11 @@ names the inputs, which stay on disk for file.delete.delay.ms.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import sqlalchemy as sa
 
@@ -237,16 +238,37 @@ def _split(tables: Sequence[pa.Table]) -> tuple[pa.Int64Array, pa.Table]:
 
 
 def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
-    for piece in slices:
-        if piece.data is None:
+    for inline, pieces in groupby(slices, key=lambda piece: piece.data is not None):
+        if inline:
+            yield from _inline_tables(pieces)
+            continue
+        for piece in pieces:
             copied = piece.columns.fields if piece.columns is not None and has_present_columns(piece) else None
             schema = read_schema(True, _READ if copied is None else (*_READ, *copied.names), copied)
             for batch in fetcher.read([piece], schema):
                 yield pa.Table.from_batches([batch])
-        else:  # one table for each blob, since there may be thousands of blobs
-            records = decode_inline(piece.data, piece.checksum, piece.record_count)
-            offsets = from_numpy(np.arange(piece.base_offset, piece.end, dtype=np.int64))
-            yield records.append_column(pa.field("offset", pa.int64()), offsets)
+
+
+def _inline_tables(blobs: Iterable[Slice]) -> Iterator[pa.Table]:
+    """Yield the records of blobs, many blobs in one table: thousands of chunks would cost more than the copy."""
+    tables: list[pa.Table] = []
+    offsets: list[npt.NDArray[np.int64]] = []
+    count = 0
+    for blob in blobs:
+        assert blob.data is not None
+        tables.append(decode_inline(blob.data, blob.checksum, blob.record_count))
+        offsets.append(np.arange(blob.base_offset, blob.end, dtype=np.int64))
+        count += blob.record_count
+        if count >= _TABLE_RECORDS:
+            yield _joined(tables, offsets)
+            tables, offsets, count = [], [], 0
+    if tables:
+        yield _joined(tables, offsets)
+
+
+def _joined(tables: Sequence[pa.Table], offsets: Sequence[npt.NDArray[np.int64]]) -> pa.Table:
+    whole = pa.concat_tables(tables).combine_chunks()
+    return whole.append_column(pa.field("offset", pa.int64()), from_numpy(np.concatenate(offsets)))
 
 
 def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:

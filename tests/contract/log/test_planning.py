@@ -60,11 +60,11 @@ def long_topic(cluster):
 
 
 def explain(cluster, topic, ranges):
-    statement = str(planner._OVERLAPPING["sqlite" if cluster.store.sqlite else "postgresql"])
+    statement = planner._OVERLAPPING["sqlite" if cluster.store.sqlite else "postgresql"]._statement
     prefix = "EXPLAIN QUERY PLAN " if cluster.store.sqlite else "EXPLAIN (ANALYZE, FORMAT TEXT) "
     parameters = {"topic_id": topic.topic_id, "ranges": json.dumps(ranges)}
     with cluster.store.snapshot() as connection:
-        return "\n".join(str(row) for row in connection.execute(sa.text(prefix + statement), parameters))
+        return "\n".join(str(row) for row in connection.execute(sa.text(f"{prefix}{statement}"), parameters))
 
 
 def test_a_plan_reads_ten_of_many_thousand_segments(cluster, long_topic, log):

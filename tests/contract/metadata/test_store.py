@@ -20,7 +20,7 @@ from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
-from spark_log.metadata.prepared import Prepared, one_message
+from spark_log.metadata.prepared import Prepared, in_list, one_message
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import rows_of
@@ -311,3 +311,16 @@ def test_the_time_of_the_store_continues_while_the_store_is_down(own_postgres_se
         # long enough ago that the store is due to be queried again
         cluster.store._ahead = (max(0, asked_ms - 10_000), ahead_ms)
         assert 0 <= cluster.store.now().wall_ms - before.wall_ms < 60_000
+
+
+def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):
+    for name in ("a", "b", "c"):
+        create_topic(cluster, name)
+    statement = Prepared(sa.select(t.topic.c.name).where(in_list(t.topic.c.name, "names")).order_by(t.topic.c.name))
+    with cluster.store.snapshot() as connection:
+        for names in ([], ["b"], ["c", "a", "a", "no such topic"], [f"t-{number}" for number in range(20_000)] + ["b"]):
+            assert [name for (name,) in statement.rows(connection, {"names": names})] == sorted({*names} & {*"abc"})
+        if cluster.store.sqlite:
+            text, _ = statement._text(connection, {"names": []})
+            plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
+            assert any("SEARCH topic USING" in str(step) for step in plan), plan
