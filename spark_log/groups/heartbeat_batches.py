@@ -156,7 +156,7 @@ def _of_consumer_groups(
     subscriptions = [subscription_of(row.subscription) for row in by_key.values()]
     topics = {name for said in subscriptions for name in said.topics}
     topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
-    facts = batch_rows.topic_facts(connection, topics)
+    facts = rows.topic_facts(connection, topics)
     answers = {}
     for heartbeat in heartbeats:
         if heartbeat.key in later:

@@ -2,7 +2,7 @@
 
 Prepared statements are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers
 accept and return numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans). A parameter may be a list,
-for `in_list`.
+for `in_list`. PostgreSQL runs a change of many rows as one statement, whose parameters are arrays (`row_arrays`).
 
 A round trip to PostgreSQL takes longer than most statements. Statements can share a round trip in two ways:
 
@@ -16,11 +16,13 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+
+from spark_log.metadata.row_arrays import ArrayStatement, array_statement, as_arrays
 
 _Row = tuple[Any, ...]
 
@@ -42,7 +44,7 @@ def _in_json(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
     return f"{column} IN (SELECT value FROM json_each({values}))"
 
 
-@compiles(in_list, "postgresql")
+@compiles(in_list)
 def _in_array(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
     column, values = (compiler.process(each, **options) for each in (element.column, element.parameter))
     return f"{column} = ANY({values})"
@@ -63,12 +65,21 @@ class Answer:
             self._cursor.close()
 
 
+class _Text(NamedTuple):
+    """A statement for the driver, with the order of its parameters if they are positional."""
+
+    text: str
+    order: Sequence[str] | None
+
+
 class Prepared:
     """A statement with named parameters. Each execution passes all of them. Safe to share between threads."""
 
     def __init__(self, statement: sa.Executable) -> None:
-        self._statement = statement
-        self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
+        assert isinstance(statement, sa.ClauseElement)
+        self._statement: sa.ClauseElement = statement
+        self._texts: dict[str, _Text] = {}
+        self._for_rows: ArrayStatement | None = None
 
     def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> list[_Row]:
         """Run a query and return its rows."""
@@ -79,8 +90,8 @@ class Prepared:
         return Answer(self._run(connection, [parameters]))
 
     def run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Run an INSERT, UPDATE or DELETE once for each set of parameters. Inside `sent_with_commit`, PostgreSQL runs
-        it with the commit.
+        """Run an INSERT, UPDATE or DELETE once for each set of parameters; no two sets concern the same row. Inside
+        `sent_with_commit`, PostgreSQL runs it with the commit.
         """
         last = LastChanges.of(connection)
         if last is not None and last.collecting:
@@ -89,12 +100,9 @@ class Prepared:
             self._run(connection, parameters).close()
 
     def _run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> Any:
-        text, order = self._text(connection, parameters[0])
         driver = connection.connection.dbapi_connection
         assert driver is not None
-        bound: Sequence[Any] = parameters
-        if order is not None:
-            bound = [[_value(one[name]) for name in order] for one in parameters]
+        text, bound = self._bound(connection, parameters)
         try:
             cursor = driver.cursor()
             if len(bound) == 1:
@@ -105,16 +113,23 @@ class Prepared:
             raise as_sqlalchemy(connection, text, error) from error
         return cursor
 
-    def _text(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> tuple[str, Sequence[str] | None]:
-        """Return the statement's text for the driver, and the order of its parameters if they are positional."""
-        name = connection.dialect.name
-        if name not in self._compiled:
-            assert isinstance(self._statement, sa.ClauseElement)
-            columns = list(parameters) if isinstance(self._statement, sa.Insert) else None
-            compiled = self._statement.compile(dialect=connection.dialect, column_keys=columns)
+    def _bound(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]]:
+        """Return the text for the driver, and the parameters of each execution."""
+        dialect = connection.dialect
+        if dialect.name not in self._texts:
+            columns = list(parameters[0]) if isinstance(self._statement, sa.Insert) else None
+            compiled = self._statement.compile(dialect=dialect, column_keys=columns)
             assert isinstance(compiled, SQLCompiler)
-            self._compiled[name] = (str(compiled), compiled.positiontup)
-        return self._compiled[name]
+            if dialect.name == "postgresql":
+                self._for_rows = array_statement(self._statement, compiled)
+            self._texts[dialect.name] = _Text(str(compiled), compiled.positiontup)
+        text, order = self._texts[dialect.name]
+        if order is not None:
+            return text, [[_value(one[name]) for name in order] for one in parameters]
+        arrays = None if self._for_rows is None else as_arrays(self._for_rows, parameters)
+        if self._for_rows is not None and arrays is not None:
+            return self._for_rows.text, [arrays]
+        return text, parameters
 
 
 def _value(value: Any) -> Any:

@@ -4,8 +4,8 @@ A request that changes nothing only reads. All functions block, and raise the er
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -13,16 +13,14 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
 from spark_log.groups import batch_rows
-from spark_log.groups.batch_rows import MEMBERS_MAX, Key
+from spark_log.groups.batch_rows import Key
 from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.limits import check_join, check_request
 from spark_log.groups.classic.rows import EXPIRED_MS, read_classic, read_part, save_classic
 from spark_log.groups.classic.rules import advance, check_commit, join, leave, next_change_ms
 from spark_log.groups.consumer import rows
-from spark_log.metadata.prepared import Answer, one_message
+from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
-
-T = TypeVar("T")
 
 Step = Callable[[ClassicGroup, int], ClassicGroup]
 """A function that takes a group and a time of the store's lease clock, and returns the group after a request."""
@@ -90,21 +88,21 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
     """
 
     def read(connection: sa.Connection) -> dict[str, Mark]:
-        group_ids = sorted({group_id for group_id, _ in members})
+        group_ids = {group_id for group_id, _ in members}
         with one_message(connection):
             clock = store.ask_clock(connection)
-            groups = [batch_rows.ask_classic_groups(connection, some) for some in _parts(group_ids)]
-            ends = [batch_rows.ask_classic_ends(connection, some) for some in _parts(group_ids)]
-            present = [batch_rows.ask_classic_members(connection, some) for some in _parts(sorted(members))]
+            groups = batch_rows.ask_classic_groups(connection, group_ids)
+            ends = batch_rows.ask_classic_ends(connection, group_ids)
+            present = batch_rows.ask_classic_members(connection, members)
         now = clock()
         member_ids: dict[str, set[str]] = {}
-        for group_id, member_id in _rows(present):
+        for group_id, member_id in present.rows():
             member_ids.setdefault(group_id, set()).add(member_id)
         times_ms: dict[str, list[int]] = {}
-        for group_id, clock_epoch, until_ms in _rows(ends):
+        for group_id, clock_epoch, until_ms in ends.rows():
             times_ms.setdefault(group_id, []).append(until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
         marks = {}
-        for group_id, generation, state, deadline_ms, clock_epoch in _rows(groups):
+        for group_id, generation, state, deadline_ms, clock_epoch in groups.rows():
             times = times_ms.get(group_id, [])
             if deadline_ms is not None:
                 times.append(deadline_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
@@ -113,16 +111,6 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
         return marks
 
     return store.read(read)
-
-
-def _parts(items: Sequence[T]) -> list[Sequence[T]]:
-    """Split the items into parts of at most MEMBERS_MAX, the maximum of one statement."""
-    return [items[first : first + MEMBERS_MAX] for first in range(0, len(items), MEMBERS_MAX)]
-
-
-def _rows(answers: Iterable[Answer]) -> Iterator[tuple[Any, ...]]:
-    for answer in answers:
-        yield from answer.rows()
 
 
 def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> Seen:

@@ -28,13 +28,11 @@ from spark_log.groups.consumer.stored_values import (
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 
 _PARAMETERS_MAX = 5_000
-NAMES_MAX = 1_000
-"""The maximum number of names in a statement. For more, all topics are read: clients choose how many they use."""
 
 CLASSIC, CONSUMER = "classic", "consumer"
 """The protocols of members."""
@@ -344,16 +342,16 @@ def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
+_TOPIC_FACTS = Prepared(
+    sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(in_list(TOPIC.name, "names"))
+)
+
+
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
     """Return the topics of these names that exist."""
-    wanted = frozenset(names)
-    if not wanted:
-        return {}
-    query = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count)
-    if len(wanted) <= NAMES_MAX:
-        query = query.where(TOPIC.name.in_(sorted(filter(is_legal, wanted))))
-    rows = connection.execute(query)
-    return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows if name in wanted}
+    legal = sorted(filter(is_legal, set(names)))
+    rows = _TOPIC_FACTS.rows(connection, {"names": legal}) if legal else ()
+    return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows}
 
 
 def _chunks(partitions: Iterable[TopicPartition]) -> Iterator[tuple[str, list[int]]]:

@@ -4,7 +4,6 @@ Every change of a partition is one transaction: lock it here, decide with the ru
 `log/append/rules.py`, and save the state that they return.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from sqlalchemy import bindparam
 from spark_log.cluster.topics import topic_config
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Answer, Prepared, one_message
+from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
 
 Key = tuple[int, int]
@@ -23,9 +22,6 @@ Key = tuple[int, int]
 CHUNK = 5_000
 """The maximum number of values in a statement, because databases limit the number of parameters."""
 
-_SIZES = (1, 16, 256, CHUNK)
-"""The numbers of parameters that the locking statements have. Each statement is compiled once."""
-_NAMES = tuple(f"number_{place}" for place in range(CHUNK))
 _MANY_PARTITIONS = 100
 
 
@@ -54,21 +50,13 @@ def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     )
 
 
-_ONE = PARTITION.partition == bindparam("partition")
-_READ_ONE = Prepared(_partitions_where(_ONE))
+_READ_ONE = Prepared(_partitions_where(PARTITION.partition == bindparam("partition")))
+_LOCK_ONE = Prepared(_partitions_where(PARTITION.partition == bindparam("partition")).with_for_update(of=t.partition))
 _REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
+_LOCK_SOME = Prepared(_partitions_where(in_list(PARTITION.partition, "partitions")).with_for_update(of=t.partition))
+_REPLICAS_OF_SOME = Prepared(_replicas_where(in_list(REPLICA.partition, "partitions")))
 _ALL = Prepared(_partitions_where())
 _REPLICAS_OF_ALL = Prepared(_replicas_where())
-
-
-@functools.cache
-def _locking(names: tuple[str, ...]) -> tuple[Prepared, Prepared]:
-    """Return the statements that lock and read partitions and that read replicas, for parameters of these names."""
-    numbers: list[sa.BindParameter[int]] = [bindparam(name) for name in names]
-    return (
-        Prepared(_partitions_where(PARTITION.partition.in_(numbers)).with_for_update(of=t.partition)),
-        Prepared(_replicas_where(REPLICA.partition.in_(numbers))),
-    )
 
 
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
@@ -82,10 +70,8 @@ def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[
     """Lock and read like `lock_partitions`. Inside `one_message`, call the result after the block."""
     asked: list[tuple[int, Answer, Answer]] = []
     for topic_id, numbers in by_topic(keys):
-        names = _NAMES[: next(size for size in _SIZES if len(numbers) <= size)]
-        rest = [numbers[-1]] * (len(names) - len(numbers))
-        parameters = {"topic_id": topic_id, **dict(zip(names, numbers + rest, strict=True))}
-        partitions, replicas = _locking(names)
+        partitions, replicas = (_LOCK_SOME, _REPLICAS_OF_SOME) if len(numbers) > 1 else (_LOCK_ONE, _REPLICAS_OF_ONE)
+        parameters = {"topic_id": topic_id, "partitions": numbers, "partition": numbers[0]}
         # separate statements: on PostgreSQL a join would show the replicas as of before the wait for the lock
         asked.append((topic_id, partitions.ask(connection, parameters), replicas.ask(connection, parameters)))
 

@@ -321,6 +321,6 @@ def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):
         for names in ([], ["b"], ["c", "a", "a", "no such topic"], [f"t-{number}" for number in range(20_000)] + ["b"]):
             assert [name for (name,) in statement.rows(connection, {"names": names})] == sorted({*names} & {*"abc"})
         if cluster.store.sqlite:
-            text, _ = statement._text(connection, {"names": []})
+            text, _ = statement._bound(connection, [{"names": []}])
             plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
             assert any("SEARCH topic USING" in str(step) for step in plan), plan
