@@ -120,7 +120,7 @@ def values(count: int) -> pa.Table:
         pa.nulls(count, pa.binary()),
         pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
         pa.nulls(count, RECORD_SCHEMA.field("headers").type),
-        pa.array([1_700_000_000_000_000] * count, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
+        pa.array([time.time_ns() // 1_000] * count, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
     ]
     return pa.table(columns, schema=RECORD_SCHEMA)
 

@@ -1,7 +1,10 @@
 """Appends of several processes to one store: `make bench-scale`.
 
-1 to 32 processes append records of 100 bytes, one record a transaction, each to a partition of its own, for --seconds.
-They start together. Every append is durable. On a SQLite cluster, and on PostgreSQL too with --postgresql.
+1 to 32 processes append records of 100 bytes, one record a transaction, each to a partition of its own, for --seconds;
+with --one-partition all to the same one. They start together. Every append is durable. With --gateway they are clients
+of librdkafka, each with one record in flight, of one gateway, whose CPU time is measured too. --batches N appends N
+batches of one record in each transaction, over --partitions, by one process. On a SQLite cluster, and on PostgreSQL too
+with --postgresql.
 """
 
 import argparse
@@ -9,69 +12,99 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import confluent_kafka
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gateway import Server
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.gateway_process import GatewayProcess
 
 PROCESSES = (1, 2, 4, 8, 16, 32)
+_WARM_UP_S = 1.0
+_ROUNDS = 12
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=PROCESSES)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--one-partition", action="store_true", help="all processes append to one partition")
+    parser.add_argument("--gateway", action="store_true", help="append through a gateway, by clients of librdkafka")
+    parser.add_argument("--batches", type=int, help="append this many batches in each transaction, in one process")
+    parser.add_argument("--partitions", type=int, default=632, help="the partitions of --batches; default: 632")
     parser.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
     arguments = parser.parse_args()
     report = Table(title=f"Appends of one record: {describe_machine()}", title_justify="left")
-    for column in ("store", "processes", "appends/s", "of one process", "p50", "p99"):
-        report.add_column(column)
+    partitions = max(arguments.processes) if arguments.batches is None else arguments.partitions
+    rows_of = measure if arguments.batches is None else measure_batches
     for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
         if store == "PostgreSQL" and url is None:
             continue
         with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
             address = url or f"{folder}/cluster"
             with Cluster.init(address, log_dir=str(Path(folder, "log-dir"))) as cluster:
-                create_topic(cluster, "t", max(arguments.processes), configs={"inline.tail.bytes": "67108864"})
-                for row in measure(address, arguments.processes, arguments.seconds):
-                    report.add_row(store, *row)
+                create_topic(cluster, "t", partitions, configs={"inline.tail.bytes": "67108864"})
+            for row in rows_of(address, Path(folder), arguments):
+                if not report.columns:
+                    for column in ("store", *row):
+                        report.add_column(column)
+                report.add_row(store, *row.values())
     Console().print(report)
     return 0
 
 
-def measure(address: str, processes: list[int], seconds: float) -> Iterator[tuple[str, ...]]:
+def measure(address: str, folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     first = 0.0
-    for count in processes:
-        latencies_s, rate = run(address, count, seconds)
+    for count in arguments.processes:
+        partitions = [0 if arguments.one_partition else number for number in range(count)]
+        cpu_s = None
+        if arguments.gateway:
+            latencies_s, cpu_s = run_clients(address, folder, partitions, arguments.seconds)
+        else:
+            latencies_s = run_processes(address, partitions, arguments.seconds)
+        rate = len(latencies_s) / arguments.seconds
         first = first or rate
-        p50, p99 = statistics.median(latencies_s), latencies_s[int(len(latencies_s) * 0.99)]
-        yield f"{count}", f"{rate:,.0f}", f"{rate / first:.2f} x", f"{1000 * p50:.1f} ms", f"{1000 * p99:.1f} ms"
+        row = {"processes": f"{count}", "appends/s": f"{rate:,.0f}", "of one process": f"{rate / first:.2f} x"}
+        row |= percentiles(latencies_s)
+        if cpu_s is not None:
+            row["gateway's CPU an append"] = f"{1000 * cpu_s / len(latencies_s):.2f} ms"
+        yield row
 
 
-def run(address: str, count: int, seconds: float) -> tuple[list[float], float]:
-    """Sorted latencies of all processes in seconds, and appends a second."""
+def percentiles(latencies_s: list[float]) -> dict[str, str]:
+    ordered = sorted(latencies_s)
+    p50, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
+    return {"p50": f"{1000 * p50:.1f} ms", "p99": f"{1000 * p99:.1f} ms"}
+
+
+# Processes that append themselves ------------------------------------------------------------------------------------
+
+
+def run_processes(address: str, partitions: list[int], seconds: float) -> list[float]:
+    """Return the latencies of all processes, in seconds."""
     spawn = multiprocessing.get_context("spawn")
     pipes = []
-    for number in range(count):
+    for partition in partitions:
         ours, its = spawn.Pipe()
-        spawn.Process(target=append, args=(address, number, seconds, its)).start()
+        spawn.Process(target=append, args=(address, partition, seconds, its)).start()
         pipes.append(ours)
     for pipe in pipes:
         assert pipe.recv() == "ready"
     for pipe in pipes:
         pipe.send("go")
-    latencies_s = sorted(latency for pipe in pipes for latency in pipe.recv())
-    return latencies_s, len(latencies_s) / seconds
+    return [latency for pipe in pipes for latency in pipe.recv()]
 
 
 def append(address: str, partition: int, seconds: float, pipe: Connection) -> None:
@@ -91,6 +124,62 @@ def append(address: str, partition: int, seconds: float, pipe: Connection) -> No
         pipe.send(latencies_s)
         pipe.close()
         os._exit(0)  # without sealing the tail
+
+
+# Clients of a gateway ------------------------------------------------------------------------------------------------
+
+
+def run_clients(address: str, folder: Path, partitions: list[int], seconds: float) -> tuple[list[float], float]:
+    """Return the latencies of all clients, and the CPU time of the gateway meanwhile, in seconds."""
+    with GatewayProcess(folder, address) as gateway:
+        server = Server("gateway", gateway.address, gateway.pid)
+        begin_s = time.perf_counter() + _WARM_UP_S + 0.05 * len(partitions)
+        end_s = begin_s + seconds
+        latencies_s: list[float] = []
+        threads = [
+            threading.Thread(target=produce, args=(gateway.address, partition, begin_s, end_s, latencies_s))
+            for partition in partitions
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(max(0.0, begin_s - time.perf_counter()))
+        before_s = server.cpu_s()
+        for thread in threads:
+            thread.join()
+        return latencies_s, server.cpu_s() - before_s
+
+
+def produce(address: str, partition: int, begin_s: float, end_s: float, latencies_s: list[float]) -> None:
+    """Produce one record after the other; add the latencies of those from `begin_s` to `end_s` to the list."""
+    client = confluent_kafka.Producer(
+        {"bootstrap.servers": address, "linger.ms": 0, "acks": "all", "max.in.flight.requests.per.connection": 1}
+    )
+    while (sent_s := time.perf_counter()) < end_s:
+        client.produce("t", b"v" * 100, partition=partition)
+        assert client.flush(60) == 0
+        if sent_s >= begin_s:
+            latencies_s.append(time.perf_counter() - sent_s)
+
+
+# Large transactions --------------------------------------------------------------------------------------------------
+
+
+def measure_batches(address: str, _folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
+    latencies_s, cpu_s = [], []
+    with Cluster.open(address) as cluster:
+        log = ClientLog(cluster)
+        topic = log.find_topic("t")
+        for number in range(_ROUNDS + 2):
+            records = [Records(each % arguments.partitions, values(1)) for each in range(arguments.batches)]
+            began_s, cpu_before_s = time.perf_counter(), time.process_time()
+            log.append_each([(topic, each) for each in records])
+            if number >= 2:
+                latencies_s.append(time.perf_counter() - began_s)
+                cpu_s.append(time.process_time() - cpu_before_s)
+        row = {"batches": f"{arguments.batches:,}", "partitions": f"{arguments.partitions:,}"}
+        yield row | percentiles(latencies_s) | {"client's CPU": f"{1000 * statistics.median(cpu_s):.1f} ms"}
+        log.stop_sealing()
+        log.close()
 
 
 if __name__ == "__main__":

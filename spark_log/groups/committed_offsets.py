@@ -23,7 +23,7 @@ from spark_log.groups.consumer import rows
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 from spark_log.transactions.transaction_rows import delete_pending_offsets
@@ -31,7 +31,6 @@ from spark_log.transactions.transaction_rows import delete_pending_offsets
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python
 
-_CHUNK = 5_000
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(
@@ -246,7 +245,5 @@ def delete_commits(connection: sa.Connection, group_id: str, partitions: Collect
     for name, topic in find_topics(connection, by_topic).items():
         numbers = by_topic[name]
         here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic.topic_id)
-        for first in range(0, len(numbers), _CHUNK):
-            some = numbers[first : first + _CHUNK]
-            connection.execute(t.group_offset.delete().where(here, GROUP_OFFSET.partition.in_(some)))
-            delete_pending_offsets(connection, group_id, topic.topic_id, some)
+        connection.execute(t.group_offset.delete().where(here, in_list(GROUP_OFFSET.partition, numbers)))
+        delete_pending_offsets(connection, group_id, topic.topic_id, numbers)

@@ -14,39 +14,56 @@ SQLite runs each statement at once.
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from spark_log.metadata.row_arrays import ArrayStatement, array_statement, as_arrays
 
 _Row = tuple[Any, ...]
 
 
-class in_list(sa.ColumnElement[Any]):  # noqa: N801  # a SQL operator, like sa.between
-    """Whether a column has one of the values of a parameter that is a list, of any length. Only for `Prepared`."""
+class _List(sa.types.TypeDecorator[Any]):
+    """A list as one parameter: an array on PostgreSQL, JSON on SQLite."""
 
-    inherit_cache = False
+    impl = sa.types.NullType
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        return json.dumps(value) if dialect.name == "sqlite" else value
+
+
+class in_list(FunctionElement[Any]):  # noqa: N801  # a SQL operator, like sa.between
+    """Whether a column has one of the values of a list of any length: `values`, or a parameter of this name.
+
+    The list is one parameter. `Column.in_` has a parameter for each value, of which databases limit the number, and is
+    another statement for each number of values.
+    """
+
+    inherit_cache = True
     type = sa.types.NullType()  # with Boolean, "= 1" would follow on SQLite, which then would not use an index
 
-    def __init__(self, column: sa.ColumnElement[Any], parameter: str) -> None:
-        self.column = column
-        self.parameter: sa.BindParameter[Any] = sa.bindparam(parameter)
+    def __init__(self, column: sa.ColumnElement[Any], values: str | Iterable[Any]) -> None:
+        if isinstance(values, str):
+            super().__init__(column, sa.bindparam(values, type_=_List()))
+        else:
+            super().__init__(column, sa.bindparam(None, list(values), type_=_List(), unique=True))
 
 
 @compiles(in_list, "sqlite")
 def _in_json(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
-    column, values = (compiler.process(each, **options) for each in (element.column, element.parameter))
+    column, values = (compiler.process(part, **options) for part in element.clauses)
     return f"{column} IN (SELECT value FROM json_each({values}))"
 
 
 @compiles(in_list)
 def _in_array(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
-    column, values = (compiler.process(each, **options) for each in (element.column, element.parameter))
+    column, values = (compiler.process(part, **options) for part in element.clauses)
     return f"{column} = ANY({values})"
 
 

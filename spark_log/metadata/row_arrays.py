@@ -26,10 +26,14 @@ class ArrayStatement(NamedTuple):
 
 
 def array_statement(statement: sa.ClauseElement, compiled: SQLCompiler) -> ArrayStatement | None:
-    """Return the statement with arrays as parameters, or None for a query. `compiled` is its form for one row."""
+    """Return the statement with arrays as parameters, or None for a query and a statement with `in_list`. `compiled` is
+    its form for one row.
+    """
     if not isinstance(statement, sa.Insert | sa.Update | sa.Delete) or not compiled.binds:
         return None
     types: dict[str, sa.types.TypeEngine[Any]] = {name: each.type for name, each in compiled.binds.items()}
+    if any(isinstance(type_, sa.types.TypeDecorator) for type_ in types.values()):
+        return None
     for name, type_ in types.items():
         if isinstance(type_, sa.String):
             types[name] = sa.Text()  # a cast to VARCHAR(n) would cut long values

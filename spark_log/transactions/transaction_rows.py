@@ -20,7 +20,7 @@ from spark_log.log.append.sequence_rules import (
 from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
-from spark_log.metadata.prepared import Prepared, one_message
+from spark_log.metadata.prepared import Prepared, in_list, one_message
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.store import StoreClock
 from spark_log.transactions.rules import ONGOING, Transaction, TransactionState
@@ -162,7 +162,7 @@ def _facts(of: Transaction) -> tuple[Any, ...]:
 
 
 def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:
-    connection.execute(t.transaction.delete().where(TRANSACTION.producer_id.in_(producer_ids)))
+    connection.execute(t.transaction.delete().where(in_list(TRANSACTION.producer_id, producer_ids)))
 
 
 def insert_pending(connection: sa.Connection, producer_id: int, batches: Sequence[PendingBatch]) -> None:
@@ -253,7 +253,7 @@ def delete_pending_offsets(
     """Delete the offsets that open transactions have for the group, all of them or those of partitions of a topic."""
     where = [TRANSACTION_OFFSET.group_id == group_id]
     if topic_id is not None:
-        where += [TRANSACTION_OFFSET.topic_id == topic_id, TRANSACTION_OFFSET.partition.in_(partitions)]
+        where += [TRANSACTION_OFFSET.topic_id == topic_id, in_list(TRANSACTION_OFFSET.partition, partitions)]
     connection.execute(t.transaction_offset.delete().where(*where))
 
 

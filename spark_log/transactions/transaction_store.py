@@ -31,7 +31,7 @@ from spark_log.log.append.producer_rows import (
 )
 from spark_log.log.append.rules import Batch
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
-from spark_log.metadata.prepared import one_message, sent_with_commit
+from spark_log.metadata.prepared import in_list, one_message, sent_with_commit
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.transactions import fencing_rules, rules
@@ -49,8 +49,6 @@ from spark_log.transactions.transaction_rows import (
 )
 
 logger = logging.getLogger(__name__)
-
-_NAMES_A_QUERY = 1_000
 
 
 class Initialized(NamedTuple):
@@ -206,14 +204,9 @@ def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEO
 
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
     """Return base offsets by name, of the batches that are still separate segments (not merged into others)."""
-    names = [batch.name for batch in batches]
-    offsets: dict[str, int] = {}
-    for first in range(0, len(names), _NAMES_A_QUERY):
-        query = sa.select(SEGMENT.name, SEGMENT.base_offset).where(
-            SEGMENT.name.in_(names[first : first + _NAMES_A_QUERY])
-        )
-        offsets.update(store.read(lambda connection, query=query: dict(connection.execute(query).all())))  # type: ignore
-    return offsets
+    names = in_list(SEGMENT.name, [batch.name for batch in batches])
+    query = sa.select(SEGMENT.name, SEGMENT.base_offset).where(names)
+    return store.read(lambda connection: dict(connection.execute(query).tuples()))
 
 
 def delete_files(cluster: Cluster, dropped: Sequence[PendingBatch]) -> None:

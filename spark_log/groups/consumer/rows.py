@@ -4,7 +4,7 @@ A transaction that changes a group or one of its members holds the group's row l
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,6 @@ from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
-
-_PARAMETERS_MAX = 5_000
 
 CLASSIC, CONSUMER = "classic", "consumer"
 """The protocols of members."""
@@ -217,7 +215,7 @@ def assigned_to_others(
 ) -> dict[TopicPartition, str]:
     """Return which of the partitions are assigned to other members, with their owners."""
     found: dict[TopicPartition, str] = {}
-    for topic, numbers in _chunks(partitions):
+    for topic, numbers in _by_topic(partitions).items():
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
         wanted = set(numbers)
         for number, owner in _GIVEN_TO_OTHERS.rows(connection, where):
@@ -304,17 +302,16 @@ def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: M
 def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequence[str]) -> None:
     """Delete the members and their assigned partitions."""
     for table in (t.group_partition, t.group_member):
-        for first in range(0, len(member_ids), _PARAMETERS_MAX):
-            some = member_ids[first : first + _PARAMETERS_MAX]
-            connection.execute(table.delete().where(table.c.group_id == group_id, table.c.member_id.in_(some)))
+        here = (table.c.group_id == group_id, in_list(table.c.member_id, member_ids))
+        connection.execute(table.delete().where(*here))
 
 
 def revoke_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
-    for topic, numbers in _chunks(partitions):
+    for topic, numbers in _by_topic(partitions).items():
         here = (
             (GROUP_PARTITION.group_id == group_id)
             & (GROUP_PARTITION.topic == topic)
-            & GROUP_PARTITION.partition.in_(numbers)
+            & in_list(GROUP_PARTITION.partition, numbers)
         )
         connection.execute(t.group_partition.delete().where(here, GROUP_PARTITION.member_id == member_id))
 
@@ -354,10 +351,8 @@ def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, To
     return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows}
 
 
-def _chunks(partitions: Iterable[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     by_topic: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         by_topic.setdefault(topic, []).append(number)
-    for topic, numbers in by_topic.items():
-        for first in range(0, len(numbers), _PARAMETERS_MAX):
-            yield topic, numbers[first : first + _PARAMETERS_MAX]
+    return by_topic

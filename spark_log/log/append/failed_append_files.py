@@ -18,7 +18,8 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
-from spark_log.log.partitions.partition_rows import CHUNK, read_partition
+from spark_log.log.partitions.partition_rows import read_partition
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,10 @@ def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
     named_paths: set[str] = set()
     for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
-        names = list(paths.values())
-        for first in range(0, len(names), CHUNK):
-            query = sa.select(column).where(column.in_(names[first : first + CHUNK]))
-            named_paths.update(connection.execute(query).scalars())
-    every = list(paths)
-    for first in range(0, len(every), CHUNK):
-        retired = sa.select(RETIRED_FILE.path).where(RETIRED_FILE.path.in_(every[first : first + CHUNK]))
-        named_paths.update(paths[path] for path in connection.execute(retired).scalars())
+        query = sa.select(column).where(in_list(column, paths.values()))
+        named_paths.update(connection.execute(query).scalars())
+    retired = sa.select(RETIRED_FILE.path).where(in_list(RETIRED_FILE.path, paths))
+    named_paths.update(paths[path] for path in connection.execute(retired).scalars())
     return named_paths
 
 

@@ -4,7 +4,7 @@ Every change of a partition is one transaction: lock it here, decide with the ru
 `log/append/rules.py`, and save the state that they return.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,9 +18,6 @@ from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
 
 Key = tuple[int, int]
 """The topic id and the partition number."""
-
-CHUNK = 5_000
-"""The maximum number of values in a statement, because databases limit the number of parameters."""
 
 _MANY_PARTITIONS = 100
 
@@ -69,7 +66,7 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
 def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
     """Lock and read like `lock_partitions`. Inside `one_message`, call the result after the block."""
     asked: list[tuple[int, Answer, Answer]] = []
-    for topic_id, numbers in by_topic(keys):
+    for topic_id, numbers in by_topic(keys).items():
         partitions, replicas = (_LOCK_SOME, _REPLICAS_OF_SOME) if len(numbers) > 1 else (_LOCK_ONE, _REPLICAS_OF_ONE)
         parameters = {"topic_id": topic_id, "partitions": numbers, "partition": numbers[0]}
         # separate statements: on PostgreSQL a join would show the replicas as of before the wait for the lock
@@ -112,14 +109,12 @@ def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> 
     return states
 
 
-def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, list[int]]]:
-    """Yield the keys as (topic id, partition numbers), sorted, with at most `chunk` numbers each."""
+def by_topic(keys: Iterable[Key]) -> dict[int, list[int]]:
+    """Return the partition numbers by topic id, sorted."""
     topics: dict[int, list[int]] = {}
     for topic_id, number in sorted(set(keys)):
         topics.setdefault(topic_id, []).append(number)
-    for topic_id, numbers in topics.items():
-        for first in range(0, len(numbers), chunk):
-            yield topic_id, numbers[first : first + chunk]
+    return topics
 
 
 _STATE_COLUMNS = (
@@ -221,8 +216,8 @@ def insert_partitions(
 def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
     """Record that everything appended to these partitions so far is on disk once this transaction has committed."""
     lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
-    for topic_id, numbers in by_topic(keys):
-        here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
+    for topic_id, numbers in by_topic(keys).items():
+        here = (PARTITION.topic_id == topic_id) & in_list(PARTITION.partition, numbers)
         connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
 
 

@@ -14,12 +14,12 @@ from spark_log.cluster.topics import Topic
 from spark_log.config.values import INT64_MAX
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE
 from spark_log.metadata.store import StoreClock
 
 DUE_MS = -INT64_MAX
 """The retired_ms of files to delete now, whatever file.delete.delay.ms is."""
-_CHUNK = 5_000
 _FRESH_MS = 600_000
 
 
@@ -65,16 +65,14 @@ def insert_retired(connection: sa.Connection, rows: Sequence[dict[str, Any]]) ->
 
 def make_due(connection: sa.Connection, paths: Sequence[str]) -> None:
     """Let the next clean-up delete these files, however recently they were retired."""
-    for first in range(0, len(paths), _CHUNK):
-        these = RETIRED_FILE.path.in_(paths[first : first + _CHUNK])
-        connection.execute(t.retired_file.update().where(these).values(retired_ms=DUE_MS))
+    connection.execute(t.retired_file.update().where(in_list(RETIRED_FILE.path, paths)).values(retired_ms=DUE_MS))
 
 
 def forget_files(
     connection: sa.Connection, topic: Topic, paths: Sequence[str], left: Mapping[LogDirId, Sequence[str]]
 ) -> None:
     """Delete the rows of files that were deleted, and record the log dirs that still have some of them (`left`)."""
-    delete = t.retired_file.delete().where(RETIRED_FILE.path.in_(paths)).returning(RETIRED_FILE.path)
+    delete = t.retired_file.delete().where(in_list(RETIRED_FILE.path, paths)).returning(RETIRED_FILE.path)
     forgotten = set(connection.execute(delete).scalars())  # fewer if another clean-up was first
     copies = [
         {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
@@ -89,7 +87,7 @@ def forget_files(
 def forget_copies(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
     """Delete the rows of copies that were deleted from a log dir."""
     here = (RETIRED_COPY.topic_id == topic.topic_id, RETIRED_COPY.log_dir_id == log_dir_id)
-    connection.execute(t.retired_copy.delete().where(*here, RETIRED_COPY.path.in_(paths)))
+    connection.execute(t.retired_copy.delete().where(*here, in_list(RETIRED_COPY.path, paths)))
 
 
 def forget_folder(connection: sa.Connection, folder: str) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from spark_log.log.partitions.partition_rows import Key, by_topic
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import TOPIC, TRUNCATION
 from spark_log.metadata.store import Store, StoreClock
 
@@ -60,10 +61,10 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
     Partitions without truncations are not in the result.
     """
     truncations: dict[Key, list[Truncation]] = {}
-    for topic_id, numbers in by_topic(list(partitions)):
+    for topic_id, numbers in by_topic(partitions).items():
         query = (
             sa.select(TRUNCATION.partition, TRUNCATION.leader_epoch, TRUNCATION.start_offset)
-            .where(TRUNCATION.topic_id == topic_id, TRUNCATION.partition.in_(numbers))
+            .where(TRUNCATION.topic_id == topic_id, in_list(TRUNCATION.partition, numbers))
             .order_by(TRUNCATION.leader_epoch)
         )
         for number, leader_epoch, start_offset in connection.execute(query):

@@ -9,10 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import BLOB, SEGMENT
 
-_NAMES_PER_STATEMENT = 5_000
 _INSERT_SEGMENTS = Prepared(t.segment.insert())
 _OPTIONAL = {
     "producer_id": None,
@@ -84,6 +83,4 @@ def delete_segments_above(connection: sa.Connection, key: tuple[int, int], offse
 
 def delete_blobs(connection: sa.Connection, names: Sequence[str]) -> None:
     """Delete the blobs of these inline segments."""
-    for first in range(0, len(names), _NAMES_PER_STATEMENT):
-        chosen = names[first : first + _NAMES_PER_STATEMENT]
-        connection.execute(t.blob.delete().where(BLOB.name.in_(chosen)))
+    connection.execute(t.blob.delete().where(in_list(BLOB.name, names)))

@@ -15,12 +15,12 @@ from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
-from spark_log.log.partitions.partition_rows import CHUNK
 from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
 from spark_log.maintenance.erase.workers import Workers
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.tables.publication_state import named_paths
 from spark_log.text import count_of
@@ -180,9 +180,6 @@ def _name(path: str) -> str:
 
 def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
     """Return the owners of the write ids of these files, at most _NAMED_MAX."""
-    ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
-    found: set[str] = set()
-    for first in range(0, len(ids), CHUNK):
-        query = sa.select(WRITE_ID.holder).where(WRITE_ID.write_id.in_(ids[first : first + CHUNK]))
-        found.update(connection.execute(query).scalars())
-    return sorted(found)[:_NAMED_MAX]
+    ids = {write_id for path in paths if (write_id := write_id_of(_name(path)))}
+    query = sa.select(WRITE_ID.holder).distinct().where(in_list(WRITE_ID.write_id, ids))
+    return sorted(connection.execute(query).scalars())[:_NAMED_MAX]

@@ -29,8 +29,8 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
-from spark_log.log.partitions.partition_rows import CHUNK
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 
 GRACE_MS = 24 * 60 * 60 * 1000
@@ -155,27 +155,23 @@ def _needed(
     if connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.topic_id == topic_id)).first() is None:
         return None
     names: set[tuple[int, str]] = set()
-    for first in range(0, len(numbers), CHUNK):
-        here = numbers[first : first + CHUNK]
-        for c in (SEGMENT, TRANSACTION_SEGMENT):
-            query = sa.select(c.partition, c.name).where(c.topic_id == topic_id, c.partition.in_(here), ~c.inline)
-            names.update((number, name) for number, name in connection.execute(query))
-        retired = sa.select(RETIRED_FILE.partition, RETIRED_FILE.path).where(
-            RETIRED_FILE.topic_id == topic_id, RETIRED_FILE.partition.in_(here)
-        )
-        names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
+    for c in (SEGMENT, TRANSACTION_SEGMENT):
+        here = (c.topic_id == topic_id, in_list(c.partition, numbers))
+        query = sa.select(c.partition, c.name).where(*here, ~c.inline)
+        names.update((number, name) for number, name in connection.execute(query))
+    retired = sa.select(RETIRED_FILE.partition, RETIRED_FILE.path).where(
+        RETIRED_FILE.topic_id == topic_id, in_list(RETIRED_FILE.partition, numbers)
+    )
+    names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, topic.config.file_delete_delay_ms)
     return Needed(names, _registered(connection, log_dirs, found), kept_since_ms)
 
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
     """Return the write ids of these files that are registered."""
-    ids = sorted({write_id for _, file in found if (write_id := write_id_of(file.name))})
-    write_ids: set[str] = set()
-    for first in range(0, len(ids), CHUNK):
-        query = sa.select(WRITE_ID.write_id).where(WRITE_ID.write_id.in_(ids[first : first + CHUNK]))
-        write_ids.update(connection.execute(query).scalars())
-    return write_ids.difference(log_dirs.expired)
+    ids = {write_id for _, file in found if (write_id := write_id_of(file.name))}
+    query = sa.select(WRITE_ID.write_id).where(in_list(WRITE_ID.write_id, ids))
+    return set(connection.execute(query).scalars()).difference(log_dirs.expired)
 
 
 # Folders of unknown topics ------------------------------------------------------------------------------------------

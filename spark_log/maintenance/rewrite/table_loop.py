@@ -20,14 +20,13 @@ from spark_log.log.append.companions import Append
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.table_schedule import (
-    PUBLISH_MS,
+    Attempts,
     Tail,
-    average_cost_ms,
+    after_round,
     due_tails,
     look_after_ms,
     next_look_ms,
     pause_ms,
-    retry_after_ms,
 )
 from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
 from spark_log.process import start_thread, stop_at_exit
@@ -39,8 +38,8 @@ logger = logging.getLogger(__name__)
 THREAD_NAME = "spark-log-tables"
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
-_COSTS_MAX = 10_000
-"""The number of topics of which the costs are remembered."""
+_KNOWN_MAX = 10_000
+"""The number of topics of which the attempts are remembered."""
 _MERGE_BYTES_MAX = 16 * 2**20
 """Size of the largest file into which a client merges files. The coordinator writes larger ones."""
 
@@ -48,8 +47,7 @@ _MERGE_BYTES_MAX = 16 * 2**20
 @dataclass
 class _Touched:
     """A topic that this process has appended to. Its next round is due at `due_s`. `full` are the partitions with a
-    full tail. `has_tails` means that it may have tails, `has_files` that new files are not published yet. `failures`
-    counts the rounds in a row that left due work.
+    full tail. `has_tails` means that it may have tails, `has_files` that new files are not published yet.
     """
 
     topic: Topic
@@ -58,8 +56,6 @@ class _Touched:
     has_tails: bool = False
     has_files: bool = False
     appends: int = 0
-    began_s: float = -math.inf
-    failures: int = 0
     working: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -76,8 +72,7 @@ class TableLoop:
         self._in_thread = in_thread
         self._changed = threading.Condition()
         self._touched: dict[int, _Touched] = {}
-        self._costs_ms: dict[int, float] = {}
-        """The time that sealing and publication of each topic take, as a moving average."""
+        self._attempts: dict[int, Attempts] = {}
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -117,7 +112,7 @@ class TableLoop:
                 due_s = now_s
             elif has_files:
                 touched.has_files = True
-                due_s = max(now_s, touched.began_s + PUBLISH_MS / 1000) if self._in_thread else now_s
+                due_s = max(now_s, self._attempts_of(topic).from_s) if self._in_thread else now_s
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
                 touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
@@ -162,9 +157,9 @@ class TableLoop:
             with self._changed:
                 full, has_files, appends = touched.full, touched.has_files, touched.appends
                 touched.full, touched.has_files, touched.due_s = set(), False, math.inf
-                touched.began_s = clock.monotonic_s()
-            topic, done, wait_ms = touched.topic, False, None
-            cost_ms = self._costs_ms.get(topic_id, 0.0)
+            topic, wait_ms = touched.topic, None
+            done: bool | None = False
+            began_s, cost_ms = clock.monotonic_s(), self._attempts_of(topic).cost_ms or 0.0
             try:
                 found, now_ms = self._tails(topic)
                 alone = self._is_alone()
@@ -176,10 +171,10 @@ class TableLoop:
             except Exception:  # a bug: the loop goes on with the other topics
                 logger.exception("topic %s: tails not sealed", topic.name)
             with self._changed:
-                touched.failures = 0 if done else touched.failures + 1
-                touched.has_files = touched.has_files or (has_files and not done)
-                if not done:
-                    wait_ms = retry_after_ms(topic.config, touched.failures - 1)
+                attempts = self._attempts_of(topic) if done is None else self._note(topic, began_s, done=done)
+                touched.has_files = touched.has_files or (has_files and done is False)
+                if done is False:
+                    wait_ms = int(1000 * max(0.0, attempts.from_s - clock.monotonic_s()))
                 elif wait_ms is None and touched.appends > appends:
                     wait_ms = look_after_ms(topic.config, cost_ms)
                 touched.has_tails = wait_ms is not None and topic.config.delta_max_lag_ms >= 0
@@ -190,20 +185,32 @@ class TableLoop:
                 elif self._touched.get(topic_id) is touched:
                     del self._touched[topic_id]  # the next append adds it again
 
+    def _attempts_of(self, topic: Topic) -> Attempts:
+        return self._attempts.get(topic.topic_id, Attempts())
+
+    def _note(self, topic: Topic, began_s: float, *, done: bool) -> Attempts:
+        """Note a round of the topic that began at `began_s`."""
+        now_s, before = clock.monotonic_s(), self._attempts_of(topic)
+        if len(self._attempts) >= _KNOWN_MAX:
+            self._attempts.clear()
+        attempts = after_round(before, topic.config, now_s=now_s, seconds=now_s - began_s, done=done)
+        self._attempts[topic.topic_id] = attempts
+        return attempts
+
     def _is_alone(self) -> bool:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
-    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool:
-        """Seal tails and publish; merge small files without a coordinator. Returns False if a tail or table is left."""
-        numbers, began_s = sorted(partitions), clock.monotonic_s()
+    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool | None:
+        """Seal tails and publish; merge small files without a coordinator. Returns False if a tail or table is left,
+        and None if there was nothing to do.
+        """
+        numbers = sorted(partitions)
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
             done = try_publish(self._cluster, [topic]) and done
-            cost_ms = (clock.monotonic_s() - began_s) * 1000
-            if len(self._costs_ms) >= _COSTS_MAX:
-                self._costs_ms.clear()
-            self._costs_ms[topic.topic_id] = average_cost_ms(self._costs_ms.get(topic.topic_id), cost_ms)
+        elif not numbers:
+            return None
         if not alone or not sealed or not self._time_is_left():
             return done
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key, by_topic
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.reassignment_rules import Reassignment
@@ -103,8 +104,8 @@ def read_ready_partitions(connection: sa.Connection) -> list[Key]:
 def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reassignment]:
     """Return the running reassignments of these partitions."""
     found: dict[Key, Reassignment] = {}
-    for topic_id, numbers in by_topic(keys):
-        here = (REASSIGNMENT.topic_id == topic_id) & REASSIGNMENT.partition.in_(numbers)
+    for topic_id, numbers in by_topic(keys).items():
+        here = (REASSIGNMENT.topic_id == topic_id) & in_list(REASSIGNMENT.partition, numbers)
         for row in connection.execute(sa.select(t.reassignment).where(here)):
             found[row.topic_id, row.partition] = _reassignment_of(row)
     return found
@@ -112,9 +113,9 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
 
 def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
     """Delete the rows of these partitions."""
-    for topic_id, numbers in by_topic(keys):
+    for topic_id, numbers in by_topic(keys).items():
         connection.execute(
-            t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, REASSIGNMENT.partition.in_(numbers))
+            t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, in_list(REASSIGNMENT.partition, numbers))
         )
 
 

@@ -96,7 +96,7 @@ def test_a_failed_seal_is_retried_within_the_lag(cluster, log, busy_log):
 
 
 def failures(log):
-    return sum(each.failures for each in log._loop._touched.values())
+    return sum(each.failures for each in list(log._loop._attempts.values()))
 
 
 @sqlite_only

@@ -319,7 +319,10 @@ def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):
     statement = Prepared(sa.select(t.topic.c.name).where(in_list(t.topic.c.name, "names")).order_by(t.topic.c.name))
     with cluster.store.snapshot() as connection:
         for names in ([], ["b"], ["c", "a", "a", "no such topic"], [f"t-{number}" for number in range(20_000)] + ["b"]):
-            assert [name for (name,) in statement.rows(connection, {"names": names})] == sorted({*names} & {*"abc"})
+            expected = sorted({*names} & {*"abc"})
+            assert [name for (name,) in statement.rows(connection, {"names": names})] == expected
+            query = sa.select(t.topic.c.name).where(in_list(t.topic.c.name, names))
+            assert sorted(connection.execute(query).scalars()) == expected
         if cluster.store.sqlite:
             text, _ = statement._bound(connection, [{"names": []}])
             plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
