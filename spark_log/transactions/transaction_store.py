@@ -206,7 +206,7 @@ def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
     """Return base offsets by name, of the batches that are still separate segments (not merged into others)."""
     names = in_list(SEGMENT.name, [batch.name for batch in batches])
     query = sa.select(SEGMENT.name, SEGMENT.base_offset).where(names)
-    return store.read(lambda connection: dict(connection.execute(query).tuples()))
+    return store.read(lambda connection: {row.name: row.base_offset for row in connection.execute(query)})
 
 
 def delete_files(cluster: Cluster, dropped: Sequence[PendingBatch]) -> None:
