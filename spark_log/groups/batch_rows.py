@@ -1,12 +1,13 @@
 """Reads and renews many members of any groups with one statement for each table."""
 
+import json
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Answer, Prepared, in_list
+from spark_log.metadata.prepared import Answer, Prepared, in_list, in_pairs
 from spark_log.metadata.sql_columns import (
     CLASSIC_GROUP,
     CLASSIC_MEMBER,
@@ -57,39 +58,27 @@ class ClassicColumns(NamedTuple):
     clock_epoch: str
 
 
-class MemberAnswer:
-    """The answer to a query about members, whose first columns are group_id and member_id."""
-
-    def __init__(self, answer: Answer, keys: Collection[Key]) -> None:
-        self._answer, self._keys = answer, frozenset(keys)
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        """Return the rows. Call it once."""
-        # the query also finds the members of one group whose ids were asked for in another
-        return [row for row in self._answer.rows() if row[:2] in self._keys]
-
-
 def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
     """Lock the groups that exist, in the order of their ids, until the end of the transaction."""
     _LOCK_GROUPS.rows(connection, {"groups": list(group_ids)})
 
 
-def ask_members(connection: sa.Connection, keys: Collection[Key]) -> MemberAnswer:
+def ask_members(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     """Ask for the members; the answer has the columns of `MemberColumns`."""
     return _ask(_MEMBERS, connection, keys)
 
 
-def ask_classic(connection: sa.Connection, keys: Collection[Key]) -> MemberAnswer:
+def ask_classic(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     """Ask for the members of classic groups; the answer has the columns of `ClassicColumns`."""
     return _ask(_CLASSIC, connection, keys)
 
 
-def ask_owned(connection: sa.Connection, keys: Collection[Key]) -> MemberAnswer:
+def ask_owned(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     """Ask for the partitions that are assigned to the members; the answer has group_id, member_id, topic, partition."""
     return _ask(_OWNED, connection, keys)
 
 
-def ask_classic_members(connection: sa.Connection, keys: Collection[Key]) -> MemberAnswer:
+def ask_classic_members(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     """Ask which of the members exist; the answer has their group_id and member_id."""
     return _ask(_CLASSIC_MEMBERS, connection, keys)
 
@@ -111,9 +100,8 @@ def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> A
     return _CLASSIC_ENDS.ask(connection, {"groups": list(group_ids)})
 
 
-def _ask(query: Prepared, connection: sa.Connection, keys: Collection[Key]) -> MemberAnswer:
-    group_ids, member_ids = ({key[place] for key in keys} for place in (0, 1))
-    return MemberAnswer(query.ask(connection, {"groups": [*group_ids], "members": [*member_ids]}), keys)
+def _ask(query: Prepared, connection: sa.Connection, keys: Collection[Key]) -> Answer:
+    return query.ask(connection, {"members": json.dumps(list(keys))})
 
 
 def renew_sessions(
@@ -155,7 +143,7 @@ _MEMBERS = Prepared(
         GROUP_MEMBER.instance_id, GROUP_MEMBER.epoch_state,
     )
     .join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
-    .where(in_list(GROUP_MEMBER.group_id, "groups"), in_list(GROUP_MEMBER.member_id, "members"))
+    .where(in_pairs(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, "members"))
 )  # fmt: skip
 _CLASSIC = Prepared(
     sa.select(
@@ -165,12 +153,12 @@ _CLASSIC = Prepared(
     )
     .join_from(t.classic_member, t.classic_group, CLASSIC_GROUP.group_id == CLASSIC_MEMBER.group_id)
     .join(t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_MEMBER.group_id)
-    .where(in_list(CLASSIC_MEMBER.group_id, "groups"), in_list(CLASSIC_MEMBER.member_id, "members"))
+    .where(in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, "members"))
 )  # fmt: skip
 _OWNED = Prepared(
     sa.select(
         GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
-    ).where(in_list(GROUP_PARTITION.group_id, "groups"), in_list(GROUP_PARTITION.member_id, "members"))
+    ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, "members"))
 )
 _SESSION_ENDS = Prepared(
     sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))
@@ -192,6 +180,6 @@ _CLASSIC_ENDS = Prepared(
 )
 _CLASSIC_MEMBERS = Prepared(
     sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id).where(
-        in_list(CLASSIC_MEMBER.group_id, "groups"), in_list(CLASSIC_MEMBER.member_id, "members")
+        in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, "members")
     )
 )

@@ -67,6 +67,30 @@ def _in_array(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
     return f"{column} = ANY({values})"
 
 
+class in_pairs(FunctionElement[Any]):  # noqa: N801
+    """Whether two columns have one of the pairs of values of a parameter, which is JSON: [["a", "b"], ...]."""
+
+    inherit_cache = True
+    type = sa.types.NullType()
+
+    def __init__(self, first: sa.ColumnElement[Any], second: sa.ColumnElement[Any], parameter: str) -> None:
+        super().__init__(first, second, sa.bindparam(parameter, type_=sa.Text()))
+
+
+@compiles(in_pairs, "sqlite")
+def _in_json_pairs(element: in_pairs, compiler: SQLCompiler, **options: Any) -> str:
+    first, second, pairs = (compiler.process(part, **options) for part in element.clauses)
+    values = f"SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each({pairs})"
+    return f"({first}, {second}) IN ({values})"
+
+
+@compiles(in_pairs)
+def _in_jsonb_pairs(element: in_pairs, compiler: SQLCompiler, **options: Any) -> str:
+    first, second, pairs = (compiler.process(part, **options) for part in element.clauses)
+    values = f"SELECT value->>0, value->>1 FROM jsonb_array_elements(CAST({pairs} AS jsonb))"
+    return f"({first}, {second}) IN ({values})"
+
+
 class Answer:
     """The answer to a query that has been sent."""
 

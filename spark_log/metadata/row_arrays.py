@@ -3,11 +3,11 @@
 With `executemany`, client and server exchange messages for each row, which takes them most of their time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
-from sqlalchemy.sql import visitors
+from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.compiler import SQLCompiler
 
 _ROWS_MIN = 16
@@ -26,13 +26,19 @@ class ArrayStatement(NamedTuple):
 
 
 def array_statement(statement: sa.ClauseElement, compiled: SQLCompiler) -> ArrayStatement | None:
-    """Return the statement with arrays as parameters, or None for a query and a statement with `in_list`. `compiled` is
-    its form for one row.
+    """Return the statement with arrays as parameters. `compiled` is the statement for one row.
+
+    Return None if it is run row by row: a query, an INSERT with more than values, or a condition other than equality,
+    which PostgreSQL cannot estimate for an array, so that it might read the whole table.
     """
     if not isinstance(statement, sa.Insert | sa.Update | sa.Delete) or not compiled.binds:
         return None
     types: dict[str, sa.types.TypeEngine[Any]] = {name: each.type for name, each in compiled.binds.items()}
-    if any(isinstance(type_, sa.types.TypeDecorator) for type_ in types.values()):
+    if isinstance(statement, sa.Insert):
+        plain = sa.insert(statement.table).compile(dialect=compiled.dialect, column_keys=list(types))
+        if str(plain) != str(compiled):
+            return None
+    elif not all(isinstance(each, sa.BinaryExpression) and each.operator is operators.eq for each in _ands(statement)):
         return None
     for name, type_ in types.items():
         if isinstance(type_, sa.String):
@@ -53,6 +59,12 @@ def array_statement(statement: sa.ClauseElement, compiled: SQLCompiler) -> Array
     for name in of_bytes:  # psycopg's binary form: the text form of bytes is twice as long
         text = text.replace(f"%({name})s", f"%({name})b")
     return ArrayStatement(text, of_bytes)
+
+
+def _ands(statement: sa.Update | sa.Delete) -> Iterable[Any]:
+    """Return the conditions of the WHERE clause, which AND joins."""
+    where = statement.whereclause
+    return where.clauses if isinstance(where, sa.BooleanClauseList) and where.operator is operators.and_ else [where]
 
 
 def as_arrays(statement: ArrayStatement, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

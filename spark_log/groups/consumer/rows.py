@@ -32,6 +32,9 @@ from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 
+_NAMES_MAX = 1_000
+"""The maximum number of names to search for. For more, all topics are read: clients choose how many they use."""
+
 CLASSIC, CONSUMER = "classic", "consumer"
 """The protocols of members."""
 
@@ -301,6 +304,8 @@ def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: M
 
 def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequence[str]) -> None:
     """Delete the members and their assigned partitions."""
+    if not member_ids:
+        return
     for table in (t.group_partition, t.group_member):
         here = (table.c.group_id == group_id, in_list(table.c.member_id, member_ids))
         connection.execute(table.delete().where(*here))
@@ -339,16 +344,19 @@ def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
-_TOPIC_FACTS = Prepared(
-    sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(in_list(TOPIC.name, "names"))
-)
+_ALL_TOPIC_FACTS = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count)
+_TOPIC_FACTS = Prepared(_ALL_TOPIC_FACTS.where(in_list(TOPIC.name, "names")))
 
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
     """Return the topics of these names that exist."""
-    legal = sorted(filter(is_legal, set(names)))
-    rows = _TOPIC_FACTS.rows(connection, {"names": legal}) if legal else ()
-    return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows}
+    legal = set(filter(is_legal, names))
+    rows: Iterable[Any] = ()
+    if len(legal) > _NAMES_MAX:
+        rows = connection.execute(_ALL_TOPIC_FACTS)
+    elif legal:
+        rows = _TOPIC_FACTS.rows(connection, {"names": list(legal)})
+    return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows if name in legal}
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

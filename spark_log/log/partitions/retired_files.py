@@ -65,7 +65,8 @@ def insert_retired(connection: sa.Connection, rows: Sequence[dict[str, Any]]) ->
 
 def make_due(connection: sa.Connection, paths: Sequence[str]) -> None:
     """Let the next clean-up delete these files, however recently they were retired."""
-    connection.execute(t.retired_file.update().where(in_list(RETIRED_FILE.path, paths)).values(retired_ms=DUE_MS))
+    if paths:
+        connection.execute(t.retired_file.update().where(in_list(RETIRED_FILE.path, paths)).values(retired_ms=DUE_MS))
 
 
 def forget_files(

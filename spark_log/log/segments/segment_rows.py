@@ -83,4 +83,5 @@ def delete_segments_above(connection: sa.Connection, key: tuple[int, int], offse
 
 def delete_blobs(connection: sa.Connection, names: Sequence[str]) -> None:
     """Delete the blobs of these inline segments."""
-    connection.execute(t.blob.delete().where(in_list(BLOB.name, names)))
+    if names:
+        connection.execute(t.blob.delete().where(in_list(BLOB.name, names)))

@@ -34,8 +34,10 @@ from spark_log.log.partitions.replication_rules import rewrite
 from spark_log.log.partitions.retired_files import is_fresh, retire_files
 from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.log.records.inline import decode as decode_inline
+from spark_log.log.records.inline import decoded_bytes
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
 from spark_log.log.records.segment_file import SegmentFacts
+from spark_log.log.records.segment_write import ROW_GROUP_BYTES
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
@@ -250,18 +252,22 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
 
 
 def _inline_tables(blobs: Iterable[Slice]) -> Iterator[pa.Table]:
-    """Yield the records of blobs, many blobs in one table: thousands of chunks would cost more than the copy."""
+    """Yield the records of blobs, many blobs in one table: thousands of chunks would cost more than the copy.
+
+    A table has at most ROW_GROUP_BYTES or one blob: Arrow cannot join headers of more than 2 GiB.
+    """
     tables: list[pa.Table] = []
     offsets: list[npt.NDArray[np.int64]] = []
-    count = 0
+    count = size = 0
     for blob in blobs:
         assert blob.data is not None
+        bytes_here = decoded_bytes(blob.data)
+        if tables and (count >= _TABLE_RECORDS or size + bytes_here > ROW_GROUP_BYTES):
+            yield _joined(tables, offsets)
+            tables, offsets, count, size = [], [], 0, 0
         tables.append(decode_inline(blob.data, blob.checksum, blob.record_count))
         offsets.append(np.arange(blob.base_offset, blob.end, dtype=np.int64))
-        count += blob.record_count
-        if count >= _TABLE_RECORDS:
-            yield _joined(tables, offsets)
-            tables, offsets, count = [], [], 0
+        count, size = count + blob.record_count, size + bytes_here
     if tables:
         yield _joined(tables, offsets)
 

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -20,6 +20,7 @@ from spark_log.log.append.companions import Append
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.table_schedule import (
+    PUBLISH_MS,
     Attempts,
     Tail,
     after_round,
@@ -56,7 +57,16 @@ class _Touched:
     has_tails: bool = False
     has_files: bool = False
     appends: int = 0
+    began_s: float = -math.inf
     working: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round of a topic. It is `done` if no due tail or table is left; `seconds` is its time without merges."""
+
+    done: bool
+    seconds: float = 0.0
 
 
 class TableLoop:
@@ -112,7 +122,7 @@ class TableLoop:
                 due_s = now_s
             elif has_files:
                 touched.has_files = True
-                due_s = max(now_s, self._attempts_of(topic).from_s) if self._in_thread else now_s
+                due_s = max(now_s, touched.began_s + PUBLISH_MS / 1000) if self._in_thread else now_s
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
                 touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
@@ -157,23 +167,25 @@ class TableLoop:
             with self._changed:
                 full, has_files, appends = touched.full, touched.has_files, touched.appends
                 touched.full, touched.has_files, touched.due_s = set(), False, math.inf
+                touched.began_s = clock.monotonic_s()
             topic, wait_ms = touched.topic, None
-            done: bool | None = False
-            began_s, cost_ms = clock.monotonic_s(), self._attempts_of(topic).cost_ms or 0.0
+            round_: _Round | None = _Round(done=False)
+            cost_ms = self._attempts_of(topic).cost_ms or 0.0
             try:
                 found, now_ms = self._tails(topic)
                 alone = self._is_alone()
                 due = due_tails(found, topic.config, now_ms, cost_ms) if alone else []
-                done = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
+                round_ = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
                 wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms, cost_ms)
             except (SparkLogError, OSError) as error:
                 logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
             except Exception:  # a bug: the loop goes on with the other topics
                 logger.exception("topic %s: tails not sealed", topic.name)
             with self._changed:
-                attempts = self._attempts_of(topic) if done is None else self._note(topic, began_s, done=done)
-                touched.has_files = touched.has_files or (has_files and done is False)
-                if done is False:
+                attempts = self._note(topic, round_)
+                failed = round_ is not None and not round_.done
+                touched.has_files = touched.has_files or (has_files and failed)
+                if failed:
                     wait_ms = int(1000 * max(0.0, attempts.from_s - clock.monotonic_s()))
                 elif wait_ms is None and touched.appends > appends:
                     wait_ms = look_after_ms(topic.config, cost_ms)
@@ -188,31 +200,34 @@ class TableLoop:
     def _attempts_of(self, topic: Topic) -> Attempts:
         return self._attempts.get(topic.topic_id, Attempts())
 
-    def _note(self, topic: Topic, began_s: float, *, done: bool) -> Attempts:
-        """Note a round of the topic that began at `began_s`."""
-        now_s, before = clock.monotonic_s(), self._attempts_of(topic)
+    def _note(self, topic: Topic, round_: _Round | None) -> Attempts:
+        """Note a round of the topic, or None if there was nothing to do."""
+        attempts = replace(self._attempts_of(topic), failures=0)
+        if round_ is not None:
+            # a failed round does not count with its time: few topics wait for it, mostly none
+            seconds, now_s = round_.seconds if round_.done else 0.0, clock.monotonic_s()
+            before = self._attempts_of(topic)
+            attempts = after_round(before, topic.config, now_s=now_s, seconds=seconds, done=round_.done)
         if len(self._attempts) >= _KNOWN_MAX:
             self._attempts.clear()
-        attempts = after_round(before, topic.config, now_s=now_s, seconds=now_s - began_s, done=done)
         self._attempts[topic.topic_id] = attempts
         return attempts
 
     def _is_alone(self) -> bool:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
-    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> bool | None:
-        """Seal tails and publish; merge small files without a coordinator. Returns False if a tail or table is left,
-        and None if there was nothing to do.
-        """
-        numbers = sorted(partitions)
+    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> _Round | None:
+        """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
+        numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
             done = try_publish(self._cluster, [topic]) and done
         elif not numbers:
             return None
+        outcome = _Round(done, clock.monotonic_s() - began_s)
         if not alone or not sealed or not self._time_is_left():
-            return done
+            return outcome
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
         merged = False
         for number in sorted({*sealed} & {*crowded}):
@@ -224,7 +239,7 @@ class TableLoop:
                     break
         if merged:
             try_publish(self._cluster, [topic])
-        return done
+        return outcome
 
     def _seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail, and return whether it was sealed or there was none."""

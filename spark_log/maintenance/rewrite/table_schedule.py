@@ -11,7 +11,7 @@ CHECK_MS_MIN = 250
 _RESERVE_MS = 2_000
 _RETRY_MS_MIN, _RETRY_MS_MAX_MIN = 1_000, 5_000
 _ROUNDS_TAKE_MAX = 10
-_PUBLISH_MS = 1_000
+PUBLISH_MS = 1_000
 """Least time between two publications of new files of a topic in the background: appends share them."""
 
 
@@ -91,11 +91,11 @@ class Attempts:
 def after_round(before: Attempts, config: TopicConfig, *, now_s: float, seconds: float, done: bool) -> Attempts:
     """Return the attempts of a topic after a round that took `seconds`. A round is `done` if nothing due is left.
 
-    The rounds of a topic are at least _PUBLISH_MS apart. A topic that fails, for example because a replica is lost or
+    The rounds of a topic are at least PUBLISH_MS apart. A topic that fails, for example because a replica is lost or
     an external schema registry does not answer, waits longer and longer, so that it does not delay the others.
     """
     if done:
-        return Attempts(average_cost_ms(before.cost_ms, 1000 * seconds), 0, now_s + _PUBLISH_MS / 1000)
+        return Attempts(average_cost_ms(before.cost_ms, 1000 * seconds), 0, now_s + PUBLISH_MS / 1000)
     wait_ms = retry_after_ms(config, before.failures, 1000 * seconds)
     return Attempts(before.cost_ms, before.failures + 1, now_s + wait_ms / 1000)
 

@@ -9,6 +9,7 @@ from spark_log.errors import NotCoordinatorError
 from spark_log.log.append.write_ids import Writer, release
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite import segment_rewrite
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
@@ -146,3 +147,22 @@ def test_segments_that_are_no_longer_in_the_log_are_not_planned(case):
     case.write()
     assert case.swap()
     assert case.cluster.store.read(lambda c: plan_rewriting(c, case.topic, 0, case.inputs)) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows"), [(None, [7]), ("_TABLE_RECORDS", [3, 3, 1]), ("ROW_GROUP_BYTES", [2, 1, 3, 1])]
+)
+def test_blobs_are_read_in_tables_of_bounded_size(three_brokers, monkeypatch, limit, rows):
+    if limit is not None:
+        monkeypatch.setattr(segment_rewrite, limit, 3)
+    log, topic = ClientLog(three_brokers), create_topic(three_brokers, "t", 1, 3)
+    for values in (["a", "b"], ["c"], ["d", "e", "f"], ["g"]):
+        log.append(topic, [Records(0, table(*values))])
+    tail = three_brokers.store.read(lambda c: segments(c, topic, 0, inline=True))
+    rewriting = three_brokers.store.read(lambda c: plan_rewriting(c, topic, 0, tail))
+    tables = list(segment_rewrite._inline_tables(rewriting.slices))
+    assert b"".join(value for each in tables for value in each.column("value").to_pylist()) == b"abcdefg"
+    assert [offset for each in tables for offset in each.column("offset").to_pylist()] == list(range(7))
+    assert all(column.num_chunks == 1 for each in tables for column in each.columns)
+    assert [each.num_rows for each in tables] == rows
+    log.close()

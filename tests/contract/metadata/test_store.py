@@ -1,6 +1,7 @@
 """The metadata store when processes stop, connections fail and transactions meet; and its clock."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
-from spark_log.metadata.prepared import Prepared, in_list, one_message
+from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import rows_of
@@ -327,3 +328,29 @@ def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):
             text, _ = statement._bound(connection, [{"names": []}])
             plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
             assert any("SEARCH topic USING" in str(step) for step in plan), plan
+
+
+def test_in_pairs_finds_pairs_and_not_their_product_by_the_index(cluster):
+    member = t.group_member
+    texts = ["a", "b", '"', "\\", "ä€"]
+    statement = Prepared(
+        sa.select(member.c.group_id, member.c.member_id).where(in_pairs(member.c.group_id, member.c.member_id, "pairs"))
+    )
+    other = {"client": "", "subscription": "{}", "target": "[]", "until_ms": 0, "clock_epoch": "", "epoch_state": "{}"}
+    rows = [
+        {"group_id": one, "member_id": two, "session_timeout_ms": 1, "generation": 0, "protocol": "classic", **other}
+        for one in texts
+        for two in texts
+    ]
+    cluster.store.transact(lambda c, _: c.execute(t.consumer_group.insert(), [
+        {"group_id": each, "generation": 0, "assignor": "", "topics": "{}"} for each in texts
+    ]))  # fmt: skip
+    cluster.store.transact(lambda c, _: c.execute(member.insert(), rows))
+    pairs = [*zip(texts, reversed(texts), strict=True)]
+    with cluster.store.snapshot() as connection:
+        for some in ([], pairs[:1], pairs, [*pairs, ("a", "no such member")]):
+            assert {*statement.rows(connection, {"pairs": json.dumps(some)})} == {*some} & {*pairs}
+        if cluster.store.sqlite:
+            text, _ = statement._bound(connection, [{"pairs": "[]"}])
+            plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
+            assert any("(group_id=? AND member_id=?)" in str(step) for step in plan), plan
