@@ -159,7 +159,7 @@ def _groups(bodies: Sequence[_Body]) -> list[list[_Body]]:
 
 def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
     if sum(body.header.record_count for body in bodies) <= FEW:
-        return [decode_few(body.data, body.header) for body in bodies]
+        return decode_few([(body.data, body.header) for body in bodies])
     data = b"".join([*(body.data for body in bodies), bytes(WINDOW)])
     ends_of_bodies = list(accumulate(len(body.data) for body in bodies))
     starts: list[int] = []

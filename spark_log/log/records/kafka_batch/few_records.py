@@ -1,6 +1,7 @@
 """Decodes and encodes records one by one, which is faster than array operations for few records."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -10,55 +11,83 @@ from spark_log.log.records.arrow_numpy import binary_array
 from spark_log.log.records.kafka_batch.header import NO_TIMESTAMP, BatchHeader
 from spark_log.log.records.kafka_batch.varint import read_varint, varint
 from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
-from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA
+from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP
 
 Headers = list[tuple[str, bytes | None]]
 
 _MICROSECONDS_MAX = 2**63 - 1
 
 
-def decode_few(data: memoryview | bytes, header: BatchHeader) -> pa.Table | SparkLogError:
-    """Return the decompressed records `data` as a table of RECORD_SCHEMA, or an InvalidRecordError if they are
+@dataclass
+class _Columns:
+    """The fields of records; `times` in microseconds, None without a timestamp."""
+
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    headers: list[Headers | None] = field(default_factory=list)
+    times: list[int | None] = field(default_factory=list)
+
+    def cut(self, count: int) -> None:
+        """Remove all but the first `count` records."""
+        for column in (self.keys, self.values, self.headers, self.times):
+            del column[count:]
+
+    def table(self) -> pa.Table:
+        """Return the records as a table of RECORD_SCHEMA."""
+        no_headers = not any(self.headers)
+        columns = [
+            binary_array(self.keys)[0],
+            binary_array(self.values)[0],
+            pa.nulls(len(self.keys), HEADERS) if no_headers else pa.array(self.headers, HEADERS),
+            pa.array(self.times, pa.int64()).view(TIMESTAMP),
+        ]
+        return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def decode_few(batches: Sequence[tuple[memoryview | bytes, BatchHeader]]) -> list[pa.Table | SparkLogError]:
+    """Return for each batch its decompressed records as a table of RECORD_SCHEMA, or an InvalidRecordError if they are
     malformed.
     """
-    keys: list[bytes | None] = []
-    values: list[bytes | None] = []
-    headers: list[Headers | None] = []
-    times: list[int | None] = []
+    columns = _Columns()
+    parts: list[tuple[int, int] | SparkLogError] = []
+    for data, header in batches:
+        start = len(columns.keys)
+        try:
+            _read(data, header, columns)
+            parts.append((start, header.record_count))
+        except ValueError as error:
+            columns.cut(start)
+            parts.append(InvalidRecordError(f"a malformed record: {error}"))
+    table = columns.table()
+    return [part if isinstance(part, SparkLogError) else table.slice(*part) for part in parts]
+
+
+def _read(data: memoryview | bytes, header: BatchHeader, columns: _Columns) -> None:
+    """Add the records of a batch to the columns. Raises ValueError if they are malformed."""
     at = 0
-    try:
-        for number in range(header.record_count):
-            size, at = read_varint(data, at, len(data))
-            end = at + size
-            if size < 0 or end > len(data):
-                raise ValueError("cut off")
-            delta, at = read_varint(data, at + 1, end)  # after the attributes of the record, which Kafka does not use
-            offset_delta, at = read_varint(data, at, end)
-            if offset_delta != number:
-                raise ValueError("offset deltas do not count from 0")
-            key, at = _bytes(data, at, end)
-            value, at = _bytes(data, at, end)
-            record_headers, at = _headers(data, at, end)
-            if at != end:
-                raise ValueError("a record with another length")
-            time_ms = header.base_timestamp_ms + delta
-            if abs(time_ms) * MICROSECONDS_PER_MILLISECOND > _MICROSECONDS_MAX:
-                raise ValueError("a timestamp beyond int64")
-            keys.append(key)
-            values.append(value)
-            headers.append(record_headers)
-            times.append(None if time_ms == NO_TIMESTAMP else time_ms * MICROSECONDS_PER_MILLISECOND)
-        if at != len(data):
-            raise ValueError("bytes after the last record")
-    except ValueError as error:
-        return InvalidRecordError(f"a malformed record: {error}")
-    columns = [
-        binary_array(keys)[0],
-        binary_array(values)[0],
-        pa.nulls(len(keys), HEADERS) if not any(headers) else pa.array(headers, HEADERS),
-        pa.array(times, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
-    ]
-    return pa.table(columns, schema=RECORD_SCHEMA)
+    for number in range(header.record_count):
+        size, at = read_varint(data, at, len(data))
+        end = at + size
+        if size < 0 or end > len(data):
+            raise ValueError("cut off")
+        delta, at = read_varint(data, at + 1, end)  # after the attributes of the record, which Kafka does not use
+        offset_delta, at = read_varint(data, at, end)
+        if offset_delta != number:
+            raise ValueError("offset deltas do not count from 0")
+        key, at = _bytes(data, at, end)
+        value, at = _bytes(data, at, end)
+        headers, at = _headers(data, at, end)
+        if at != end:
+            raise ValueError("a record with another length")
+        time_ms = header.base_timestamp_ms + delta
+        if abs(time_ms) * MICROSECONDS_PER_MILLISECOND > _MICROSECONDS_MAX:
+            raise ValueError("a timestamp beyond int64")
+        columns.keys.append(key)
+        columns.values.append(value)
+        columns.headers.append(headers)
+        columns.times.append(None if time_ms == NO_TIMESTAMP else time_ms * MICROSECONDS_PER_MILLISECOND)
+    if at != len(data):
+        raise ValueError("bytes after the last record")
 
 
 def _bytes(data: Any, at: int, end: int) -> tuple[bytes | None, int]:

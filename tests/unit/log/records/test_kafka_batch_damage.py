@@ -42,7 +42,7 @@ def batch_of(count):
 
 def model(batch):
     """The outcome of a batch without header faults, record by record."""
-    return outcome(decode_few(memoryview(batch)[HEADER_BYTES:], read_header(memoryview(batch))))
+    return outcome(decode_few([(memoryview(batch)[HEADER_BYTES:], read_header(memoryview(batch)))])[0])
 
 
 def outcome(found):
