@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -153,6 +153,11 @@ bench-real-time: venv java  ## Spark's real-time mode through a gateway beside a
 
 bench-gateway: venv java postgres  ## a gateway for Kafka clients beside a real Kafka broker
 	$(WITH_JAVA) $(PYTHON) -m benchmarks gateway
+
+# DuckLake's extensions for DuckDB, 60 MB, which nothing else needs.
+proof: venv java postgres delta  ## the measurements of docs/proof.md beside Kafka, Spark's connector, Delta and DuckLake
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt duckdb-extension-ducklake duckdb-extension-postgres
+	$(WITH_JAVA) $(PYTHON) -m benchmarks.proof
 
 conformance: venv java  ## test suites of Kafka clients, and Kafka's tools, on a gateway; needs Go
 	$(WITH_JAVA) $(PYTHON) -m scripts.conformance

@@ -1,8 +1,8 @@
 """The clients beside kafka-python and confluent-kafka on a real broker: `make bench-kafka`.
 
-All competitors take turns in one run, on the same machine: spark-log on a SQLite cluster, the others on a Kafka 4.1
-broker with one node. spark-log acknowledges what has been forced to disk. Kafka by default does not wait for the disk;
-with `flush.messages=1` its topic forces every message.
+All competitors take turns in one run, on the same machine: spark-log on a SQLite cluster, with --postgresql for single
+records on PostgreSQL too, the others on a Kafka 4.1 broker with one node. spark-log acknowledges what has been forced
+to disk. Kafka by default does not wait for the disk; with `flush.messages=1` its topic forces every message.
 """
 
 import argparse
@@ -12,20 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import confluent_kafka
 import kafka
 
-from benchmarks.kafka_report import Row, parser, print_rows
+from benchmarks.kafka_report import OURS, Row, parser, percentiles, print_rows
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 
 VALUE_BYTES = 100
+PARTS = ("send", "get", "read", "latency")
 _WARM_UP = 50
 _VALUES = [os.urandom(VALUE_BYTES // 2).hex().encode() for _ in range(1_000)]
 _KEYS = [b"key-%d" % number for number in range(1_000)]
@@ -61,19 +62,22 @@ class Bench:
     def __init__(self, folder: Path, broker: KafkaBroker, arguments: argparse.Namespace) -> None:
         self.address, self.broker, self.rounds = str(folder / "cluster"), broker, arguments.rounds
         self.sends, self.gets, self.messages = arguments.sends, arguments.gets, arguments.messages
-        with Cluster.init(self.address) as cluster:
-            for name, partitions in (("send", 4), ("get", 1), ("read", 1)):
-                create_topic(cluster, name, partitions)
-                broker.create_topic(name, partitions)
-            create_topic(cluster, "latency-spark-log", 1)
+        self.ours = {OURS: self.address}
+        if arguments.postgresql:
+            self.ours[f"{OURS}, PostgreSQL"] = arguments.postgresql
+        topics = {"send": 4, "get": 1, "read": 1}
+        for address in self.ours.values():
+            with Cluster.init(address, log_dir=None if address == self.address else str(folder / "log-dir")) as cluster:
+                for name, partitions in {**topics, "latency-spark-log": 1}.items():
+                    create_topic(cluster, name, partitions)
+        for name, partitions in topics.items():
+            broker.create_topic(name, partitions)
         broker.create_topic("send-flushed", 4, flush_messages=1)
         broker.create_topic("get-flushed", 1, flush_messages=1)
 
-    def measure(self) -> Iterator[Row]:
-        yield from self._send()
-        yield from self._get()
-        yield from self._read()
-        yield from self._latency()
+    def measure(self, parts: Sequence[str]) -> Iterator[Row]:
+        for part in parts:
+            yield from {"send": self._send, "get": self._get, "read": self._read, "latency": self._latency}[part]()
 
     # --- many records, no waiting -----------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class Bench:
 
     def _get(self) -> Iterator[Row]:
         gets: dict[str, Callable[[], list[float]]] = {
-            "spark-log": self._get_ours,
+            **{name: partial(self._get_ours, address) for name, address in self.ours.items()},
             "kafka-python": partial(self._get_kafka_python, "get"),
             "confluent-kafka": partial(self._get_confluent, "get"),
             "kafka-python, fsync": partial(self._get_kafka_python, "get-flushed"),
@@ -126,12 +130,12 @@ class Bench:
         for _ in range(self.rounds):
             for name, get in gets.items():
                 taken[name] += get()
-        shown = {name: _percentiles(seconds) for name, seconds in taken.items()}
+        shown = {name: percentiles(seconds) for name, seconds in taken.items()}
         middles = {name: statistics.median(seconds) for name, seconds in taken.items()}
         yield Row(f"one record of {VALUE_BYTES} bytes, wait for its acknowledgement", shown, middles)
 
-    def _get_ours(self) -> list[float]:
-        with Producer(cluster=self.address) as client:
+    def _get_ours(self, address: str) -> list[float]:
+        with Producer(cluster=address) as client:
             return self._timed(lambda value: client.send("get", value).get())
 
     def _get_kafka_python(self, topic: str) -> list[float]:
@@ -217,8 +221,10 @@ class Bench:
     def _latency(self) -> Iterator[Row]:
         for name in ("latency-kafka-python", "latency-confluent-kafka"):  # each consumer sees its own messages only
             self.broker.create_topic(name, 1)
-        ours = Consumer(cluster=self.address, auto_offset_reset="earliest", enable_auto_commit=False)
-        ours.assign([kafka.TopicPartition("latency-spark-log", 0)])
+        ours = {}
+        for name, address in self.ours.items():
+            ours[name] = Consumer(cluster=address, auto_offset_reset="earliest", enable_auto_commit=False)
+            ours[name].assign([kafka.TopicPartition("latency-spark-log", 0)])
         python = kafka.KafkaConsumer(
             bootstrap_servers=self.broker.address, auto_offset_reset="earliest", enable_auto_commit=False
         )
@@ -233,18 +239,21 @@ class Bench:
             return [record.value for records in consumer.poll(1_000).values() for record in records]
 
         polls: dict[str, tuple[str, Callable[[], list[bytes]]]] = {
-            "spark-log": (self.address, partial(poll, ours)),
+            **{name: (self.ours[name], partial(poll, consumer)) for name, consumer in ours.items()},
             "kafka-python": (self.broker.address, partial(poll, python)),
             "confluent-kafka": (
                 self.broker.address,
                 lambda: [message.value() or b"" for message in confluent.consume(100, 0.001)],
             ),
         }
-        taken = {name: self._latencies(name, address, values) for name, (address, values) in polls.items()}
-        ours.close()
+        taken = {
+            name: self._latencies(name.partition(",")[0], address, values) for name, (address, values) in polls.items()
+        }
+        for consumer in ours.values():
+            consumer.close()
         python.close()
         confluent.close()
-        shown = {name: _percentiles(seconds) for name, seconds in taken.items()}
+        shown = {name: percentiles(seconds) for name, seconds in taken.items()}
         middles = {name: statistics.median(seconds) for name, seconds in taken.items()}
         yield Row("from send to a waiting consumer in another process", shown, middles)
 
@@ -275,23 +284,18 @@ class Bench:
         return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def _percentiles(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
-    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--sends", type=int, default=300_000)
     options.add_argument("--gets", type=int, default=300)
     options.add_argument("--messages", type=int, default=500)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
         KafkaBroker(Path(name)) as broker,
     ):
-        rows = list(Bench(Path(name), broker, arguments).measure())
+        rows = list(Bench(Path(name), broker, arguments).measure(arguments.parts))
     print_rows("clients: spark-log beside Kafka", rows, arguments.json)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +24,28 @@ class Row:
     amounts: dict[str, float]
 
 
+def ratio_to_ours(row: Row, who: str) -> str:
+    """Return how many times as much as spark-log a competitor took, or nothing for spark-log and without it."""
+    return "" if who == OURS or OURS not in row.amounts else f"{row.amounts[who] / row.amounts[OURS]:.2f} x"
+
+
 def parser(about: str | None) -> argparse.ArgumentParser:
     """Options that all comparisons have."""
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--rounds", type=int, default=5)
     found.add_argument("--folder", help="where to work (default: the system's temporary folder)")
     found.add_argument("--json", help="write the results to this file as well")
-    found.add_argument("--postgresql", help="not used: the comparison is of one machine without a database server")
+    found.add_argument(
+        "--postgresql", help="URL of an empty PostgreSQL database, where the comparison has a part for it"
+    )
     return found
+
+
+def percentiles(seconds: Sequence[float]) -> str:
+    """The median and the 99th percentile of times, in ms."""
+    ordered = sorted(seconds)
+    p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
+    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
 
 
 def print_rows(title: str, rows: list[Row], json_file: str | None) -> None:
@@ -40,8 +55,7 @@ def print_rows(title: str, rows: list[Row], json_file: str | None) -> None:
         table.add_column(column)
     for row in rows:
         for number, (who, shown) in enumerate(row.shown.items()):
-            ratio = "" if who == OURS else f"{row.amounts[who] / row.amounts[OURS]:.2f} x"
-            table.add_row(row.what if number == 0 else "", who, shown, ratio)
+            table.add_row(row.what if number == 0 else "", who, shown, ratio_to_ours(row, who))
         table.add_section()
     console = Console()
     console.print(table)

@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,15 +26,16 @@ from rich.console import Console
 from benchmarks.flights import flights_as_json
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
-from spark_log import Producer
+from spark_log import DELTA_SETTINGS, Producer, read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import connector_jars
 
-KAFKA, PARQUET = "Kafka's connector", "Parquet"
+READ_TOPIC, KAFKA, PARQUET = f"{OURS}, read_topic", "Kafka's connector", "Parquet"
 VALUE_BYTES = 100
+PARTS = ("write", "read", "stream", "micro_batch", "bytes")
 
 
 class Bench:
@@ -44,14 +45,15 @@ class Bench:
         self.folder, self.broker, self.arguments, self.console = folder, broker, arguments, console
         self.address = str(folder / "cluster")
         self.cluster = Cluster.init(self.address)
-        self.spark = spark_session(folder, {"spark.jars": connector_jars()})
+        self.spark = spark_session(folder, {**DELTA_SETTINGS, "spark.jars": connector_jars()})
         self.names = iter(f"t{number}" for number in range(10_000))
 
-    def measure(self) -> Iterator[Row]:
+    def measure(self, parts: Sequence[str]) -> Iterator[Row]:
         self._make_input()
-        for part in (self._write, self._read, self._stream, self._micro_batch, self._bytes):
-            self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {part.__name__.strip('_')}")
-            yield from part()
+        for part in parts:
+            self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {part}")
+            measure: Callable[[], Iterator[Row]] = getattr(self, f"_{part}")
+            yield from measure()
         self.spark.stop()
 
     def _write(self) -> Iterator[Row]:
@@ -100,6 +102,7 @@ class Bench:
         self._topic_columns(source).write.option("compression", "zstd").parquet(parquet)
         frames: dict[str, Callable[[], DataFrame]] = {
             OURS: partial(self._ours, "read"),
+            READ_TOPIC: partial(read_topic, self.spark, self.address, "read"),
             KAFKA: partial(self._kafka, "read"),
             PARQUET: partial(self.spark.read.parquet, parquet),
         }
@@ -261,12 +264,13 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--records", type=int, default=2_000_000)
     options.add_argument("--partitions", type=int, default=4)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
         KafkaBroker(Path(name)) as broker,
     ):
-        rows = list(Bench(Path(name), broker, arguments, Console()).measure())
+        rows = list(Bench(Path(name), broker, arguments, Console()).measure(arguments.parts))
     print_rows("Spark: spark-log beside Kafka's connector and Parquet", rows, arguments.json)
 
 

@@ -1,13 +1,15 @@
 """How fresh Delta tables are beside many idle topics, and what they cost. `make bench-tables`.
 
 A cluster has --topics topics with a record each, which their Delta tables list. While all are idle, the CPU time of a
-coordinator process is measured for --idle-seconds, and the same with its table loop all but switched off. Then --active
+coordinator process is measured for --idle-seconds (0: not at all), and the same with its table loop all but switched
+off. Then --active
 topics get four records a second each, from one Producer, for --seconds: ten times a second the age of the oldest record
 is sampled that the Delta table of each of them lacks. The bars: half of the samples are at most 2 s, 95 % at most 4 s,
 all at most 5 s (delta.max.lag.ms); the loop takes at most 1 % of a core while all are idle.
 """
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -17,12 +19,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kafka_report import OURS, Row
 from benchmarks.machine import describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
@@ -33,6 +37,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.delta_lag import delta_lags
 
 RATE = 4
+SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 BARS_S = {"p50": 2.0, "p95": 4.0, "max": 5.0}
 IDLE_BAR_PERCENT = 1.0
 _SETTLE_S = 30
@@ -47,17 +52,39 @@ def main() -> None:
     parser.add_argument("--idle-seconds", type=int, default=60)
     parser.add_argument("--postgresql", help="URL of an empty database [SQLite]")
     parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
+    parser.add_argument("--json", help="write the ages to this file as well")
     arguments = parser.parse_args()
     console = Console()
+    ages: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         for address in filter(None, (f"{name}/cluster", arguments.postgresql)):
             log_dir = None if address.startswith(name) else f"{name}/log-dir"
             with Cluster.init(address, log_dir=log_dir) as cluster:
-                console.print(_measure(cluster, Path(name), arguments))
+                shares, lags_s = _measure(cluster, Path(name), arguments)
+            ages[OURS if cluster.store.sqlite else f"{OURS}, PostgreSQL"] = lags_s
+            console.print(_table(cluster, arguments, lags_s, shares))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps([asdict(age_row(arguments.active, ages))], indent=1))
     console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
 
 
-def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> Table:
+def age_row(topics: int, ages_s: dict[str, list[float]]) -> Row:
+    """Return the ages of the oldest records that tables lack as a row."""
+    shown = {
+        who: ", ".join(f"{name} {part_of(seconds, share):.2f} s" for name, share in SHARES.items())
+        for who, seconds in ages_s.items()
+    }
+    what = f"age of the oldest record that a Delta table lacks, {topics} topics with {RATE} records/s each"
+    return Row(what, shown, {who: part_of(seconds, 0.5) for who, seconds in ages_s.items()})
+
+
+def part_of(samples: list[float], share: float) -> float:
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> tuple[dict[str, float], list[float]]:
+    """Return the shares of a core that a coordinator takes, and samples of the ages of records in seconds."""
     topics = [f"topic-{number}" for number in range(arguments.topics)]
     for topic in topics:
         create_topic(cluster, topic)
@@ -68,10 +95,12 @@ def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> T
     for _ in run_tasks(cluster, ["seal"], now=True):
         pass
     shares: dict[str, float] = {}
-    with _coordinator(cluster, folder, "--setting", "table.loop.poll.ms=3600000") as process:
-        shares["idle, without the table loop"] = _cpu_share(process.pid, arguments.idle_seconds)
+    if arguments.idle_seconds:
+        with _coordinator(cluster, folder, "--setting", "table.loop.poll.ms=3600000") as process:
+            shares["idle, without the table loop"] = _cpu_share(process.pid, arguments.idle_seconds)
     with _coordinator(cluster, folder) as process:
-        shares["idle"] = _cpu_share(process.pid, arguments.idle_seconds)
+        if arguments.idle_seconds:
+            shares["idle"] = _cpu_share(process.pid, arguments.idle_seconds)
         active = topics[: arguments.active]
         stop = threading.Event()
         sender = threading.Thread(target=_send, args=(address, active, stop))
@@ -84,7 +113,7 @@ def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> T
         stop.set()
         sender.join()
         sampler.join()
-    return _table(cluster, arguments, lags_s, shares)
+    return shares, lags_s
 
 
 @contextmanager
@@ -130,17 +159,16 @@ def _sample(cluster: Cluster, topics: list[str], lags_s: list[float], stop: thre
 
 
 def _table(cluster: Cluster, arguments: argparse.Namespace, lags_s: list[float], shares: dict[str, float]) -> Table:
-    store = "SQLite" if cluster.store.address.folder is not None else "PostgreSQL"
+    store = "SQLite" if cluster.store.sqlite else "PostgreSQL"
     table = Table(title=f"{store}: {arguments.topics:,} topics, {arguments.active} active, {RATE} records/s each")
     for column in ("what", "measured", "bar"):
         table.add_column(column)
     for name, share in shares.items():
         bar = f"<= {IDLE_BAR_PERCENT} % more" if name == "idle" else ""
         table.add_row(f"CPU of the coordinator, {name}", f"{100 * share:.1f} %", bar)
-    ordered = sorted(lags_s)
-    for name, part in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)):
-        lag_s = ordered[min(len(ordered) - 1, int(part * len(ordered)))]
-        table.add_row(f"age of the oldest record not in the table, {name}", f"{lag_s:.2f} s", f"<= {BARS_S[name]} s")
+    for name, share in SHARES.items():
+        lag = f"{part_of(lags_s, share):.2f} s"
+        table.add_row(f"age of the oldest record not in the table, {name}", lag, f"<= {BARS_S[name]} s")
     return table
 
 

@@ -11,9 +11,7 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.compiler import SQLCompiler
 
 _ROWS_MIN = 16
-"""The number of rows from which arrays are used. The text of such a statement is longer, and is parsed again if the
-numbers of a column need another size.
-"""
+"""The number of rows from which arrays are used. With fewer, the longer text of the statement costs more."""
 _BYTES_MAX = 1_024
 """The average length of a row's bytes up to which arrays are used: the server copies arrays of longer ones."""
 

@@ -75,9 +75,8 @@ def test_many_rows_are_changed_as_one_row_at_a_time_would_be(store, count, size)
     assert rows(store) == [row for row in expected.values() if {"which": row[0], "text": row[2]} not in gone]
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)  # SQLite does not limit the length of text
 def test_a_text_that_is_too_long_is_refused_and_not_cut(store):
-    if store.sqlite:
-        pytest.skip("SQLite does not limit the length of text")
     some = [{"key": key, "number": 0, "text": "123456789", "flag": True, "data": b""} for key in range(20)]
     with pytest.raises(MetadataStoreError, match="too long"):
         store.transact(lambda c, _: INSERT.run(c, some))
