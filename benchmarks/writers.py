@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, help="append this many batches in each transaction, in one process")
     parser.add_argument("--partitions", type=int, default=632, help="the partitions of --batches; default: 632")
     parser.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
+    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
     parser.add_argument("--json", help="write the medians of --batches to this file as well")
     arguments = parser.parse_args()
     report = Table(title=f"Appends of one record: {describe_machine()}", title_justify="left")
@@ -56,7 +57,7 @@ def main() -> int:
     for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
         if store == "PostgreSQL" and url is None:
             continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
             address = url or f"{folder}/cluster"
             with Cluster.init(address, log_dir=str(Path(folder, "log-dir"))) as cluster:
                 create_topic(cluster, "t", partitions, configs={"inline.tail.bytes": "67108864"})
