@@ -20,7 +20,6 @@ from spark_log.log.append.companions import Append
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.table_schedule import (
-    PUBLISH_MS,
     Attempts,
     Tail,
     after_round,
@@ -57,7 +56,6 @@ class _Touched:
     has_tails: bool = False
     has_files: bool = False
     appends: int = 0
-    began_s: float = -math.inf
     working: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -66,7 +64,7 @@ class _Round:
     """A round of a topic. It is `done` if no due tail or table is left; `seconds` is its time without merges."""
 
     done: bool
-    seconds: float = 0.0
+    seconds: float
 
 
 class TableLoop:
@@ -122,7 +120,7 @@ class TableLoop:
                 due_s = now_s
             elif has_files:
                 touched.has_files = True
-                due_s = max(now_s, touched.began_s + PUBLISH_MS / 1000) if self._in_thread else now_s
+                due_s = max(now_s, self._attempts_of(topic).from_s) if self._in_thread else now_s
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
                 touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
@@ -167,20 +165,21 @@ class TableLoop:
             with self._changed:
                 full, has_files, appends = touched.full, touched.has_files, touched.appends
                 touched.full, touched.has_files, touched.due_s = set(), False, math.inf
-                touched.began_s = clock.monotonic_s()
             topic, wait_ms = touched.topic, None
-            round_: _Round | None = _Round(done=False)
-            cost_ms = self._attempts_of(topic).cost_ms or 0.0
+            round_: _Round | None = None
+            began_s, cost_ms = clock.monotonic_s(), self._attempts_of(topic).cost_ms or 0.0
             try:
                 found, now_ms = self._tails(topic)
                 alone = self._is_alone()
                 due = due_tails(found, topic.config, now_ms, cost_ms) if alone else []
                 round_ = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
                 wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms, cost_ms)
-            except (SparkLogError, OSError) as error:
-                logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
-            except Exception:  # a bug: the loop goes on with the other topics
-                logger.exception("topic %s: tails not sealed", topic.name)
+            except Exception as error:
+                round_ = _Round(done=False, seconds=clock.monotonic_s() - began_s)
+                if isinstance(error, SparkLogError | OSError):
+                    logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
+                else:  # a bug: the loop goes on with the other topics
+                    logger.exception("topic %s: tails not sealed", topic.name)
             with self._changed:
                 attempts = self._note(topic, round_)
                 failed = round_ is not None and not round_.done
@@ -189,6 +188,8 @@ class TableLoop:
                     wait_ms = int(1000 * max(0.0, attempts.from_s - clock.monotonic_s()))
                 elif wait_ms is None and touched.appends > appends:
                     wait_ms = look_after_ms(topic.config, cost_ms)
+                if self._in_thread and not touched.full:  # appends during the round have made the next one due
+                    touched.due_s = max(touched.due_s, attempts.from_s)
                 touched.has_tails = wait_ms is not None and topic.config.delta_max_lag_ms >= 0
                 if wait_ms is not None and touched.has_tails:
                     touched.due_s = min(touched.due_s, clock.monotonic_s() + wait_ms / 1000)
@@ -202,12 +203,10 @@ class TableLoop:
 
     def _note(self, topic: Topic, round_: _Round | None) -> Attempts:
         """Note a round of the topic, or None if there was nothing to do."""
-        attempts = replace(self._attempts_of(topic), failures=0)
+        before, now_s = self._attempts_of(topic), clock.monotonic_s()
+        attempts = replace(before, failures=0)
         if round_ is not None:
-            # a failed round does not count with its time: few topics wait for it, mostly none
-            seconds, now_s = round_.seconds if round_.done else 0.0, clock.monotonic_s()
-            before = self._attempts_of(topic)
-            attempts = after_round(before, topic.config, now_s=now_s, seconds=seconds, done=round_.done)
+            attempts = after_round(before, topic.config, now_s=now_s, seconds=round_.seconds, done=round_.done)
         if len(self._attempts) >= _KNOWN_MAX:
             self._attempts.clear()
         self._attempts[topic.topic_id] = attempts

@@ -392,7 +392,10 @@ def test_a_long_partition_does_not_delay_the_others(cluster, log, consume):
     consumer = consume(max_poll_records=10)
     consumer.assign([P0, P1])
     consumer.poll(SOON_MS)
+    changes = consumer._polling.cluster.store.changes
+    seen = changes.current()
     append(log, "t", "late", partition=1)
+    assert changes.wait(seen, SOON_MS / 1000)  # on PostgreSQL a thread tells of it, which polls do not wait for
     while P1 not in consumer.poll(SOON_MS):
         assert consumer.position(P0) < 10_000
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,21 @@ began.wait()
 
 def test_exit_of_the_program_waits_for_a_running_seal(tmp_path):
     assert output_of(CLOSING, tmp_path / "cluster") == "published\n"
+
+
+@sqlite_only
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_of_a_topic_are_published_at_most_once_a_second(cluster, busy_log, monkeypatch, fails):
+    times_s, publish = [], table_loop.try_publish
+
+    def try_publish(*arguments):
+        times_s.append(clock.monotonic_s())
+        return publish(*arguments) and not fails
+
+    monkeypatch.setattr(table_loop, "try_publish", try_publish)
+    topic = make(cluster, "t", inline_max_bytes="0")
+    end_s = clock.monotonic_s() + 2.2
+    while clock.monotonic_s() < end_s:
+        append(busy_log, topic, "x")
+    waits_s = [later - earlier for earlier, later in pairwise(times_s)]
+    assert times_s and all(wait_s >= (2.0 if fails else 1.0) for wait_s in waits_s), waits_s

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError, InvalidRecordError
 from spark_log.log.records.inline import InlineBlob, decode, encode, slice_batches
-from spark_log.log.records.schema import TimestampType, read_schema
+from spark_log.log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP, TimestampType, read_schema
 from tests.unit.log.records.strategies import as_read, example_table, record_tables, table_of
 
 
@@ -106,3 +106,23 @@ def test_what_cannot_be_encoded() -> None:
         encode(table_of([(b"k", b"v", None, None)]))
     with pytest.raises(InvalidRecordError, match="columns"):
         encode(pa.table({"value": [b"v"]}))
+
+
+def test_a_blob_of_a_slice_has_no_bytes_of_its_neighbours() -> None:
+    """The slices of a table may be the records of different clients, for different topics."""
+    texts = [xxhash.xxh64_hexdigest(b"%d" % number).encode()[: 4 + number % 12] for number in range(200)]
+    columns = [
+        pa.array([None if number % 3 else text for number, text in enumerate(texts)], pa.binary()),
+        pa.array(texts, pa.binary()),
+        pa.array([[("h", text)] if number % 5 == 0 else None for number, text in enumerate(texts)], HEADERS),
+        pa.array(range(200), TIMESTAMP),
+    ]
+    whole = pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
+    for start in range(0, 200, 7):
+        part = whole.slice(start, 3)
+        blob = encode(part, "none")
+        assert read(blob).to_pylist() == part.to_pylist()
+        for number, text in enumerate(texts):
+            assert start <= number < start + 3 or text not in blob.data, (start, number)
+        chunks = pa.concat_tables([whole.slice(start, 1), whole.slice(start + 1, 2)])
+        assert encode(chunks, "none").data == blob.data
