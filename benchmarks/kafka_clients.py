@@ -241,14 +241,12 @@ class Bench:
         polls: dict[str, tuple[str, Callable[[], list[bytes]]]] = {
             **{name: (self.ours[name], partial(poll, consumer)) for name, consumer in ours.items()},
             "kafka-python": (self.broker.address, partial(poll, python)),
-            "confluent-kafka": (
-                self.broker.address,
-                lambda: [message.value() or b"" for message in confluent.consume(100, 0.001)],
-            ),
+            "confluent-kafka": (self.broker.address, partial(poll_confluent, confluent)),
         }
-        taken = {
-            name: self._latencies(name.partition(",")[0], address, values) for name, (address, values) in polls.items()
-        }
+        taken: dict[str, list[float]] = {name: [] for name in polls}
+        for _ in range(self.rounds):
+            for name, (address, values) in polls.items():
+                taken[name] += self._latencies(name.partition(",")[0], address, values)
         for consumer in ours.values():
             consumer.close()
         python.close()
@@ -282,6 +280,11 @@ class Bench:
                 if number:
                     taken[name].append(time.perf_counter() - began)
         return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def poll_confluent(consumer: confluent_kafka.Consumer) -> list[bytes]:
+    message = consumer.poll(1.0)
+    return [] if message is None else [message.value() or b""]
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ class Row:
     amounts: dict[str, float]
 
 
-def ratio_to_ours(row: Row, who: str) -> str:
+def ratio_to_ours(row: Row, who: str, ours: str = OURS) -> str:
     """Return how many times as much as spark-log a competitor took, or nothing for spark-log and without it."""
-    return "" if who == OURS or OURS not in row.amounts else f"{row.amounts[who] / row.amounts[OURS]:.2f} x"
+    return "" if who == ours or ours not in row.amounts else f"{row.amounts[who] / row.amounts[ours]:.2f} x"
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:

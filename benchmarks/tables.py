@@ -60,21 +60,21 @@ def main() -> None:
         for address in filter(None, (f"{name}/cluster", arguments.postgresql)):
             log_dir = None if address.startswith(name) else f"{name}/log-dir"
             with Cluster.init(address, log_dir=log_dir) as cluster:
-                shares, lags_s = _measure(cluster, Path(name), arguments)
-            ages[OURS if cluster.store.sqlite else f"{OURS}, PostgreSQL"] = lags_s
-            console.print(_table(cluster, arguments, lags_s, shares))
+                shares, samples_s = _measure(cluster, Path(name), arguments)
+            ages[OURS if cluster.store.sqlite else f"{OURS}, PostgreSQL"] = [max(lags_s) for lags_s in samples_s]
+            console.print(_table(cluster, arguments, [lag_s for lags_s in samples_s for lag_s in lags_s], shares))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps([asdict(age_row(arguments.active, ages))], indent=1))
     console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
 
 
 def age_row(topics: int, ages_s: dict[str, list[float]]) -> Row:
-    """Return the ages of the oldest records that tables lack as a row."""
+    """Return samples of the age of the oldest record of all topics that its table lacks as a row."""
     shown = {
         who: ", ".join(f"{name} {part_of(seconds, share):.2f} s" for name, share in SHARES.items())
         for who, seconds in ages_s.items()
     }
-    what = f"age of the oldest record that a Delta table lacks, {topics} topics with {RATE} records/s each"
+    what = f"age of the oldest record of {topics} topics, with {RATE} records/s each, that its Delta table lacks"
     return Row(what, shown, {who: part_of(seconds, 0.5) for who, seconds in ages_s.items()})
 
 
@@ -83,8 +83,12 @@ def part_of(samples: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> tuple[dict[str, float], list[float]]:
-    """Return the shares of a core that a coordinator takes, and samples of the ages of records in seconds."""
+def _measure(
+    cluster: Cluster, folder: Path, arguments: argparse.Namespace
+) -> tuple[dict[str, float], list[list[float]]]:
+    """Return the shares of a core that a coordinator takes, and samples of the lags of all tables that lack a record,
+    in seconds.
+    """
     topics = [f"topic-{number}" for number in range(arguments.topics)]
     for topic in topics:
         create_topic(cluster, topic)
@@ -106,14 +110,14 @@ def _measure(cluster: Cluster, folder: Path, arguments: argparse.Namespace) -> t
         sender = threading.Thread(target=_send, args=(address, active, stop))
         sender.start()
         time.sleep(10)  # the first round of each topic opens its table
-        lags_s: list[float] = []
-        sampler = threading.Thread(target=_sample, args=(cluster, active, lags_s, stop))
+        samples_s: list[list[float]] = []
+        sampler = threading.Thread(target=_sample, args=(cluster, active, samples_s, stop))
         sampler.start()
         shares["active"] = _cpu_share(process.pid, arguments.seconds)
         stop.set()
         sender.join()
         sampler.join()
-    return shares, lags_s
+    return shares, samples_s
 
 
 @contextmanager
@@ -149,13 +153,14 @@ def _send(address: str, topics: list[str], stop: threading.Event) -> None:
             producer.send(random.choice(topics), os.urandom(100))
 
 
-def _sample(cluster: Cluster, topics: list[str], lags_s: list[float], stop: threading.Event) -> None:
-    """Add the lag of each of these topics' tables that lacks a record, ten times a second."""
+def _sample(cluster: Cluster, topics: list[str], samples_s: list[list[float]], stop: threading.Event) -> None:
+    """Add the lags of those of these topics' tables that lack a record, ten times a second."""
     ids = [topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, topics)).values()]
     while not stop.wait(0.1):
         lags = cluster.store.read(lambda c: delta_lags(c, ids))
         now_ms = cluster.store.now().wall_ms
-        lags_s += [max(0, now_ms - lag.oldest_ms) / 1000 for lag in lags.values()]
+        if lags:
+            samples_s.append([max(0, now_ms - lag.oldest_ms) / 1000 for lag in lags.values()])
 
 
 def _table(cluster: Cluster, arguments: argparse.Namespace, lags_s: list[float], shares: dict[str, float]) -> Table:

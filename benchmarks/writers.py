@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
     parser.add_argument("--json", help="write the medians of --batches to this file as well")
     arguments = parser.parse_args()
+    if arguments.json and arguments.batches is None:
+        parser.error("--json needs --batches")
     report = Table(title=f"Appends of one record: {describe_machine()}", title_justify="left")
     partitions = max(arguments.processes) if arguments.batches is None else arguments.partitions
     medians_s: dict[str, float] = {}
