@@ -275,6 +275,7 @@ def test_after_a_truncation_the_table_has_no_lost_record(tables):
     assert truncation.start_offset == 1
     tables.append("B")
     tables.append("C")
+    tables.log._followers.close(10)  # it would copy to broker 1 as soon as that is back
     tables.sql(t.log_dir.update().values(online=True))
     version = tables.delta(1).version()
     tables.publish()
