@@ -16,6 +16,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kafka_report import percentiles
 from benchmarks.machine import describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
@@ -55,13 +56,6 @@ def rate(found: tuple[float, float, float]) -> str:
     """Records a second."""
     middle, least, most = found
     return f"{middle:,.0f}/s ({least:,.0f} to {most:,.0f})"
-
-
-def percentiles(seconds: list[float]) -> str:
-    """p50 and p99 in milliseconds."""
-    ordered = sorted(seconds)
-    p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
-    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
 
 
 def measure(bench: Bench) -> Iterator[Row]:

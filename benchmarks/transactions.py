@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 import pyarrow as pa
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from benchmarks.producer import Row, percentiles, report
+from benchmarks.kafka_report import percentiles
+from benchmarks.producer import Row, report
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import Server
-from benchmarks.kafka_report import OURS, Row
+from benchmarks.kafka_report import OURS, Row, percentiles
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
 from spark_log.cluster.cluster import Cluster
@@ -93,16 +93,10 @@ def measure(address: str, folder: Path, arguments: argparse.Namespace) -> Iterat
         rate = len(latencies_s) / arguments.seconds
         first = first or rate
         row = {"processes": f"{count}", "appends/s": f"{rate:,.0f}", "of one process": f"{rate / first:.2f} x"}
-        row |= percentiles(latencies_s)
+        row["latency"] = percentiles(latencies_s)
         if cpu_s is not None:
             row["gateway's CPU an append"] = f"{1000 * cpu_s / len(latencies_s):.2f} ms"
         yield row
-
-
-def percentiles(latencies_s: list[float]) -> dict[str, str]:
-    ordered = sorted(latencies_s)
-    p50, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
-    return {"p50": f"{1000 * p50:.1f} ms", "p99": f"{1000 * p99:.1f} ms"}
 
 
 # Processes that append themselves ------------------------------------------------------------------------------------
@@ -194,7 +188,8 @@ def measure_batches(address: str, arguments: argparse.Namespace) -> tuple[dict[s
                 latencies_s.append(time.perf_counter() - began_s)
                 cpu_s.append(time.process_time() - cpu_before_s)
         row = {"batches": f"{arguments.batches:,}", "partitions": f"{arguments.partitions:,}"}
-        row |= percentiles(latencies_s) | {"client's CPU": f"{1000 * statistics.median(cpu_s):.1f} ms"}
+        row["latency"] = percentiles(latencies_s)
+        row["client's CPU"] = f"{1000 * statistics.median(cpu_s):.1f} ms"
         log.stop_sealing()
         log.close()
     return row, statistics.median(latencies_s)

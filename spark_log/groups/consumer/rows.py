@@ -307,8 +307,8 @@ def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequenc
     if not member_ids:
         return
     for table in (t.group_partition, t.group_member):
-        here = (table.c.group_id == group_id, in_list(table.c.member_id, member_ids))
-        connection.execute(table.delete().where(*here))
+        members = (table.c.group_id == group_id, in_list(table.c.member_id, member_ids))
+        connection.execute(table.delete().where(*members))
 
 
 def revoke_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:

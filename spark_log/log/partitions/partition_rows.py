@@ -217,8 +217,8 @@ def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
     """Record that everything appended to these partitions so far is on disk once this transaction has committed."""
     lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
     for topic_id, numbers in by_topic(keys).items():
-        here = (PARTITION.topic_id == topic_id) & in_list(PARTITION.partition, numbers)
-        connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
+        partitions = (PARTITION.topic_id == topic_id) & in_list(PARTITION.partition, numbers)
+        connection.execute(t.partition.update().where(partitions).values(recovery_point=PARTITION.log_end_offset))
 
 
 _COUNT = bindparam("count", type_=sa.BigInteger)

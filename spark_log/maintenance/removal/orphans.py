@@ -156,8 +156,8 @@ def _needed(
         return None
     names: set[tuple[int, str]] = set()
     for c in (SEGMENT, TRANSACTION_SEGMENT):
-        here = (c.topic_id == topic_id, in_list(c.partition, numbers))
-        query = sa.select(c.partition, c.name).where(*here, ~c.inline)
+        partitions = (c.topic_id == topic_id, in_list(c.partition, numbers))
+        query = sa.select(c.partition, c.name).where(*partitions, ~c.inline)
         names.update((number, name) for number, name in connection.execute(query))
     retired = sa.select(RETIRED_FILE.partition, RETIRED_FILE.path).where(
         RETIRED_FILE.topic_id == topic_id, in_list(RETIRED_FILE.partition, numbers)

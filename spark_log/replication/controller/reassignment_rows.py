@@ -105,8 +105,8 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
     """Return the running reassignments of these partitions."""
     found: dict[Key, Reassignment] = {}
     for topic_id, numbers in by_topic(keys).items():
-        here = (REASSIGNMENT.topic_id == topic_id) & in_list(REASSIGNMENT.partition, numbers)
-        for row in connection.execute(sa.select(t.reassignment).where(here)):
+        partitions = (REASSIGNMENT.topic_id == topic_id) & in_list(REASSIGNMENT.partition, numbers)
+        for row in connection.execute(sa.select(t.reassignment).where(partitions)):
             found[row.topic_id, row.partition] = _reassignment_of(row)
     return found
 
