@@ -15,7 +15,6 @@ SQLite runs each statement at once.
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -23,6 +22,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from spark_log.metadata.pipeline import execute_many, pipeline
 from spark_log.metadata.row_arrays import ArrayStatement, array_statement, as_arrays
 
 _Row = tuple[Any, ...]
@@ -148,6 +148,8 @@ class Prepared:
             cursor = driver.cursor()
             if len(bound) == 1:
                 cursor.execute(text, bound[0])
+            elif connection.dialect.name == "postgresql":
+                execute_many(driver, cursor, text, bound)
             else:
                 cursor.executemany(text, bound)
         except connection.dialect.loaded_dbapi.Error as error:
@@ -181,31 +183,16 @@ def _value(value: Any) -> Any:
 @contextlib.contextmanager
 def one_message(connection: sa.Connection) -> Iterator[None]:
     """Send the prepared statements of the block to PostgreSQL together. The block must not execute statements through
-    SQLAlchemy.
+    SQLAlchemy. After a failed statement, the following ones are not run.
     """
     if connection.dialect.name != "postgresql":
         yield
         return
-    driver: Any = connection.connection.dbapi_connection
     try:
-        with driver.pipeline() as pipeline:  # after a failed statement, the following ones are not run
-            pipeline._exit_gen = partial(_end_with_sync, pipeline)
+        with pipeline(connection.connection.dbapi_connection):
             yield
     except connection.dialect.loaded_dbapi.Error as error:
         raise as_sqlalchemy(connection, "statements sent together", error) from error
-
-
-def _end_with_sync(pipeline: Any) -> Iterator[Any]:
-    """End psycopg's pipeline as psycopg does, but without the Flush message after Sync.
-
-    After a Flush, PostgreSQL does not count idle_in_transaction_session_timeout, so a process that is stopped at that
-    moment would keep its locks.
-    """
-    try:
-        pipeline._enqueue_sync()
-        yield from pipeline._communicate_gen()
-    finally:
-        yield from pipeline._fetch_gen(flush=False)
 
 
 class LastChanges:

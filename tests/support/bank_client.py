@@ -1,6 +1,6 @@
 """A process that makes transfers in the bank (see `tests.support.bank`).
 
-    python -m tests.support.bank_client CLUSTER NAME COUNT TIMEOUT_MS PAUSE_AT LIFE...
+    python -m tests.support.bank_client CLUSTER NAME COUNT PAUSE_AT LIFE...
 
 It continues after its last transfer until COUNT transfers are made, prints `done NAME-N` after each, and sometimes
 aborts a transfer, which must never be visible. In transfer PAUSE_AT (-1: none), with pending records, it prints
@@ -117,16 +117,16 @@ class Client:
 
 
 @contextmanager
-def at_work(cluster: Cluster, address: str, name: str, timeout_ms: int, pause_at: int = -1) -> Iterator[Client]:
+def at_work(cluster: Cluster, address: str, name: str, pause_at: int = -1) -> Iterator[Client]:
     """A client whose producer has not called init_transactions yet."""
     transactional_id = group_of(name)
-    with Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms) as producer:
+    with Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=600_000) as producer:
         yield Client(cluster, producer, name, pause_at)
 
 
-def main(address: str, name: str, count: int, timeout_ms: int, pause_at: int, lives: list[str]) -> None:
+def main(address: str, name: str, count: int, pause_at: int, lives: list[str]) -> None:
     def work(under_way: Callable[[], None]) -> None:
-        with Cluster.open(address) as cluster, at_work(cluster, address, name, timeout_ms, pause_at) as client:
+        with Cluster.open(address) as cluster, at_work(cluster, address, name, pause_at) as client:
             client.producer.init_transactions()
             under_way()
             client.work(count)
@@ -135,5 +135,5 @@ def main(address: str, name: str, count: int, timeout_ms: int, pause_at: int, li
 
 
 if __name__ == "__main__":
-    _, address, name, count, timeout_ms, pause_at, *lives = sys.argv
-    main(address, name, int(count), int(timeout_ms), int(pause_at), lives)
+    _, address, name, count, pause_at, *lives = sys.argv
+    main(address, name, int(count), int(pause_at), lives)

@@ -25,6 +25,7 @@ from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.connections import sqlite_connections
 from spark_log.metadata.connections.server_identity import ask_server
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
+from spark_log.metadata.pipeline import execute_many
 from spark_log.metadata.prepared import LastChanges, Prepared
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
     @event.listens_for(engine, "do_connect")
     def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
         return hosts.connect(*arguments, **parameters)
+
+    @event.listens_for(engine, "do_executemany")
+    def in_our_pipeline(cursor: Any, text: str, parameters: Any, _context: Any) -> bool:
+        execute_many(cursor.connection, cursor, text, parameters)
+        return True
 
     @event.listens_for(engine, "connect")
     def check(connection: Any, record: Any) -> None:

@@ -25,8 +25,6 @@ from tests.support.power_cut import Unforced
 from tests.support.producing import change
 from tests.support.replicas import every_replica_is_whole
 
-LONG_MS = 60_000
-
 BUSY = ClusterSettings(
     transaction_abort_interval_ms=200,
     table_loop_poll_ms=500,
@@ -45,9 +43,9 @@ class Clients:
         self.address = address
         self.started = []
 
-    def __call__(self, name, count, *lives, timeout_ms=LONG_MS, pause_at=-1):
+    def __call__(self, name, count, *lives, pause_at=-1):
         module = "tests.support.bank_client"
-        self.started.append(Child(module, self.address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
+        self.started.append(Child(module, self.address, name, count, pause_at, *(lives or ("on",))))
         return self.started[-1]
 
     def done(self):
@@ -102,6 +100,13 @@ def state_of(cluster, client):
     return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
 
 
+def let_time_out(cluster, client):
+    """Its open transaction is one that has been open for longer than its client allowed."""
+    query = sa.select(t.producer.c.producer_id).where(t.producer.c.transactional_id == group_of(client))
+    its_own = t.transaction.c.producer_id.in_(query)
+    change(cluster, t.transaction.update().where(its_own).values(until_ms=0))
+
+
 FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort", "begin", "send")]
 
 
@@ -111,16 +116,15 @@ def test_transfers_are_atomic_when_clients_are_stopped_with_an_open_transaction(
     with (
         Coordinator(cluster, settings=BUSY),
         Auditor(cluster, ["late", "old", "both"], clients.done) as auditor,
-        at_work(cluster, cluster_address, "old", LONG_MS) as heir_of_old,
-        at_work(cluster, cluster_address, "both", LONG_MS) as heir_of_both,
+        at_work(cluster, cluster_address, "old") as heir_of_old,
+        at_work(cluster, cluster_address, "both") as heir_of_both,
     ):
-        late = clients("late", 4, timeout_ms=1_000, pause_at=2)
-        both = clients("both", 4, timeout_ms=1_000, pause_at=2)
-        old = clients("old", 4, pause_at=2)
-        stopped = [late, both, old]
+        late, both, old = stopped = [clients(name, 4, pause_at=2) for name in ("late", "both", "old")]
         for client in stopped:
             client.waits_for(lambda child: child.printed("paused"))
             client.stop(cluster.store)
+        for name in ("late", "both"):
+            let_time_out(cluster, name)
         until(lambda: state_of(cluster, "late") == state_of(cluster, "both") == "CompleteAbort", cluster.store)
         assert state_of(cluster, "old") == "Ongoing"
         heirs = [heir_of_old, heir_of_both]
@@ -182,8 +186,8 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
     with (
         Coordinator(cluster, settings=BUSY),
         Auditor(cluster, ["a", "b", "c"], clients.done) as auditor,
-        at_work(cluster, address, "b", LONG_MS) as b,
-        at_work(cluster, address, "c", LONG_MS) as c,
+        at_work(cluster, address, "b") as b,
+        at_work(cluster, address, "c") as c,
     ):
         a = clients("a", COUNT, *AT_RANDOM, "on")
         for name, client in (("b", b), ("c", c)):

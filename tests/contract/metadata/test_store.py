@@ -116,11 +116,11 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, together):
+@pytest.mark.parametrize("last", ["a statement", "one message", "several rows", "several rows by SQLAlchemy"])
+def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, last):
     """The server ends its transaction; here after 50 ms instead of the usual 10 s of our connections.
 
-    `together`: its last statement was sent in a pipeline, and took longer than sending it.
+    `last`: what it did last. All but a statement are sent in a pipeline, and take longer than sending it.
     """
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
@@ -128,19 +128,24 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
     assert store.read(lambda connection: connection.execute(setting).scalar_one()) == "10s"
     here = t.partition.c.topic_id == topic.topic_id
     change = t.partition.update().where(here).values(change=t.partition.c.change + 1)
+    slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
     other = threading.Thread(target=lambda: store.transact(lambda connection, _: connection.execute(change)))
 
     def stopped(connection, attempt):
         connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
-        with one_message(connection) if together else contextlib.nullcontext():
-            Prepared(sa.text("UPDATE partition SET change = change + 1 FROM pg_sleep(0.1)")).run(connection, [{}])
+        rows = [{"seconds": 0.1}] * (2 if last.startswith("several") else 1)
+        if last.endswith("SQLAlchemy"):
+            connection.execute(slow, rows)
+        else:
+            with one_message(connection) if last == "one message" else contextlib.nullcontext():
+                Prepared(slow).run(connection, rows)
         if attempt.number == 0:
             other.start()
             other.join(timeout=60)  # it gets the lock only when the server has ended our transaction
         return connection.execute(change).rowcount, attempt.number
 
     assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
-    assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 3
+    assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
