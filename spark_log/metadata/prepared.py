@@ -22,7 +22,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from spark_log.metadata.pipeline import execute_many, pipeline
 from spark_log.metadata.row_arrays import ArrayStatement, array_statement, as_arrays
 
 _Row = tuple[Any, ...]
@@ -148,8 +147,6 @@ class Prepared:
             cursor = driver.cursor()
             if len(bound) == 1:
                 cursor.execute(text, bound[0])
-            elif connection.dialect.name == "postgresql":
-                execute_many(driver, cursor, text, bound)
             else:
                 cursor.executemany(text, bound)
         except connection.dialect.loaded_dbapi.Error as error:
@@ -189,7 +186,8 @@ def one_message(connection: sa.Connection) -> Iterator[None]:
         yield
         return
     try:
-        with pipeline(connection.connection.dbapi_connection):
+        driver: Any = connection.connection.dbapi_connection
+        with driver.pipeline():
             yield
     except connection.dialect.loaded_dbapi.Error as error:
         raise as_sqlalchemy(connection, "statements sent together", error) from error

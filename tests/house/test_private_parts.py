@@ -4,15 +4,12 @@ import re
 import tomllib
 from pathlib import Path
 
-import psycopg
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = [
-    # psycopg sends Flush after the Sync that ends a pipeline, which stops idle_in_transaction_session_timeout
-    *[("psycopg", psycopg.Pipeline, name) for name in ("_enqueue_sync", "_communicate_gen", "_fetch_gen", "_exit_gen")],
     # its public encode and decode know neither the limits of a request nor the fields of a message
     ("kafka-python", MetadataRequest, "_struct"),
     ("kafka-python", MetadataRequest(), "_header"),

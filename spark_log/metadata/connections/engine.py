@@ -25,7 +25,6 @@ from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.connections import sqlite_connections
 from spark_log.metadata.connections.server_identity import ask_server
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
-from spark_log.metadata.pipeline import execute_many
 from spark_log.metadata.prepared import LastChanges, Prepared
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ _POSTGRESQL_OPTIONS = (
 """Warnings are requested because they put a commit in doubt (`commit_tokens`).
 
 A process that is stopped during a transaction holds its locks for at most 10 s. The server does not count this time
-while it waits for the rest of a message. In that case, the first process that has waited for a lock for 15 s ends the
-session (`end_silent_sessions`).
+while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline and an executemany. In
+these cases, the first process that has waited for a lock for 15 s ends the session (`end_silent_sessions`).
 """
 _END_SILENT = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
-    " AND state = 'active' AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
+    " AND state IN ('active', 'idle in transaction') AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
     " AND state_change < clock_timestamp() - :silent_ms * interval '1 millisecond'"
 )
 
@@ -135,11 +134,6 @@ def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
     def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
         return hosts.connect(*arguments, **parameters)
 
-    @event.listens_for(engine, "do_executemany")
-    def in_our_pipeline(cursor: Any, text: str, parameters: Any, _context: Any) -> bool:
-        execute_many(cursor.connection, cursor, text, parameters)
-        return True
-
     @event.listens_for(engine, "connect")
     def check(connection: Any, record: Any) -> None:
         refuse_insecure(address, connection.info.host, connection.info.get_parameters().get("sslmode", ""))
@@ -185,7 +179,7 @@ def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
 def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:
     """End sessions of stopped processes on PostgreSQL.
 
-    These are sessions that have begun to send a message, and have sent nothing for `silent_ms`.
+    These are sessions in a transaction that have sent nothing for `silent_ms`.
     """
     with engine.begin() as connection:
         connection.execute(_END_SILENT, {"application": _APPLICATION, "silent_ms": silent_ms})

@@ -117,11 +117,13 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
 
 
 @pytest.mark.parametrize("last", ["a statement", "one message", "several rows", "several rows by SQLAlchemy"])
-def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, last):
-    """The server ends its transaction; here after 50 ms instead of the usual 10 s of our connections.
+def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, last, monkeypatch):
+    """The server ends its transaction, or a process that waits does; here after 50 ms instead of the usual 10 s.
 
-    `last`: what it did last. All but a statement are sent in a pipeline, and take longer than sending it.
+    `last`: what it did last. All but a statement are sent in a pipeline, which ends with a Flush if its statements take
+    longer than sending them. After that, the server counts no time.
     """
+    monkeypatch.setattr(store_module, "SILENT_MS", 50)
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
     setting = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
@@ -129,7 +131,12 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
     here = t.partition.c.topic_id == topic.topic_id
     change = t.partition.update().where(here).values(change=t.partition.c.change + 1)
     slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
-    other = threading.Thread(target=lambda: store.transact(lambda connection, _: connection.execute(change)))
+
+    def change_soon(connection, _attempt):
+        connection.execute(sa.text("SET LOCAL lock_timeout = 200"))  # instead of 15 s
+        connection.execute(change)
+
+    other = threading.Thread(target=lambda: store.transact(change_soon))
 
     def stopped(connection, attempt):
         connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
