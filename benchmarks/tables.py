@@ -2,10 +2,11 @@
 
 A cluster has --topics topics with a record each, which their Delta tables list. While all are idle, the CPU time of a
 coordinator process is measured for --idle-seconds (0: not at all), and the same with its table loop all but switched
-off. Then --active
-topics get four records a second each, from one Producer, for --seconds: ten times a second the age of the oldest record
-is sampled that the Delta table of each of them lacks. The bars: half of the samples are at most 2 s, 95 % at most 4 s,
-all at most 5 s (delta.max.lag.ms); the loop takes at most 1 % of a core while all are idle.
+off. Then a client sends --gets records to a topic with a Delta table and to one without, in turns, and waits for each.
+Then --active topics get four records a second each, from one Producer, for --seconds: ten times a second the age of the
+oldest record is sampled that the Delta table of each of them lacks. The bars: half of the samples are at most 2 s, 95 %
+at most 4 s, all at most 5 s (delta.max.lag.ms); the loop takes at most 1 % of a core while all are idle, and makes an
+acknowledgement at most 5 % later.
 """
 
 import argparse
@@ -40,6 +41,8 @@ RATE = 4
 SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 BARS_S = {"p50": 2.0, "p95": 4.0, "max": 5.0}
 IDLE_BAR_PERCENT = 1.0
+GETS_BAR = 1.05
+_GETS_PER_TURN = 100
 _SETTLE_S = 30
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -50,6 +53,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=20)
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--idle-seconds", type=int, default=60)
+    parser.add_argument("--gets", type=int, default=6_000, help="0: not at all")
     parser.add_argument("--postgresql", help="URL of an empty database [SQLite]")
     parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
     parser.add_argument("--json", help="write the ages to this file as well")
@@ -60,9 +64,11 @@ def main() -> None:
         for address in filter(None, (f"{name}/cluster", arguments.postgresql)):
             log_dir = None if address.startswith(name) else f"{name}/log-dir"
             with Cluster.init(address, log_dir=log_dir) as cluster:
-                shares, samples_s = _measure(cluster, Path(name), arguments)
+                shares, gets_s, samples_s = _measure(cluster, Path(name), arguments)
             ages[OURS if cluster.store.sqlite else f"{OURS}, PostgreSQL"] = [max(lags_s) for lags_s in samples_s]
-            console.print(_table(cluster, arguments, [lag_s for lags_s in samples_s for lag_s in lags_s], shares))
+            console.print(
+                _table(cluster, arguments, [lag_s for lags_s in samples_s for lag_s in lags_s], shares, gets_s)
+            )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps([asdict(age_row(arguments.active, ages))], indent=1))
     console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
@@ -85,9 +91,9 @@ def part_of(samples: list[float], share: float) -> float:
 
 def _measure(
     cluster: Cluster, folder: Path, arguments: argparse.Namespace
-) -> tuple[dict[str, float], list[list[float]]]:
-    """Return the shares of a core that a coordinator takes, and samples of the lags of all tables that lack a record,
-    in seconds.
+) -> tuple[dict[str, float], dict[str, list[float]], list[list[float]]]:
+    """Return the shares of a core that a coordinator takes; the seconds of each acknowledgement, with and without a
+    table; and samples of the lags of all tables that lack a record, in seconds.
     """
     topics = [f"topic-{number}" for number in range(arguments.topics)]
     for topic in topics:
@@ -105,6 +111,7 @@ def _measure(
     with _coordinator(cluster, folder) as process:
         if arguments.idle_seconds:
             shares["idle"] = _cpu_share(process.pid, arguments.idle_seconds)
+        gets_s = _gets(cluster, arguments.gets)
         active = topics[: arguments.active]
         stop = threading.Event()
         sender = threading.Thread(target=_send, args=(address, active, stop))
@@ -117,7 +124,23 @@ def _measure(
         stop.set()
         sender.join()
         sampler.join()
-    return shares, samples_s
+    return shares, gets_s, samples_s
+
+
+def _gets(cluster: Cluster, count: int) -> dict[str, list[float]]:
+    """Return the seconds of `count` acknowledgements from a topic with a Delta table, and from one without."""
+    seconds: dict[str, list[float]] = {"with-table": [], "without-table": []}
+    create_topic(cluster, "with-table")
+    create_topic(cluster, "without-table", configs={"delta.max.lag.ms": "-1"})
+    value = os.urandom(100)
+    with Producer(cluster=str(cluster.store.address)) as producer:
+        while len(seconds["without-table"]) < count:
+            for topic, of_topic in seconds.items():
+                for _ in range(_GETS_PER_TURN):
+                    began_s = time.perf_counter()
+                    producer.send(topic, value).get()
+                    of_topic.append(time.perf_counter() - began_s)
+    return seconds
 
 
 @contextmanager
@@ -163,7 +186,13 @@ def _sample(cluster: Cluster, topics: list[str], samples_s: list[list[float]], s
             samples_s.append([max(0, now_ms - lag.oldest_ms) / 1000 for lag in lags.values()])
 
 
-def _table(cluster: Cluster, arguments: argparse.Namespace, lags_s: list[float], shares: dict[str, float]) -> Table:
+def _table(
+    cluster: Cluster,
+    arguments: argparse.Namespace,
+    lags_s: list[float],
+    shares: dict[str, float],
+    gets_s: dict[str, list[float]],
+) -> Table:
     store = "SQLite" if cluster.store.sqlite else "PostgreSQL"
     table = Table(title=f"{store}: {arguments.topics:,} topics, {arguments.active} active, {RATE} records/s each")
     for column in ("what", "measured", "bar"):
@@ -171,6 +200,10 @@ def _table(cluster: Cluster, arguments: argparse.Namespace, lags_s: list[float],
     for name, share in shares.items():
         bar = f"<= {IDLE_BAR_PERCENT} % more" if name == "idle" else ""
         table.add_row(f"CPU of the coordinator, {name}", f"{100 * share:.1f} %", bar)
+    if arguments.gets:
+        ours_s, peer_s = (part_of(seconds, 0.5) for seconds in gets_s.values())
+        measured = f"{ours_s * 1000:.2f} ms, without its table {peer_s * 1000:.2f} ms: {ours_s / peer_s:.2f}"
+        table.add_row("send().get() to a topic with a table, p50", measured, f"<= {GETS_BAR} times")
     for name, share in SHARES.items():
         lag = f"{part_of(lags_s, share):.2f} s"
         table.add_row(f"age of the oldest record not in the table, {name}", lag, f"<= {BARS_S[name]} s")
