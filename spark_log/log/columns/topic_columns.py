@@ -1,8 +1,9 @@
 """The typed columns of a topic, of its keys, its values, or both, and their text in the metadata store."""
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow as pa
 from spark_log.log.columns import expansion, types
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder
+from spark_log.log.columns.field_ids import numbered
 from spark_log.log.columns.key_and_value import PARTS, TypedPart
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
@@ -20,12 +22,13 @@ class TopicColumns:
     """The definitions of a topic's typed columns. `key` or `value` is None if keys or values have none.
 
     `version` grows with each change of a definition. So all files with one version have the same typed columns, decoded
-    in the same way.
+    in the same way. `earlier_ids` are the field ids that were given before this version.
     """
 
     version: int
     key: ColumnsDefinition | None = None
     value: ColumnsDefinition | None = None
+    earlier_ids: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def of(self, source: str) -> ColumnsDefinition | None:
         """Return the definition of the keys or of the values. `source` is key or value."""
@@ -47,13 +50,18 @@ class TopicColumns:
             columns += [(part.error, pa.string()), (part.record, definition.fields)]
         return pa.struct(columns)
 
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """The ids of the fields within the typed columns, by path (`field_ids`)."""
+        return numbered(self.fields, self.earlier_ids)
+
     @property
     def decodable(self) -> "TopicColumns | None":
         """The columns without the parts whose format is bytes now, which are not decoded any more; None if no part is
         left.
         """
         left = {part.source: each for part, each in self.parts if each.format != "bytes"}
-        return TopicColumns(self.version, **left) if left else None
+        return replace(self, key=left.get("key"), value=left.get("value")) if left else None
 
 
 def changed(
@@ -62,7 +70,9 @@ def changed(
     """Return the typed columns with these definitions, None without definitions. The version is larger than that of
     `before` if they differ.
     """
-    after = TopicColumns(1 if before is None else before.version, key, value)
+    after = (
+        TopicColumns(1, key, value) if before is None else replace(before, key=key, value=value, earlier_ids=before.ids)
+    )
     if not after.parts:
         return None
     return after if before in (None, after) else replace(after, version=after.version + 1)
@@ -101,7 +111,7 @@ def _values(rows: pa.RecordBatch | pa.Table, part: TypedPart) -> pa.BinaryArray:
 def to_text(columns: TopicColumns) -> str:
     """Return the text of the typed columns for column topic.typed_columns. Equal columns have equal texts."""
     parts = {part.source: _as_json(definition) for part, definition in columns.parts}
-    return json.dumps({"version": columns.version, **parts}, sort_keys=True)
+    return json.dumps({"version": columns.version, "ids": columns.ids, **parts}, sort_keys=True)
 
 
 def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
@@ -112,7 +122,8 @@ def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
 def from_text(text: str) -> TopicColumns:
     """Return the typed columns from the text of column topic.typed_columns."""
     values = json.loads(text)
-    return TopicColumns(values.pop("version"), **{source: _of_json(each) for source, each in values.items()})
+    version, ids = values.pop("version"), values.pop("ids", {})  # earlier stores have no ids
+    return TopicColumns(version, **{source: _of_json(each) for source, each in values.items()}, earlier_ids=ids)
 
 
 def _of_json(values: dict[str, Any]) -> ColumnsDefinition:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.errors import CorruptRecordError
+from spark_log.log.columns.field_ids import without_ids
 from spark_log.log.records.read_shape import BATCH_RECORDS, ReadShape
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes
@@ -139,7 +140,7 @@ def _decode(parquet_file: pq.ParquetFile, group: _RowGroup, names: list[str], pa
     if len(batches) != 1 or batches[0].num_rows != group.rows:
         rows = sum(batch.num_rows for batch in batches)
         raise CorruptRecordError(f"{path}: row group {group.number} has {rows} records, expected {group.rows}")
-    rows_read = batches[0]
+    rows_read = pa.RecordBatch.from_arrays(batches[0].columns, schema=without_ids(batches[0].schema))
     if "headers" in names:
         _check_headers(parquet_file, group, rows_read.column("headers"), path)
     return rows_read
