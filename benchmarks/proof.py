@@ -58,7 +58,7 @@ PARTS = (
         connector, and a query that appends to a Delta table, each micro-batch as soon as the one before has
         ended.""",
         (
-            "benchmarks.tables --topics 200 --active 20 --seconds 45 --idle-seconds 0 --gets 0",
+            "benchmarks.tables --topics 200 --active 20 --seconds 45 --idle-seconds 0 --gets-seconds 0",
             "benchmarks.delta_sink --topics 20 --seconds 45",
         ),
         """the peer has one table for all 20 topics, and a Spark session that does nothing else; spark-log writes 20

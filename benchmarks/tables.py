@@ -2,7 +2,8 @@
 
 A cluster has --topics topics with a record each, which their Delta tables list. While all are idle, the CPU time of a
 coordinator process is measured for --idle-seconds (0: not at all), and the same with its table loop all but switched
-off. Then a client sends --gets records to a topic with a Delta table and to one without, in turns, and waits for each.
+off. Then a client sends one record after the other and waits for each, for --gets-seconds to a topic with a Delta table
+and as long to one without, in turns of 10 s.
 Then --active topics get four records a second each, from one Producer, for --seconds: ten times a second the age of the
 oldest record is sampled that the Delta table of each of them lacks. The bars: half of the samples are at most 2 s, 95 %
 at most 4 s, all at most 5 s (delta.max.lag.ms); the loop takes at most 1 % of a core while all are idle, and makes an
@@ -42,7 +43,7 @@ SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 BARS_S = {"p50": 2.0, "p95": 4.0, "max": 5.0}
 IDLE_BAR_PERCENT = 1.0
 GETS_BAR = 1.05
-_GETS_PER_TURN = 100
+_TURN_S = 10
 _SETTLE_S = 30
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=20)
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--idle-seconds", type=int, default=60)
-    parser.add_argument("--gets", type=int, default=6_000, help="0: not at all")
+    parser.add_argument("--gets-seconds", type=int, default=40, help="0: not at all")
     parser.add_argument("--postgresql", help="URL of an empty database [SQLite]")
     parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
     parser.add_argument("--json", help="write the ages to this file as well")
@@ -111,7 +112,7 @@ def _measure(
     with _coordinator(cluster, folder) as process:
         if arguments.idle_seconds:
             shares["idle"] = _cpu_share(process.pid, arguments.idle_seconds)
-        gets_s = _gets(cluster, arguments.gets)
+        gets_s = _gets(cluster, arguments.gets_seconds)
         active = topics[: arguments.active]
         stop = threading.Event()
         sender = threading.Thread(target=_send, args=(address, active, stop))
@@ -127,20 +128,20 @@ def _measure(
     return shares, gets_s, samples_s
 
 
-def _gets(cluster: Cluster, count: int) -> dict[str, list[float]]:
-    """Return the seconds of `count` acknowledgements from a topic with a Delta table, and from one without."""
-    seconds: dict[str, list[float]] = {"with-table": [], "without-table": []}
+def _gets(cluster: Cluster, seconds: int) -> dict[str, list[float]]:
+    """Return the seconds of each acknowledgement from a topic with a Delta table, and from one without."""
+    taken_s: dict[str, list[float]] = {"with-table": [], "without-table": []}
     create_topic(cluster, "with-table")
     create_topic(cluster, "without-table", configs={"delta.max.lag.ms": "-1"})
     value = os.urandom(100)
     with Producer(cluster=str(cluster.store.address)) as producer:
-        while len(seconds["without-table"]) < count:
-            for topic, of_topic in seconds.items():
-                for _ in range(_GETS_PER_TURN):
-                    began_s = time.perf_counter()
+        for _ in range(0, seconds, _TURN_S):
+            for topic, of_topic in taken_s.items():
+                until_s = time.perf_counter() + _TURN_S
+                while (began_s := time.perf_counter()) < until_s:
                     producer.send(topic, value).get()
                     of_topic.append(time.perf_counter() - began_s)
-    return seconds
+    return taken_s
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def _table(
     for name, share in shares.items():
         bar = f"<= {IDLE_BAR_PERCENT} % more" if name == "idle" else ""
         table.add_row(f"CPU of the coordinator, {name}", f"{100 * share:.1f} %", bar)
-    if arguments.gets:
+    if arguments.gets_seconds:
         ours_s, peer_s = (part_of(seconds, 0.5) for seconds in gets_s.values())
         measured = f"{ours_s * 1000:.2f} ms, without its table {peer_s * 1000:.2f} ms: {ours_s / peer_s:.2f}"
         table.add_row("send().get() to a topic with a table, p50", measured, f"<= {GETS_BAR} times")

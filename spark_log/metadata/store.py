@@ -275,7 +275,14 @@ class Store:
             self._reconnect()
         elif state == LOCK_NOT_AVAILABLE:
             with contextlib.suppress(*_DATABASE_ERRORS):
-                engines.end_silent_sessions(self.engine, SILENT_MS)
+                self.end_silent_sessions()
+
+    def end_silent_sessions(self) -> None:
+        """End sessions on PostgreSQL that have been silent in a transaction for SILENT_MS: their processes are stopped,
+        and keep their locks otherwise.
+        """
+        if not self.sqlite:
+            engines.end_silent_sessions(self.engine, SILENT_MS)
 
     def _reconnect(self) -> None:
         """Use new connections from now on, because they may reach a new primary."""

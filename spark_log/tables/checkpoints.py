@@ -19,6 +19,7 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.tables import publication_state
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS, storage_options
 from spark_log.tables.log_clean_up import clean_up
+from spark_log.tables.publication_state import DELTA, TableKey
 from spark_log.tables.table_changes import TopicTable
 from spark_log.tables.unopened_commit import is_newest
 
@@ -102,9 +103,9 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
     """Return the online log dirs that have a table of the topic, or a replica, and so should have one."""
-    found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    found = cluster.store.read(lambda connection: publication_state.tables_to_publish(connection, topic, [DELTA]))
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
-    return [infos[log_dir_id] for log_dir_id in found]
+    return [infos[key.log_dir_id] for key in found if key.target == DELTA]
 
 
 def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> "DeltaTable | None":
@@ -116,7 +117,8 @@ def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic
 
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
-    recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
+    key = TableKey(topic.topic_id, info.log_dir_id, DELTA)
+    recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, key))
     checkpointed = _checkpointed_version(log_dir, f"{topic.folder}/_delta_log")
     if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
         return None  # the table is not opened, because that takes longer with every file that it lists

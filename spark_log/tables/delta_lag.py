@@ -12,7 +12,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
-from spark_log.tables.publication_state import REPLICA_LIMIT, log_dirs_with_replicas, recorded
+from spark_log.tables.publication_state import DELTA, REPLICA_LIMIT, TableKey, log_dirs_with_replicas, recorded
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def delta_lags(
         (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
         & (PUBLICATION_CURSOR.partition == REPLICA.partition)
         & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
+        & (PUBLICATION_CURSOR.target == DELTA)
     )
     unseen = (
         (SEGMENT.topic_id == PARTITION.topic_id)
@@ -115,7 +116,7 @@ def describe_delta_tables(
                 DeltaTableInfo(
                     log_dir_id,
                     LogDir(info.uri).location(topic.folder),
-                    recorded(connection, topic, info) is not None,
+                    recorded(connection, TableKey(topic.topic_id, log_dir_id, DELTA)) is not None,
                     lag.records if lag else 0,
                     max(0, now_ms - lag.oldest_ms) if lag else 0,
                 )

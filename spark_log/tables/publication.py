@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 20
 _TOPICS_AT_ONCE = 64
+_TARGETS = (publication_state.DELTA,)
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,13 @@ def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable]
     that cannot be opened, for example because it is not mounted on this host.
     """
     found = cluster.store.read(
-        lambda connection: [(topic, publication_state.log_dirs_to_publish(connection, topic)) for topic in topics]
+        lambda connection: [
+            (topic, publication_state.tables_to_publish(connection, topic, _TARGETS)) for topic in topics
+        ]
     )
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     log_dirs: dict[LogDirId, LogDir | Exception] = {}
-    for log_dir_id in {log_dir_id for _, of_topic in found for log_dir_id in of_topic}:
+    for log_dir_id in {key.log_dir_id for _, of_topic in found for key in of_topic}:
         try:
             log_dirs[log_dir_id] = cluster.log_dir(infos[log_dir_id])
         except (SparkLogError, OSError) as error:
@@ -143,12 +146,12 @@ def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable]
     tables: list[TopicTable] = []
     errors: dict[TopicId, Exception] = {}
     for topic, of_topic in found:
-        for log_dir_id, has_replicas in of_topic.items():
+        for (_, log_dir_id, target), listing in of_topic.items():
             log_dir = log_dirs[log_dir_id]
             if isinstance(log_dir, Exception):
                 errors.setdefault(topic.topic_id, log_dir)
             else:
-                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, has_replicas))
+                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing))
     return tables, errors
 
 
@@ -176,7 +179,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:
-            delta = open_table(log_dir, topic, create=table.has_replicas)
+            delta = open_table(log_dir, topic, create=table.listing)
             if delta is None:
                 opened.setdefault(table.application, None)
                 return None
@@ -210,7 +213,7 @@ def _one_line(error: BaseException) -> str:
 
 def _publish_once(cluster: Cluster, table: TopicTable, delta: "DeltaTable") -> int | None:
     """Publish to the open table, at most one commit. Returns its Delta version, or None if it must be opened again."""
-    topic, info, log_dir = table.topic, table.info, table.log_dir
+    topic, log_dir = table.topic, table.log_dir
     in_table = delta.transaction_version(table.application) or 0
     compared = (in_table, delta.version())
     changes = cluster.store.read_as_primary(lambda connection: find_changes(connection, table, compared))
@@ -229,13 +232,15 @@ def _publish_once(cluster: Cluster, table: TopicTable, delta: "DeltaTable") -> i
         what = _compare_all(cluster, table, delta, changes, in_table)
     recorded, due, columns = changes.recorded, changes.due, changes.columns
     if not what:
-        cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
+        cluster.store.transact(
+            lambda c, _attempt: publication_state.record(c, topic, table.key, recorded, compared, due)
+        )
         return delta.version()
     if (columns is not None and add_columns(delta, columns)) or shorten_tombstones(delta):
         log_dir.sync(commit_path(topic, delta.version()))
         return None
     opened[table.application] = columns
-    intent = Intent(topic, info, recorded, compared, what.add, due)
+    intent = Intent(topic, table.key, recorded, compared, what.add, due)
     transaction_version = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, [intent])).get(
         intent.key
     )
@@ -243,12 +248,12 @@ def _publish_once(cluster: Cluster, table: TopicTable, delta: "DeltaTable") -> i
         return None
     failpoint("publish.before-commit")
     # without retries a commit makes exactly the version after the compared one, or fails
-    delta_version = delta.version() + 1
+    table_version = delta.version() + 1
     commit_changes(delta, what, active, changes.cursors, table.application, transaction_version)
-    log_dir.sync(commit_path(topic, delta_version))
+    log_dir.sync(commit_path(topic, table_version))
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
-    return delta_version
+    return table_version
 
 
 def _compare_all(cluster: Cluster, table: TopicTable, delta: "DeltaTable", found: Changes, in_table: int) -> Difference:

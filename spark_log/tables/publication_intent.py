@@ -1,12 +1,12 @@
-"""Records the intent of a publication before its commit: the state of the Delta table after it.
+"""Records the intent of a publication before its commit: the state of the table after it.
 
     note      one SQL transaction stores the new cursor of each changed partition under a new version
-    commit    the commit of the Delta table has that version in its app transaction
+    commit    the commit of the table has that version, in Delta as an app transaction
     settle    the table has this version, so this intent was carried out: its cursors become the recorded state
 
 A publisher that dies after its commit leaves an intent, which the next one finds by the version in the table. Until it
 is settled, no new file crosses its seen offsets (`publication_state.seen_offsets`). A note is always forced to disk,
-and with it everything that was committed before: a Delta table never lists a segment that the metadata could still
+and with it everything that was committed before: a table never lists a segment that the metadata could still
 lose. Settling is not forced to disk: if a power loss reverts it, the next publication settles again.
 """
 
@@ -16,9 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic
-from spark_log.ids import LogDirId, TopicId
+from spark_log.ids import TopicId
 from spark_log.log.partitions.partition_rows import lock_partitions
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PUBLICATION_INTENT, SEGMENT
@@ -32,6 +31,7 @@ _SETTLED = tuple(
     table.delete().where(
         table.c.topic_id == sa.bindparam("of_topic"),
         table.c.log_dir_id == sa.bindparam("in_log_dir"),
+        table.c.target == sa.bindparam("to_target"),
         table.c.transaction_version <= sa.bindparam("up_to"),
     )
     for table in (t.publication_intent, t.publication_intent_cursor)
@@ -39,27 +39,23 @@ _SETTLED = tuple(
 """Delete the intents of a table up to a version."""
 
 _UNKNOWN = -1
-"""Value of publication.delta_version that makes the next publication compare the whole table."""
+"""Value of publication.table_version that makes the next publication compare the whole table."""
 
 
 @dataclass(frozen=True)
 class Intent:
     """A commit that is to be made: it adds these files to a table, whose cursors are then those of `due`.
 
-    `recorded` is the recorded state, and `compared` has our version and the Delta version of the table, when the two
+    `recorded` is the recorded state, and `compared` has our version and the version of the table, when the two
     were compared.
     """
 
     topic: Topic
-    info: LogDirInfo
+    key: TableKey
     recorded: tuple[int, int] | None
     compared: tuple[int, int]
     add: Sequence[PublishedFile]
     due: Due
-
-    @property
-    def key(self) -> TableKey:
-        return self.topic.topic_id, self.info.log_dir_id
 
 
 def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey, int]:
@@ -83,13 +79,12 @@ def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey,
     rows: list[dict[str, Any]] = []
     cursors: list[dict[str, Any]] = []
     for intent in intents:
-        topic_id, log_dir_id = intent.key
-        keys = {"topic_id": topic_id, "log_dir_id": log_dir_id, "transaction_version": versions[intent.key]}
+        keys = {**intent.key._asdict(), "transaction_version": versions[intent.key]}
         rows.append(
             {
                 **keys,
-                "delta_version": intent.compared[1] + 1,
-                "recorded_delta_version": intent.recorded[1] if intent.recorded else None,
+                "table_version": intent.compared[1] + 1,
+                "recorded_table_version": intent.recorded[1] if intent.recorded else None,
                 "has_replicas": intent.due.has_replicas,
             }
         )
@@ -105,47 +100,47 @@ def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey,
 
 def _last_versions(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, int]:
     """Return the highest noted version of each of the topics' tables that has intents."""
-    keys = (PUBLICATION_INTENT.topic_id, PUBLICATION_INTENT.log_dir_id)
+    keys = [PUBLICATION_INTENT[name] for name in TableKey._fields]
     query = sa.select(*keys, sa.func.max(PUBLICATION_INTENT.transaction_version)).group_by(*keys)
     rows = connection.execute(query.where(PUBLICATION_INTENT.topic_id.in_(topic_ids)))
-    return {(TopicId(topic_id), LogDirId(log_dir_id)): version for topic_id, log_dir_id, version in rows}
+    return {TableKey(*key): version for *key, version in rows}
 
 
-def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> bool:
+def is_noted(connection: sa.Connection, table: TableKey, version: int) -> bool:
     """Whether there is an intent with this version of our app transaction."""
     query = sa.select(PUBLICATION_INTENT.transaction_version).where(
-        _here(topic, info), PUBLICATION_INTENT.transaction_version == version
+        *(PUBLICATION_INTENT[name] == value for name, value in table._asdict().items()),
+        PUBLICATION_INTENT.transaction_version == version,
     )
     return connection.execute(query).first() is not None
 
 
-def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, LogDirInfo, int]]) -> None:
+def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, TableKey, int]]) -> None:
     """Record commits of different tables as published, and delete the intents up to them. Each is given by the version
-    of its app transaction, which its Delta table has.
+    of its app transaction, which its table has.
     """
     existing = publication_state.existing(connection, [topic for topic, _, _ in commits])
     recorded = publication_state.recorded_of(connection, existing)
     intents = {
-        (row.topic_id, row.log_dir_id, row.transaction_version): row
+        (row.topic_id, row.log_dir_id, row.target, row.transaction_version): row
         for row in _rows(connection, t.publication_intent, existing)
     }
-    cursors: dict[tuple[int, int, int], dict[int, Cursor]] = {}
+    cursors: dict[tuple[int, int, str, int], dict[int, Cursor]] = {}
     for row in _rows(connection, t.publication_intent_cursor, existing):
-        of_table = cursors.setdefault((row.topic_id, row.log_dir_id, row.transaction_version), {})
+        of_table = cursors.setdefault((row.topic_id, row.log_dir_id, row.target, row.transaction_version), {})
         of_table[row.partition] = Cursor(row.change, row.high_watermark, row.seen_offset)
     after: dict[TableKey, tuple[tuple[int, int], Due]] = {}
-    done: list[dict[str, int]] = []
-    for topic, info, version in commits:
-        key = (topic.topic_id, info.log_dir_id)
+    done: list[dict[str, Any]] = []
+    for _, key, version in commits:
         intent = intents.get((*key, version))
         if intent is None:
             continue
         before = recorded.get(key)
         if before is None or before[0] < version:
-            found_unknown = before is not None and before[1] == _UNKNOWN != intent.recorded_delta_version
+            found_unknown = before is not None and before[1] == _UNKNOWN != intent.recorded_table_version
             due = Due(cursors.get((*key, version), {}), False, intent.has_replicas)
-            after[key] = ((version, _UNKNOWN if found_unknown else intent.delta_version), due)
-        done.append({"of_topic": key[0], "in_log_dir": key[1], "up_to": version})
+            after[key] = ((version, _UNKNOWN if found_unknown else intent.table_version), due)
+        done.append({"of_topic": key[0], "in_log_dir": key[1], "to_target": key[2], "up_to": version})
     publication_state.replace(connection, after)
     if done:
         for statement in _SETTLED:
@@ -176,7 +171,3 @@ def _not_in_log(connection: sa.Connection, intents: Sequence[Intent]) -> set[Tab
 
 def _rows(connection: sa.Connection, table: sa.Table, topic_ids: Collection[TopicId]) -> sa.CursorResult[Any]:
     return connection.execute(sa.select(table).where(table.c.topic_id.in_(topic_ids)))
-
-
-def _here(topic: Topic, info: LogDirInfo) -> sa.ColumnElement[bool]:
-    return (PUBLICATION_INTENT.topic_id == topic.topic_id) & (PUBLICATION_INTENT.log_dir_id == info.log_dir_id)

@@ -23,4 +23,4 @@ def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.Col
     They may list files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
-    connection.execute(t.publication.update().where(here).values(delta_version=-1))
+    connection.execute(t.publication.update().where(here).values(table_version=-1))

@@ -1,17 +1,16 @@
-"""The state of Delta tables in the metadata: the files that each must list, the files that it is known to list, and the
+"""The state of open tables in the metadata: the files that each must list, the files that it is known to list, and the
 updates of this state.
 
-The topic's table in a log dir lists the sealed segments of the replicas there, each up to min(high watermark, the
+A table of the topic in a log dir lists the sealed segments of the replicas there, each up to min(high watermark, the
 replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
@@ -33,14 +32,22 @@ REPLICA_LIMIT = sa.case(
 _CHUNK = 1_000
 """The number of rows of one statement."""
 
-TableKey = tuple[TopicId, LogDirId]
-"""The id of a topic, and the id of the log dir with its table."""
+DELTA = "delta"
+
+
+class TableKey(NamedTuple):
+    """A table of a topic: the log dir in which it is, and its format."""
+
+    topic_id: TopicId
+    log_dir_id: LogDirId
+    target: str = DELTA
 
 
 # The statements are built once, because a publication runs a dozen of them after each append that writes files.
 
 _TOPIC: sa.BindParameter[int] = sa.bindparam("in_topic")
 _LOG_DIR: sa.BindParameter[int] = sa.bindparam("in_log_dir")
+_TARGET: sa.BindParameter[str] = sa.bindparam("to_target")
 
 _IN_LOG_DIR = REPLICA.log_dir_id + 0 == _LOG_DIR
 """+ 0 prevents the use of the index of log_dir_id, which would read the replicas of all topics in the log dir."""
@@ -52,7 +59,8 @@ _REPLICAS = t.partition.join(
     t.publication_cursor,
     (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
     & (PUBLICATION_CURSOR.partition == PARTITION.partition)
-    & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR),
+    & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
+    & (PUBLICATION_CURSOR.target == _TARGET),
 )
 """Joins each partition with its replica in the log dir and its cursor. Statements limit it to the topic."""
 
@@ -71,13 +79,11 @@ def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[An
     return build(_STALE & _THESE), build(_STALE)
 
 
-def _rows(
-    connection: sa.Connection, statements: tuple[Any, Any], topic: Topic, info: LogDirInfo, numbers: Collection[int]
-) -> Any:
+def _rows(connection: sa.Connection, statements: tuple[Any, Any], table: TableKey, numbers: Collection[int]) -> Any:
     """Run one of a pair of statements made by `_of_few_and_many`. `numbers` are the stale partitions."""
     if len(numbers) <= _FEW:
-        return connection.execute(statements[0], {**_parameters(topic, info), "numbers": list(numbers)})
-    return connection.execute(statements[1], _parameters(topic, info))
+        return connection.execute(statements[0], {**_parameters(table), "numbers": list(numbers)})
+    return connection.execute(statements[1], _parameters(table))
 
 
 _SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
@@ -91,9 +97,13 @@ _LOG_DIRS_WITH_REPLICAS = (
     sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == _TOPIC).order_by(REPLICA.log_dir_id)
 )
 _ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
-_LOG_DIRS_WITH_TABLES = sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == _TOPIC)
+_TABLES = sa.select(PUBLICATION.log_dir_id, PUBLICATION.target).where(PUBLICATION.topic_id == _TOPIC)
 _RECORDED = sa.select(
-    PUBLICATION.topic_id, PUBLICATION.log_dir_id, PUBLICATION.transaction_version, PUBLICATION.delta_version
+    PUBLICATION.topic_id,
+    PUBLICATION.log_dir_id,
+    PUBLICATION.target,
+    PUBLICATION.transaction_version,
+    PUBLICATION.table_version,
 ).where(PUBLICATION.topic_id.in_(sa.bindparam("topics", expanding=True)))
 _STALE_PARTITIONS = (
     sa.select(
@@ -115,7 +125,11 @@ _FIRST_BLOBS = _of_few_and_many(
         .group_by(PARTITION.partition)
     )
 )
-_CURSORS_HERE = (PUBLICATION_CURSOR.topic_id == _TOPIC) & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
+_CURSORS_HERE = (
+    (PUBLICATION_CURSOR.topic_id == _TOPIC)
+    & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
+    & (PUBLICATION_CURSOR.target == _TARGET)
+)
 _CURSORS = sa.select(
     PUBLICATION_CURSOR.partition,
     PUBLICATION_CURSOR.change,
@@ -165,13 +179,13 @@ _RETIRED_PATHS = _of_few_and_many(
 )
 
 
-def _parameters(topic: Topic, info: LogDirInfo) -> dict[str, int]:
-    return {_TOPIC.key: topic.topic_id, _LOG_DIR.key: info.log_dir_id}
+def _parameters(table: TableKey) -> dict[str, Any]:
+    return dict(zip((_TOPIC.key, _LOG_DIR.key, _TARGET.key), table, strict=True))
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file that the Delta table should list. `path` is relative to the table; `bytes` is the size of the file."""
+    """A file that a table should list. `path` is relative to the table; `bytes` is the size of the file."""
 
     path: str
     partition: int
@@ -225,30 +239,39 @@ def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogD
     return [LogDirId(log_dir_id) for log_dir_id in found]
 
 
-def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
-    """Return the online log dirs with a replica of the topic (True), or only with its table, which may list files."""
+def tables_to_publish(connection: sa.Connection, topic: Topic, targets: Sequence[str]) -> dict[TableKey, bool]:
+    """Return the tables in online log dirs that must list the files of a replica there (True), or that exist and must
+    list none, because there is no replica, or the target is none of `targets` any more.
+    """
     online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
-    known = connection.execute(_LOG_DIRS_WITH_TABLES, {_TOPIC.key: topic.topic_id}).scalars()
-    found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
-    return {LogDirId(log_dir_id): found[log_dir_id] for log_dir_id in sorted(found) if log_dir_id in online}
+    exist = {
+        TableKey(topic.topic_id, LogDirId(log_dir_id), target): False
+        for log_dir_id, target in connection.execute(_TABLES, {_TOPIC.key: topic.topic_id})
+    }
+    needed = {
+        TableKey(topic.topic_id, log_dir_id, target): True
+        for log_dir_id in log_dirs_with_replicas(connection, topic)
+        for target in targets
+    }
+    return {key: listing for key, listing in sorted({**exist, **needed}.items()) if key.log_dir_id in online}
 
 
-def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
-    """Return (our transaction version, Delta version) of the last recorded publication; None before the first."""
-    return recorded_of(connection, [topic.topic_id]).get((topic.topic_id, info.log_dir_id))
+def recorded(connection: sa.Connection, table: TableKey) -> tuple[int, int] | None:
+    """Return (our transaction version, table version) of the last recorded publication; None before the first."""
+    return recorded_of(connection, [table.topic_id]).get(table)
 
 
 def recorded_of(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, tuple[int, int]]:
-    """Return (our transaction version, Delta version) of the last recorded publication of each table of the topics."""
+    """Return (our transaction version, table version) of the last recorded publication of each table of the topics."""
     rows = connection.execute(_RECORDED, {"topics": list(topic_ids)})
-    return {(TopicId(topic_id), LogDirId(log_dir_id)): tuple(versions) for topic_id, log_dir_id, *versions in rows}
+    return {TableKey(*key): tuple(versions) for *key, versions in ((*row[:3], row[3:]) for row in rows)}
 
 
-def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
-    """Return the partitions of the topic that have changed since the last publication to this log dir."""
-    here = _parameters(topic, info)
+def due(connection: sa.Connection, table: TableKey) -> Due:
+    """Return the partitions of the topic that have changed since the last publication to this table."""
+    here = _parameters(table)
     stale = connection.execute(_STALE_PARTITIONS, here).all()
-    blobs = _rows(connection, _FIRST_BLOBS, topic, info, [row.partition for row in stale]) if stale else ()
+    blobs = _rows(connection, _FIRST_BLOBS, table, [row.partition for row in stale]) if stale else ()
     blobs_from: dict[int, int] = dict(tuple(row) for row in blobs)
     cursors: dict[int, Cursor] = {}
     fallen = False
@@ -262,11 +285,9 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
 
 
-def cursors(
-    connection: sa.Connection, topic: Topic, info: LogDirInfo, numbers: Collection[int] | None = None
-) -> dict[int, Cursor]:
+def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int] | None = None) -> dict[int, Cursor]:
     """Return the cursors as last recorded: all for None, otherwise at least those of these partitions."""
-    query, parameters = _CURSORS, _parameters(topic, info)
+    query, parameters = _CURSORS, _parameters(table)
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
     return {partition: Cursor(*facts) for partition, *facts in connection.execute(query, parameters)}
@@ -285,19 +306,17 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
     return list(connection.execute(sa.union(known, noted)).scalars())
 
 
-def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
+def all_segments(connection: sa.Connection, table: TableKey) -> list[PublishedFile]:
     """Return all files that the table must list."""
-    return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
+    return _files(connection.execute(_ALL_SEGMENTS, _parameters(table)))
 
 
-def changed_segments(
-    connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]
-) -> list[PublishedFile]:
+def changed_segments(connection: sa.Connection, table: TableKey, changed: Collection[int]) -> list[PublishedFile]:
     """Return the files to list that were added after the cursors, or lay above their limits.
 
     `changed` are the partitions of `due`.
     """
-    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, topic, info, changed).all()))
+    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, table, changed).all()))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
@@ -310,27 +329,27 @@ def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
     return named | {path[len(topic.folder) + 1 :] for path in connection.execute(retired).scalars()}
 
 
-def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]) -> list[str]:
+def retired_paths(connection: sa.Connection, topic: Topic, table: TableKey, changed: Collection[int]) -> list[str]:
     """Return the paths of the files that were retired after the cursors, relative to the topic's table.
 
     `changed` are the partitions of `due`.
     """
-    found = _rows(connection, _RETIRED_PATHS, topic, info, changed).scalars()
+    found = _rows(connection, _RETIRED_PATHS, table, changed).scalars()
     return [path[len(topic.folder) + 1 :] for path in found]
 
 
 def record(
     connection: sa.Connection,
     topic: Topic,
-    info: LogDirInfo,
+    table: TableKey,
     before: tuple[int, int] | None,
     after: tuple[int, int],
     what: Due,
 ) -> None:
     """Record a publication, unless the topic was deleted, or another one was recorded since `before` was read."""
     # the topic's lock serializes publishers, and a deleted topic gets no rows
-    if existing(connection, [topic]) and recorded(connection, topic, info) == before:
-        replace(connection, {(topic.topic_id, info.log_dir_id): (after, what)})
+    if existing(connection, [topic]) and recorded(connection, table) == before:
+        replace(connection, {table: (after, what)})
 
 
 def existing(connection: sa.Connection, topics: Iterable[Topic]) -> set[TopicId]:
@@ -346,16 +365,16 @@ def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int
     """Record publications: the versions and new cursors of each table. The transaction has locked the topics and
     checked that the tables' states are unchanged.
     """
-    publications: list[dict[str, int]] = []
-    rows: list[dict[str, int]] = []
-    for (topic_id, log_dir_id), ((transaction_version, delta_version), what) in states.items():
-        keys = {"topic_id": topic_id, "log_dir_id": log_dir_id}
+    publications: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for key, ((transaction_version, table_version), what) in states.items():
+        keys = key._asdict()
         rows += [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
         if what.has_replicas:
-            publications.append({**keys, "transaction_version": transaction_version, "delta_version": delta_version})
+            publications.append({**keys, "transaction_version": transaction_version, "table_version": table_version})
         else:
-            here = (PUBLICATION.topic_id == topic_id) & (PUBLICATION.log_dir_id == log_dir_id)
-            connection.execute(t.publication.delete().where(here))
+            here = [PUBLICATION[name] == value for name, value in keys.items()]
+            connection.execute(t.publication.delete().where(*here))
     for table, all_rows in ((t.publication, publications), (t.publication_cursor, rows)):
         for first in range(0, len(all_rows), _CHUNK):
             insert_or_replace(connection, table, all_rows[first : first + _CHUNK])

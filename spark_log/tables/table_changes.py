@@ -14,16 +14,17 @@ from spark_log.tables.publication_state import Cursor, Due, PublishedFile, Table
 
 @dataclass(frozen=True)
 class TopicTable:
-    """The Delta table of a topic in a log dir. Without `has_replicas` it is to list no file any more."""
+    """A table of a topic in a log dir. Unless it is `listing`, it is to list no file any more."""
 
     topic: Topic
     info: LogDirInfo
     log_dir: LogDir
-    has_replicas: bool
+    target: str
+    listing: bool
 
     @property
     def key(self) -> TableKey:
-        return self.topic.topic_id, self.info.log_dir_id
+        return TableKey(self.topic.topic_id, self.info.log_dir_id, self.target)
 
     @property
     def application(self) -> str:
@@ -60,11 +61,11 @@ def find_changes(
     the primary, because files are removed from the table on the basis of the result.
     """
     check_identity(connection)
-    topic, info, in_table = table.topic, table.info, left_at[0]
-    recorded = publication_state.recorded(connection, topic, info)
-    in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
+    topic, key, in_table = table.topic, table.key, left_at[0]
+    recorded = publication_state.recorded(connection, key)
+    in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, key, in_table)
     as_we_left_it = left_at == (recorded or (0, 0))
-    due = publication_state.due(connection, topic, info)
+    due = publication_state.due(connection, key)
     now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
@@ -73,12 +74,12 @@ def find_changes(
     incremental, gone = as_we_left_it and not due.fallen, []
     # a table without a commit by spark-log has not shown any record
     changed = due.cursors.keys() if incremental else None
-    cursors = publication_state.cursors(connection, topic, info, changed) if in_table else {}
+    cursors = publication_state.cursors(connection, key, changed) if in_table else {}
     if incremental:
-        segments = publication_state.changed_segments(connection, topic, info, due.cursors)
-        gone = publication_state.retired_paths(connection, topic, info, due.cursors)
+        segments = publication_state.changed_segments(connection, key, due.cursors)
+        gone = publication_state.retired_paths(connection, topic, key, due.cursors)
     else:
-        segments = publication_state.all_segments(connection, topic, info) if reads_all else []
+        segments = publication_state.all_segments(connection, key) if reads_all else []
     columns = None if now is None else now.all_columns
     typed = None if columns is None else columns.fields
     return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, typed)

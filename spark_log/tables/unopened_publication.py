@@ -103,7 +103,7 @@ def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Cha
         assert at is not None
         cluster.store.transact(
             lambda c, _attempt, table=table, found=found, at=at: publication_state.record(  # type: ignore[misc]
-                c, table.topic, table.info, at, at, found.due
+                c, table.topic, table.key, at, at, found.due
             )
         )
     return {table.key: found.recorded[1] for table, found in due if found.recorded is not None}
@@ -112,7 +112,7 @@ def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Cha
 def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Difference]]) -> dict[TableKey, int]:
     """Note, commit and settle the changes of the tables. Leaves out those that another process changes meanwhile."""
     intents = [
-        Intent(table.topic, table.info, found.recorded, found.recorded, what.add, found.due)
+        Intent(table.topic, table.key, found.recorded, found.recorded, what.add, found.due)
         for table, found, what in due
         if found.recorded is not None
     ]
@@ -146,6 +146,6 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
 
 def settle(cluster: Cluster, commits: Sequence[tuple[TopicTable, int]], *, durable: bool = False) -> None:
     """Record our commits, each with the version of its app transaction, which are on disk."""
-    settled = [(table.topic, table.info, version) for table, version in commits]
+    settled = [(table.topic, table.key, version) for table, version in commits]
     cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, settled), durable=durable)
     failpoint("publish.recorded")

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
@@ -38,27 +37,3 @@ def test_limit_ends_the_read_at_the_first_partitions(
 
     every = json.loads(run_job(spark, tmp_path / "cluster", "consume", *job, "--limit", "40").out.splitlines()[-1])
     assert (every["records"], every["bytes"], every["after"]["t"]["7"]) == (32, 96, 4)
-
-
-def test_files_have_the_same_rows_by_the_parquet_scan_as_by_the_data_source(
-    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
-) -> None:
-    """A group's offsets are committed by the data source only; otherwise segments and tail are read by Spark's scan."""
-    for topic in ("a", "b"):
-        made = make(cluster, topic, 2)
-        fill(log, topic, [5, 4])
-        log.seal(made, [0, 1])
-        fill(log, topic, [3, 0], first=5)
-    starts = json.dumps({"a": {"0": 2, "1": 4}, "b": {"0": 7, "1": -2}})
-    job = ["--subscribe", "a,b", "--starting-offsets", starts, "--headers", "--json"]
-    summaries, rows = [], []
-    for name, options in (("scan", []), ("source", ["--group-id", "g"])):
-        path = str(tmp_path / name)
-        summary = run_job(spark, tmp_path / "cluster", "consume", *job, *options, "--parquet", path).out
-        summaries.append(json.loads(summary.splitlines()[-1]))
-        rows.append(spark.read.parquet(path).orderBy("topic", "partition", "offset"))
-    assert [(s["records"], s["before"], s["after"]) for s in summaries] == [
-        (11, {"a": {"0": 2}, "b": {"0": 7, "1": 0}}, {"a": {"0": 8}, "b": {"0": 8, "1": 4}})
-    ] * 2
-    assert summaries[0]["bytes"] == summaries[1]["bytes"] > 0
-    assert_df_equality(*rows)

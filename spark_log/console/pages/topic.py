@@ -18,12 +18,13 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.topics import PartitionInfo, describe
+from spark_log.ids import LogDirId
 from spark_log.log.columns.types import type_ddl
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
 from spark_log.tables.delta_lag import describe_delta_tables
-from spark_log.tables.publication_state import recorded
+from spark_log.tables.publication_state import TableKey, recorded
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _facts(call: Call) -> TopicFacts:
             DeltaTable(
                 table.log_dir_id,
                 redact(table.location),
-                (recorded(connection, topic, log_dirs[table.log_dir_id]) or (0, None))[1],  # type: ignore[index]
+                (recorded(connection, TableKey(topic.topic_id, LogDirId(table.log_dir_id))) or (0, None))[1],
                 table.lag_records,
                 table.lag_ms / 1000,
             )

@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_log.log.columns import expansion, types
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder
-from spark_log.log.columns.field_ids import numbered
+from spark_log.log.columns.field_paths import numbered
 from spark_log.log.columns.key_and_value import PARTS, TypedPart
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
@@ -52,7 +52,7 @@ class TopicColumns:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """The ids of the fields within the typed columns, by path (`field_ids`)."""
+        """The ids of the fields within the typed columns, by path (`field_paths`)."""
         return numbered(self.fields, self.earlier_ids)
 
     @property

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.errors import CorruptRecordError
-from spark_log.log.columns.field_ids import without_ids
+from spark_log.log.columns.field_paths import without_ids
 from spark_log.log.records.read_shape import BATCH_RECORDS, ReadShape
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes

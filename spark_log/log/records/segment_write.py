@@ -3,7 +3,7 @@
 A file has row groups of ROW_GROUP_RECORDS records (fewer where they would exceed ROW_GROUP_BYTES), a page index and a
 footer. Every page has a CRC-32, and the footer has its own digest (segment_footer.py). offset_delta is delta-encoded
 and has statistics, as timestamp has. key, value and headers have none, because statistics would copy whole values into
-the footer. Each column has a field id (columns/field_ids.py).
+the footer. Each column has a field id (columns/field_paths.py).
 
 The files of a topic with typed columns (`columns/`) end with two more columns for its keys, key_record_error and
 key_record, and two for its values, record_error and record. This module decodes them from key and value when it writes
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
-from spark_log.log.columns.field_ids import with_ids
+from spark_log.log.columns.field_paths import with_ids
 from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.columns.resets import schemas
 from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices

@@ -115,6 +115,10 @@ def _beat(context: PeriodicTaskContext) -> None:
     acceptance.beat(context.cluster, context.settings, context.fence)
 
 
+def _end_silent_sessions(context: PeriodicTaskContext) -> None:
+    context.cluster.store.end_silent_sessions()
+
+
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     """Return the tasks of the holder of lease `coordinator`."""
     rounds, recorder = TableRounds(TOPICS_MAX), Recorder()
@@ -123,6 +127,7 @@ def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     return (
         *GROUP_TASKS,
         *scheduled,
+        PeriodicTask("end sessions of stopped processes", 5_000, _end_silent_sessions),
         PeriodicTask("beat, and accept a promotion of the store", acceptance.BEAT_MS, _beat),
         _recording_task(
             "record metrics",

@@ -253,7 +253,7 @@ def delete_retired_files(
             RETIRED_FILE.path.in_(paths), RETIRED_FILE.partition == PUBLICATION_CURSOR.partition, RETIRED_FILE.change
             > PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.high_watermark > 0,
             PUBLICATION_CURSOR.topic_id == PUBLICATION.topic_id, PUBLICATION_CURSOR.log_dir_id ==
-            PUBLICATION.log_dir_id,
+            PUBLICATION.log_dir_id, PUBLICATION_CURSOR.target == PUBLICATION.target,
         )  # fmt: skip
         compare_whole_tables(connection, topic.topic_id, listed)
         forget_files(connection, topic, paths, away)

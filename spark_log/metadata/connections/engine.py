@@ -43,7 +43,8 @@ _POSTGRESQL_OPTIONS = (
 
 A process that is stopped during a transaction holds its locks for at most 10 s. The server does not count this time
 while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline and an executemany. In
-these cases, the first process that has waited for a lock for 15 s ends the session (`end_silent_sessions`).
+these cases, a coordinator, or the first process that has waited for a lock for 15 s, ends the session
+(`end_silent_sessions`).
 """
 _END_SILENT = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

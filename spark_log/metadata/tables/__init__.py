@@ -12,12 +12,6 @@ from spark_log.metadata.tables.append_tables import producer, producer_batch, sp
 from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, topic
 from spark_log.metadata.tables.controller_tables import reassignment
 from spark_log.metadata.tables.definition import metadata
-from spark_log.metadata.tables.delta_tables import (
-    publication,
-    publication_cursor,
-    publication_intent,
-    publication_intent_cursor,
-)
 from spark_log.metadata.tables.gateway_tables import gateway
 from spark_log.metadata.tables.groups_tables import (
     classic_group,
@@ -37,6 +31,12 @@ from spark_log.metadata.tables.partitions_tables import (
     retired_file,
     retired_replica,
     truncation,
+)
+from spark_log.metadata.tables.publication_tables import (
+    publication,
+    publication_cursor,
+    publication_intent,
+    publication_intent_cursor,
 )
 from spark_log.metadata.tables.quotas_tables import client_quota, quota_usage
 from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
@@ -91,5 +91,5 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v5"
+SCHEMA_REVISION = "v6"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""

@@ -210,9 +210,11 @@ def test_newer_producer_fences_the_older_one(cluster, cluster_address, gateway):
 
 def test_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(cluster, gateway):
     make(cluster, "t", 1)
-    producer = Librdkafka(gateway.address, "id")
+    producer = Librdkafka(gateway.address, "id", transaction_timeout_ms=70_000)
     producer.begin()
     producer.send("t", b"lost")
+    until_ms = cluster.store.read(lambda c: c.execute(sa.select(t.transaction.c.until_ms)).scalar_one())
+    assert 60_000 < until_ms - cluster.store.now().lease_ms <= 70_000
     change(cluster, t.transaction.update().values(until_ms=0))
     assert list(abort_timed_out(cluster)) == ["id"]
     with pytest.raises(rdkafka.KafkaException) as refused:

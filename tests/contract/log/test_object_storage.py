@@ -133,7 +133,7 @@ def test_a_restored_store_is_noticed_while_other_threads_run(cluster, log, proxy
     topic = create_topic(cluster, "t", configs=FILES)
     appended(log, topic, "a")
     change(cluster, t.segment.delete())
-    change(cluster, t.publication.update().values(transaction_version=0, delta_version=0))
+    change(cluster, t.publication.update().values(transaction_version=0, table_version=0))
     change(cluster, t.publication_cursor.delete())
     with pytest.raises(StoreChangedError, match="restored"):
         publish(cluster, topic)

@@ -23,6 +23,7 @@ from spark_log.replication.replicas import catch_up as catch_up_module
 from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
 from spark_log.tables import publication_state
 from spark_log.tables.publication import delta_tables, publish, try_publish
+from spark_log.tables.publication_state import TableKey
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import table
 from tests.support.replicas import add_brokers
@@ -333,19 +334,20 @@ def test_a_full_comparison_requested_during_a_publication_is_kept(tables):
     """The controller found missing files during the comparison: the next publication compares the whole table."""
     tables.append("a")
     info = next(iter(tables.cluster.log_dirs().values()))
+    table = TableKey(tables.topic.topic_id, info.log_dir_id)
     with tables.cluster.store.snapshot() as connection:
-        before = publication_state.recorded(connection, tables.topic, info)
-        due = publication_state.due(connection, tables.topic, info)
+        before = publication_state.recorded(connection, table)
+        due = publication_state.due(connection, table)
     assert before is not None
-    tables.sql(t.publication.update().where(t.publication.c.log_dir_id == info.log_dir_id).values(delta_version=-1))
+    tables.sql(t.publication.update().where(t.publication.c.log_dir_id == info.log_dir_id).values(table_version=-1))
     tables.cluster.store.transact(
-        lambda connection, _: publication_state.record(connection, tables.topic, info, before, before, due)
+        lambda connection, _: publication_state.record(connection, tables.topic, table, before, before, due)
     )
     with tables.cluster.store.snapshot() as connection:
-        assert publication_state.recorded(connection, tables.topic, info) == (before[0], -1)
+        assert publication_state.recorded(connection, table) == (before[0], -1)
     tables.publish()
     with tables.cluster.store.snapshot() as connection:
-        assert publication_state.recorded(connection, tables.topic, info) == before
+        assert publication_state.recorded(connection, table) == before
 
 
 def test_a_log_dir_that_returns_empty_gets_a_new_table(tables):

@@ -13,6 +13,7 @@ from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.tables import checkpoints, publication_state, unopened_publication
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
+from spark_log.tables.publication_state import TableKey
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
 from tests.support.topics import append, make
@@ -66,14 +67,18 @@ def test_a_table_that_cannot_be_written_delays_no_other(cluster, topics):
 
 def test_a_log_dir_that_is_not_on_this_host_delays_no_other(cluster, topics, monkeypatch):
     """It stands for the log dir of topic b alone."""
-    log_dirs_to_publish = publication_state.log_dirs_to_publish
+    tables_to_publish = publication_state.tables_to_publish
     (info,) = cluster.log_dirs().values()
     elsewhere = replace(info, log_dir_id=LogDirId(99), uri=info.uri + "-elsewhere", uuid="another")
     monkeypatch.setattr(cluster, "log_dirs", lambda: {info.log_dir_id: info, elsewhere.log_dir_id: elsewhere})
     monkeypatch.setattr(
         publication_state,
-        "log_dirs_to_publish",
-        lambda c, topic: {LogDirId(99): True} if topic.name == "b" else log_dirs_to_publish(c, topic),
+        "tables_to_publish",
+        lambda c, topic, targets: (
+            {TableKey(topic.topic_id, LogDirId(99)): True}
+            if topic.name == "b"
+            else tables_to_publish(c, topic, targets)
+        ),
     )
     assert failed(publish_all(cluster, topics)) == [topics[1].topic_id]
     assert not try_publish(cluster, topics)

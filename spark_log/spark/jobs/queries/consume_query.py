@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from functools import reduce
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -11,9 +10,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.options.offset_json import offsets_to_dict
-from spark_log.spark.datasource.options.source_options import READ_COLUMNS, ReadOptions
+from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
-from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_new_folder, find_or_create
 from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, OtherTopic
@@ -95,48 +93,13 @@ def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
     }
 
 
-def _read(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> DataFrame:
-    """Return the records of the ranges, by Spark's own Parquet scan where it can read them."""
-    options = _options(arguments)
-    if not ranges:
-        return spark.read.format("spark_log").options(**options).load()
-    parsed = ReadOptions.parse(options, streaming=False, environ={})
-    with Cluster.open(arguments.shared.cluster) as cluster:
-        if isinstance(arguments.sink, Console) or not _is_plain(parsed) or not _has_folders(cluster):
-            return spark.read.format("spark_log").options(**_pinned(options, ranges)).load()
-        offsets: dict[str, dict[int, tuple[int, int]]] = {}
-        for (topic, partition), found in sorted(ranges.items()):
-            offsets.setdefault(topic, {})[partition] = (found.start, found.end)
-        frames = [
-            read_topic(
-                spark,
-                cluster,
-                topic,
-                offsets=limits,
-                include_headers=parsed.include_headers,
-                client_rack=parsed.client_rack,
-            )
-            for topic, limits in offsets.items()
-        ]
-    return reduce(DataFrame.unionByName, frames)
-
-
-def _is_plain(options: ReadOptions) -> bool:
-    """Whether `read_topic` does all that the options ask for, besides the choice of offsets."""
-    headers = ("headers",) if options.include_headers else ()
-    asked = (options.min_partitions, options.max_records_per_partition, options.group_id)
-    return options.fail_on_data_loss and options.columns == READ_COLUMNS + headers and not any(asked)
-
-
-def _has_folders(cluster: Cluster) -> bool:
-    """Whether all segments are in folders. Spark may have no file system for those in an object store."""
-    return all(info.uri.startswith("file:") for info in cluster.log_dirs().values())
-
-
 def _batch(
     spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
 ) -> tuple[Measured, Offsets, Offsets]:
-    frame = _read(spark, arguments, ranges)
+    options = _options(arguments)
+    if ranges:
+        options = _pinned(options, ranges)
+    frame = spark.read.format("spark_log").options(**options).load()
     observation = Observation()
     match arguments.sink:
         case Console(limit):

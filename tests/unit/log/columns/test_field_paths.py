@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.log.columns.decoded import ColumnsDefinition
-from spark_log.log.columns.field_ids import BASE_IDS, FIRST_TYPED_ID, numbered, with_ids, without_ids
+from spark_log.log.columns.field_paths import BASE_IDS, FIRST_TYPED_ID, numbered, with_ids, without_ids
 from spark_log.log.columns.topic_columns import changed, from_text, to_text
 from spark_log.log.columns.types import list_of, parse_ddl
 from spark_log.log.records.schema import RECORD_SCHEMA, TimestampType, read_schema, segment_schema

@@ -1,0 +1,32 @@
+"""Publication has targets: tables of several formats over the same files."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "v6"
+down_revision = "v5"
+
+_KEYS = {
+    "publication": ["topic_id", "log_dir_id", "target"],
+    "publication_cursor": ["topic_id", "log_dir_id", "target", "partition"],
+    "publication_intent": ["topic_id", "log_dir_id", "target", "transaction_version"],
+    "publication_intent_cursor": ["topic_id", "log_dir_id", "target", "transaction_version", "partition"],
+}
+_RENAMED = {
+    "publication": {"delta_version": "table_version"},
+    "publication_intent": {"delta_version": "table_version", "recorded_delta_version": "recorded_table_version"},
+}
+
+
+def upgrade() -> None:
+    """What was published so far is in Delta tables."""
+    for name, key in _KEYS.items():
+        with op.batch_alter_table(name) as batch:
+            target: sa.Column[str] = sa.Column(
+                "target", sa.String(16), nullable=False, server_default="delta", comment="format of the table"
+            )
+            batch.add_column(target)
+            for before, after in _RENAMED.get(name, {}).items():
+                batch.alter_column(before, new_column_name=after)
+            batch.drop_constraint(f"pk_{name}", type_="primary")
+            batch.create_primary_key(f"pk_{name}", key)
