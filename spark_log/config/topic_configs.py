@@ -224,6 +224,29 @@ class TopicConfig:
         "no limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
         "ms",
     )
+    table_formats: str = config(
+        "table.formats",
+        "delta",
+        Choice(("delta", "delta,iceberg")),
+        "Not in Kafka. The formats of the topic's tables, over the same files: a Delta table, and with delta,iceberg "
+        "also an Iceberg table (format version 2), which needs the extra `iceberg` and log dirs in folders.",
+    )
+    iceberg_max_lag_ms: int = config(
+        "iceberg.max.lag.ms",
+        60_000,
+        Integer(1_000),
+        "Not in Kafka. How long a segment file may exist before the topic's Iceberg table lists it. Each of its "
+        "snapshots makes its metadata larger, so it has fewer than the Delta table has versions.",
+        "ms",
+    )
+    iceberg_snapshot_retention_ms: int = config(
+        "iceberg.snapshot.retention.ms",
+        6 * 60 * 60 * 1000,
+        Integer(0),
+        "Not in Kafka. How long the snapshots of the topic's Iceberg table can be read. The last one stays. Segment "
+        "files that it lists may be deleted before (file.delete.delay.ms).",
+        "ms",
+    )
     delta_log_retention_ms: int = config(
         "delta.log.retention.ms",
         30 * DAY_MS,

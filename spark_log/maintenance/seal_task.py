@@ -22,7 +22,8 @@ from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_r
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.delta_lag import delta_lags
-from spark_log.tables.publication import log_failure, publish_all
+from spark_log.tables.publication import iceberg_waits_ms, log_failure, publish_all
+from spark_log.tables.publication_state import DELTA, ICEBERG
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class TableRounds:
                 [(topic, [tail.partition for tail in found]) for topic, found in due],
                 lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
                 context.settings.table_loop_threads,
-                lambda topics: self._publish(context, topics).keys(),
+                lambda topics: self._publish(context, topics, eager=context.now).keys(),
             ):
                 topic, partitions = left.pop(str(report.topic))
                 self._note(topic, report.seconds, done=not report.notes and report.partitions == partitions)
@@ -115,11 +116,13 @@ class TableRounds:
             for topic, _ in left.values():  # nothing was sealed, for example because too few replicas are in sync
                 self._note(topic, 0.0, done=False)
 
-    def _publish(self, context: MaintenanceContext, topics: Sequence[Topic]) -> dict[TopicId, Exception]:
+    def _publish(
+        self, context: MaintenanceContext, topics: Sequence[Topic], *, eager: bool
+    ) -> dict[TopicId, Exception]:
         """Publish topics, and note those whose Delta logs are due for a checkpoint. Returns the errors."""
         by_id = {topic.topic_id: topic for topic in topics}
         errors: dict[TopicId, Exception] = {}
-        for topic_id, published in publish_all(context.cluster, topics).items():
+        for topic_id, published in publish_all(context.cluster, topics, eager=eager).items():
             log_failure(by_id[topic_id], published)
             if published.error is not None:
                 errors[topic_id] = published.error
@@ -133,7 +136,7 @@ class TableRounds:
         began_s = clock.monotonic_s()
         errors: dict[TopicId, Exception] | None = None
         try:
-            errors = self._publish(context, topics) if topics else {}
+            errors = self._publish(context, topics, eager=True) if topics else {}
         finally:
             seconds = (clock.monotonic_s() - began_s) / max(1, len(topics))
             for topic in topics:
@@ -174,13 +177,17 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
     store = context.cluster.store
 
     # the clock that dated the appends is read after the rows: so no append time is later than now
-    def read(connection: sa.Connection) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, int], int]:
-        unpublished = _unpublished(connection) if searches_lags else {}
-        return tails(connection), unpublished, store.clock(connection).wall_ms
+    def read(
+        connection: sa.Connection,
+    ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, int], dict[TopicId, int], int]:
+        unpublished, not_in_iceberg = (
+            _unpublished(connection, target) if searches_lags else {} for target in (DELTA, ICEBERG)
+        )
+        return tails(connection), unpublished, not_in_iceberg, store.clock(connection).wall_ms
 
-    waiting, unpublished, now_ms = store.read(read)
+    waiting, unpublished, not_in_iceberg, now_ms = store.read(read)
     due = _Due([], [])
-    ids = waiting.keys() | unpublished.keys()
+    ids = waiting.keys() | unpublished.keys() | not_in_iceberg.keys()
     topics = store.read(lambda connection: topics_of_ids(connection, ids)) if ids else {}
     for topic in sorted(topics.values(), key=lambda topic: topic.name):
         if is_kept_by_store(topic.name) or (context.topic_names is not None and topic.name not in context.topic_names):
@@ -193,14 +200,18 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
             due.tails.append((topic, due_of_topic))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
             due.behind.append(topic)
+        elif topic.topic_id in not_in_iceberg:
+            wait_ms = 0 if context.now else iceberg_waits_ms(topic)
+            if now_ms - not_in_iceberg[topic.topic_id] >= wait_ms:
+                due.behind.append(topic)
     due.tails.sort(key=lambda each: deadline_ms(each[1], each[0].config))
     return due
 
 
-def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
-    """Return by topic the append time of the oldest segment file that is missing in some Delta table of the topic."""
+def _unpublished(connection: sa.Connection, target: str) -> dict[TopicId, int]:
+    """Return by topic the append time of the oldest segment file that is missing in some table of the topic."""
     oldest_ms: dict[TopicId, int] = {}
-    for (topic_id, _), lag in delta_lags(connection).items():
+    for (topic_id, _), lag in delta_lags(connection, target=target).items():
         if lag.sealed_ms is not None:
             oldest_ms[topic_id] = min(lag.sealed_ms, oldest_ms.get(topic_id, lag.sealed_ms))
     return oldest_ms

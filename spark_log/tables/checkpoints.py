@@ -18,8 +18,9 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.tables import publication_state
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS, storage_options
+from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
 from spark_log.tables.log_clean_up import clean_up
-from spark_log.tables.publication_state import DELTA, TableKey
+from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import TopicTable
 from spark_log.tables.unopened_commit import is_newest
 
@@ -78,7 +79,10 @@ def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
     failed: Exception | None = None
     for info in _tables(cluster, topic):
         try:
-            done = _tidy(cluster, cluster.log_dir(info), info, topic)
+            log_dir = cluster.log_dir(info)
+            done = _tidy(cluster, log_dir, info, topic)
+            if ICEBERG in topic.config.table_formats and cluster.store.clock_is_steady():
+                clean_up_iceberg(log_dir, topic.folder, cluster.store.now().wall_ms)
         except (SparkLogError, OSError) as error:
             failed = failed or error
             continue
@@ -103,7 +107,7 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
     """Return the online log dirs that have a table of the topic, or a replica, and so should have one."""
-    found = cluster.store.read(lambda connection: publication_state.tables_to_publish(connection, topic, [DELTA]))
+    found = cluster.store.read(lambda connection: publication_state.tables_to_publish(connection, topic))
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     return [infos[key.log_dir_id] for key in found if key.target == DELTA]
 

@@ -11,7 +11,7 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, PUBLICATION_CURSOR, REPLICA, SEGMENT
 from spark_log.tables.publication_state import DELTA, REPLICA_LIMIT, TableKey, log_dirs_with_replicas, recorded
 
 
@@ -29,9 +29,10 @@ class DeltaLag:
 
 
 def delta_lags(
-    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
+    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None, target: str = DELTA
 ) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
-    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out.
+    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out, and those
+    of another target than Delta that do not exist yet.
 
     A table has shown every record below `seen_offset`. From there on follow the inline tail and later files, of which
     the table lists those that existed at the last publication. Only offsets that the replica has, below the high
@@ -42,7 +43,7 @@ def delta_lags(
         (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
         & (PUBLICATION_CURSOR.partition == REPLICA.partition)
         & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
-        & (PUBLICATION_CURSOR.target == DELTA)
+        & (PUBLICATION_CURSOR.target == target)
     )
     unseen = (
         (SEGMENT.topic_id == PARTITION.topic_id)
@@ -76,6 +77,13 @@ def delta_lags(
         .where(~sa.func.coalesce(listed, sa.false()))
         .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
+    if target != DELTA:
+        exists = sa.exists().where(
+            PUBLICATION.topic_id == REPLICA.topic_id,
+            PUBLICATION.log_dir_id == REPLICA.log_dir_id,
+            PUBLICATION.target == target,
+        )
+        query = query.where(exists)
     if topic_ids is not None:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
     return {

@@ -1,7 +1,7 @@
 """Opens, creates, compares and commits to a topic's Delta table with deltalake."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -10,9 +10,12 @@ import pyarrow as pa
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
+from spark_log.errors import CorruptRecordError
 from spark_log.log.columns.field_paths import contains
+from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
 from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
@@ -41,21 +44,6 @@ _PROPERTIES = {
     # Readers use the statistics of all columns that have them (leaf_statistics.LEAVES_MAX), not only of the first 32.
     "delta.dataSkippingNumIndexedCols": "-1",
 }
-
-
-@dataclass(frozen=True)
-class Difference:
-    add: Sequence[PublishedFile]
-    remove: Sequence[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.remove)
-
-
-def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """Return the changes that make the wanted files the active files of a table. Both arguments have paths as keys."""
-    there = set(active)
-    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
 
 def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
@@ -206,3 +194,63 @@ def storage_options(log_dir: LogDir) -> dict[str, str]:
         scheme = query.get("scheme", "https")
         options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
     return options
+
+
+class OpenDelta:
+    """See OpenTable."""
+
+    def __init__(self, table: TopicTable, delta: "DeltaTable") -> None:
+        self._table, self._delta = table, delta
+        self._active: dict[str, dict[str, Any]] | None = None
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self._delta.transaction_version(self._table.application) or 0, self._delta.version()
+
+    def active_paths(self) -> Collection[str]:
+        if self._active is None:
+            self._active = active_files(self._delta)
+        return self._active.keys()
+
+    def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
+        active = self.active_paths()
+        return Difference(
+            [file for file in wanted if file.path not in active], [path for path in gone if path in active]
+        )
+
+    def has_to_change_first(self, columns: TopicColumns | None) -> bool:
+        if not (columns is not None and add_columns(self._delta, columns.fields)) and not shorten_tombstones(
+            self._delta
+        ):
+            return False
+        self._sync(self._delta.version())
+        return True
+
+    def commit(
+        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+    ) -> int:
+        from deltalake.exceptions import CommitFailedError
+
+        # without retries a commit makes exactly the version after the compared one, or fails
+        version = self._delta.version() + 1
+        assert self._active is not None, "compared before"
+        try:
+            commit_changes(self._delta, what, self._active, cursors, self._table.application, transaction_version)
+        except CommitFailedError as error:
+            raise ConflictingCommitError from error
+        self._sync(version)
+        return version
+
+    def committed_ms(self) -> int:
+        """`DeltaTable.history` returns it too, but holds the GIL while it waits for an object store. A commit file may
+        have been cleaned up.
+        """
+        try:
+            blocks = self._table.log_dir.read_blocks(commit_path(self._table.topic, self._delta.version()))
+            actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
+        except CorruptRecordError:
+            return 0
+        return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
+
+    def _sync(self, version: int) -> None:
+        self._table.log_dir.sync(commit_path(self._table.topic, version))

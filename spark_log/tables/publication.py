@@ -1,7 +1,7 @@
-"""Publishes topics as Delta tables: the active files of a topic's table in a log dir are the sealed segments that its
-replicas there have below the high watermark.
+"""Publishes topics as open tables: the active files of a topic's table in a log dir are the sealed segments that its
+replicas there have below the high watermark. Each format (`target`) has tables of its own over the same files.
 
-Publication is based on state, not on events: it commits the difference between the metadata and the Delta table, and
+Publication is based on state, not on events: it commits the difference between the metadata and the table, and
 the commit fails unless the table is still at the version that was compared. So the next publication corrects the
 effects of a second publisher, of a crash between any two steps, and of a commit by another program. If the version of
 the table and of our app transaction are those recorded, the table is unchanged, and only the segments that changed
@@ -9,44 +9,41 @@ since then are compared; otherwise all are. In a local log dir an unchanged tabl
 not opened again (`unopened_publication`).
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
+from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata.connections.server_identity import accepted_at_ms
 from spark_log.tables import checkpoints, publication_intent, publication_state
 from spark_log.tables.delta_log_repair import repair
-from spark_log.tables.delta_table import (
-    Difference,
-    active_files,
-    add_columns,
-    commit_changes,
-    difference,
-    open_table,
-    shorten_tombstones,
-)
+from spark_log.tables.delta_table import OpenDelta, open_table
+from spark_log.tables.iceberg.open_iceberg import OpenIceberg
+from spark_log.tables.iceberg.table import open_table as open_iceberg
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.table_changes import Changes, TopicTable, find_changes
-from spark_log.tables.unopened_commit import commit_path
+from spark_log.tables.publication_state import DELTA, ICEBERG
+from spark_log.tables.table_changes import (
+    Changes,
+    ConflictingCommitError,
+    Difference,
+    OpenTable,
+    TopicTable,
+    difference,
+    find_changes,
+)
 from spark_log.tables.unopened_publication import opened, publish_unopened, settle
-
-if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
-    from deltalake import DeltaTable
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 20
 _TOPICS_AT_ONCE = 64
-_TARGETS = (publication_state.DELTA,)
 
 
 @dataclass(frozen=True)
@@ -76,14 +73,14 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         raise error
 
 
-def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
-    """Publish topics, and then write the checkpoints that are due. A failure is logged, and the next publication
-    corrects it.
+def try_publish(cluster: Cluster, topics: Iterable[Topic], *, eager: bool = True) -> bool:
+    """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
+    publication corrects it.
 
     Returns whether all tables were published.
     """
     by_id = {topic.topic_id: topic for topic in topics}
-    published = publish_all(cluster, list(by_id.values()))
+    published = publish_all(cluster, list(by_id.values()), eager=eager)
     for topic_id, each in published.items():
         log_failure(by_id[topic_id], each)
         if each.checkpoint_due:
@@ -101,8 +98,12 @@ def log_failure(topic: Topic, published: Published) -> None:
         logger.error("topic %s: Delta table not updated", topic.name, exc_info=error)
 
 
-def publish_all(cluster: Cluster, topics: Sequence[Topic]) -> dict[TopicId, Published]:
-    """Publish topics to their Delta tables in every log dir that is online. A failing one does not stop the others."""
+def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = True) -> dict[TopicId, Published]:
+    """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
+
+    Unless `eager`, Iceberg tables to which this process has committed lately are left for a later publication, so that
+    they get no more snapshots than iceberg.max.lag.ms demands.
+    """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
@@ -115,11 +116,13 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic]) -> dict[TopicId, Publ
         due: set[TopicId] = set()
         for table in tables:
             topic_id = table.topic.topic_id
+            if not eager and _has_time(table):
+                continue
             try:
                 version = versions.get(table.key)
                 if version is None:
                     version = _publish_opened(cluster, table)
-                if version is not None and checkpoints.is_due(table, version):
+                if version is not None and table.target == DELTA and checkpoints.is_due(table, version):
                     due.add(topic_id)
             except Exception as error:  # of whatever kind: the other tables go on
                 errors.setdefault(topic_id, error)
@@ -131,11 +134,7 @@ def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable]
     """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
     that cannot be opened, for example because it is not mounted on this host.
     """
-    found = cluster.store.read(
-        lambda connection: [
-            (topic, publication_state.tables_to_publish(connection, topic, _TARGETS)) for topic in topics
-        ]
-    )
+    found = cluster.store.read(lambda c: [(topic, publication_state.tables_to_publish(c, topic)) for topic in topics])
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     log_dirs: dict[LogDirId, LogDir | Exception] = {}
     for log_dir_id in {key.log_dir_id for _, of_topic in found for key in of_topic}:
@@ -161,33 +160,58 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
     if errors:
         raise errors[topic.topic_id]
     for table in tables:
-        delta = open_table(table.log_dir, topic, create=False)
-        if delta is None:
+        there = _open(table, create=False)
+        if there is None:
             continue
-        in_table = delta.transaction_version(table.application) or 0
-        at = (in_table, delta.version())
-        found = cluster.store.read(lambda connection, table=table, at=at: find_changes(connection, table, at))  # type: ignore[misc]
+        found = cluster.store.read(lambda c, table=table, there=there: find_changes(c, table, there.at))  # type: ignore[misc]
         if found is not None and not found.in_doubt and not found.incremental:
-            _compare_all(cluster, table, delta, found, in_table)
+            _compare_all(cluster, table, there, found)
+
+
+_published_s: dict[str, float] = {}
+"""When this process has published to each table that it had to open, by application id."""
+
+
+def iceberg_waits_ms(topic: Topic) -> float:
+    """Return the time that a file may wait for the next commit to the Iceberg table; the rest of iceberg.max.lag.ms is
+    for the commit.
+    """
+    return 0.8 * topic.config.iceberg_max_lag_ms
+
+
+def _has_time(table: TopicTable) -> bool:
+    if table.target != ICEBERG or table.application not in _published_s:
+        return False
+    return 1000 * (clock.monotonic_s() - _published_s[table.application]) < iceberg_waits_ms(table.topic)
+
+
+def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
+    """Open the table; None if it does not exist and is not created."""
+    if table.target == ICEBERG:
+        iceberg = open_iceberg(table.log_dir, table.topic.folder, table.application)
+        return OpenIceberg(table, iceberg) if create or iceberg.version else None
+    delta = open_table(table.log_dir, table.topic, create=create)
+    return None if delta is None else OpenDelta(table, delta)
 
 
 def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
-    """Open the table and publish to it. Returns its Delta version, or None if it has no log and needs none."""
+    """Open the table and publish to it. Returns its version, or None if it does not exist and is not needed."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:
-            delta = open_table(log_dir, topic, create=table.listing)
-            if delta is None:
+            there = _open(table, create=table.listing)
+            if there is None:
                 opened.setdefault(table.application, None)
                 return None
-            version = _publish_once(cluster, table, delta)
+            version = _publish_once(cluster, table, there)
             if version is not None:
+                _published_s[table.application] = clock.monotonic_s()
                 opened.setdefault(table.application, None)
                 return version
-        except CommitFailedError:  # another process committed first: compare with the new state
+        except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state
             continue
         except BaseException as error:
             # an object store that does not complete its answer raises OSError
@@ -197,12 +221,9 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, uri)
                 continue
             # deltalake panics, with an exception class of its own, in a forked child of a process that has used it
-            raise StorageUnavailableError(
-                redact(f"Delta table of topic {topic.name} in {uri}: {_one_line(error)}")
-            ) from error
+            raise StorageUnavailableError(redact(f"{table.title} in {uri}: {_one_line(error)}")) from error
     raise StorageUnavailableError(
-        f"Delta table of topic {topic.name}: {_ATTEMPTS} commits conflicted with those of other writers; the"
-        " next publication tries again"
+        f"{table.title}: {_ATTEMPTS} commits conflicted with those of other writers; the next publication tries again"
     )
 
 
@@ -211,35 +232,26 @@ def _one_line(error: BaseException) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
-def _publish_once(cluster: Cluster, table: TopicTable, delta: "DeltaTable") -> int | None:
-    """Publish to the open table, at most one commit. Returns its Delta version, or None if it must be opened again."""
-    topic, log_dir = table.topic, table.log_dir
-    in_table = delta.transaction_version(table.application) or 0
-    compared = (in_table, delta.version())
+def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int | None:
+    """Publish to the open table, at most one commit. Returns its version, or None if it must be opened again."""
+    topic, compared = table.topic, there.at
     changes = cluster.store.read_as_primary(lambda connection: find_changes(connection, table, compared))
     if changes is None:
-        return delta.version()
+        return compared[1]
     if changes.in_doubt:  # a publisher died before it recorded its commit
-        settle(cluster, [(table, in_table)], durable=True)
+        settle(cluster, [(table, compared[0])], durable=True)
         return None
-    active = active_files(delta)
     if changes.incremental:
-        what = Difference(
-            [file for file in changes.wanted if file.path not in active],
-            [path for path in changes.gone if path in active],
-        )
+        what = there.incremental(changes.wanted, changes.gone)
     else:
-        what = _compare_all(cluster, table, delta, changes, in_table)
+        what = _compare_all(cluster, table, there, changes)
     recorded, due, columns = changes.recorded, changes.due, changes.columns
     if not what:
-        cluster.store.transact(
-            lambda c, _attempt: publication_state.record(c, topic, table.key, recorded, compared, due)
-        )
-        return delta.version()
-    if (columns is not None and add_columns(delta, columns)) or shorten_tombstones(delta):
-        log_dir.sync(commit_path(topic, delta.version()))
+        cluster.store.transact(lambda c, _: publication_state.record(c, topic, table.key, recorded, compared, due))
+        return compared[1]
+    if there.has_to_change_first(columns):
         return None
-    opened[table.application] = columns
+    opened[table.application] = None if columns is None else columns.fields
     intent = Intent(topic, table.key, recorded, compared, what.add, due)
     transaction_version = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, [intent])).get(
         intent.key
@@ -247,26 +259,23 @@ def _publish_once(cluster: Cluster, table: TopicTable, delta: "DeltaTable") -> i
     if transaction_version is None:
         return None
     failpoint("publish.before-commit")
-    # without retries a commit makes exactly the version after the compared one, or fails
-    table_version = delta.version() + 1
-    commit_changes(delta, what, active, changes.cursors, table.application, transaction_version)
-    log_dir.sync(commit_path(topic, table_version))
+    version = there.commit(what, changes.cursors, columns, transaction_version)
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
-    return table_version
+    return version
 
 
-def _compare_all(cluster: Cluster, table: TopicTable, delta: "DeltaTable", found: Changes, in_table: int) -> Difference:
+def _compare_all(cluster: Cluster, table: TopicTable, there: OpenTable, found: Changes) -> Difference:
     """Compare all files of the table and the metadata. Raises StoreChangedError if the metadata seems to be an older
     copy.
     """
-    what = difference({file.path: file for file in found.wanted}, active_files(delta))
-    if in_table > (found.recorded or (0, 0))[0]:
-        _check_store_is_not_older(cluster, table, delta, what)
+    what = difference({file.path: file for file in found.wanted}, there.active_paths())
+    if there.at[0] > (found.recorded or (0, 0))[0]:
+        _check_store_is_not_older(cluster, table, there, what)
     return what
 
 
-def _check_store_is_not_older(cluster: Cluster, table: TopicTable, delta: "DeltaTable", what: Difference) -> None:
+def _check_store_is_not_older(cluster: Cluster, table: TopicTable, there: OpenTable, what: Difference) -> None:
     """Raise StoreChangedError if the table, which has later commits than the metadata knows, lists segments that the
     metadata does not name: then it was restored from an older copy, and does not tell which files to remove.
 
@@ -279,24 +288,10 @@ def _check_store_is_not_older(cluster: Cluster, table: TopicTable, delta: "Delta
     named = cluster.store.read(lambda connection: publication_state.named_paths(connection, topic))
     unknown = sum(path not in named for path in ours)
     accepted_ms = cluster.store.read(accepted_at_ms)
-    committed_ms = _committed_ms(table.log_dir, topic, delta.version())
-    if unknown and (accepted_ms is None or accepted_ms <= committed_ms):
+    if unknown and (accepted_ms is None or accepted_ms <= there.committed_ms()):
         raise StoreChangedError(
-            f"Delta table of topic {topic.name} in {redact(table.info.uri)} lists {unknown} segments that the metadata"
+            f"{table.title} in {redact(table.info.uri)} lists {unknown} segments that the metadata"
             " store does not know: the store seems to be restored from an older copy. Publication and clean-up of the"
             " topic's files have stopped. See what it lacks with `spark-log store status`, then allow both with"
             " `spark-log store accept`"
         )
-
-
-def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
-    """Return the time of the commit of a version by the clock of its writer, 0 if the commit file was cleaned up.
-
-    `DeltaTable.history` returns it too, but holds the GIL while it waits for an object store.
-    """
-    try:
-        blocks = log_dir.read_blocks(commit_path(topic, version))
-        actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
-    except CorruptRecordError:
-        return 0
-    return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)

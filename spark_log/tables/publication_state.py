@@ -5,7 +5,7 @@ A table of the topic in a log dir lists the sealed segments of the replicas ther
 replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ REPLICA_LIMIT = sa.case(
 _CHUNK = 1_000
 """The number of rows of one statement."""
 
-DELTA = "delta"
+DELTA, ICEBERG = "delta", "iceberg"
 
 
 class TableKey(NamedTuple):
@@ -239,9 +239,9 @@ def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogD
     return [LogDirId(log_dir_id) for log_dir_id in found]
 
 
-def tables_to_publish(connection: sa.Connection, topic: Topic, targets: Sequence[str]) -> dict[TableKey, bool]:
+def tables_to_publish(connection: sa.Connection, topic: Topic) -> dict[TableKey, bool]:
     """Return the tables in online log dirs that must list the files of a replica there (True), or that exist and must
-    list none, because there is no replica, or the target is none of `targets` any more.
+    list none, because there is no replica, or the target is not in table.formats any more.
     """
     online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
     exist = {
@@ -251,7 +251,7 @@ def tables_to_publish(connection: sa.Connection, topic: Topic, targets: Sequence
     needed = {
         TableKey(topic.topic_id, log_dir_id, target): True
         for log_dir_id in log_dirs_with_replicas(connection, topic)
-        for target in targets
+        for target in topic.config.table_formats.split(",")
     }
     return {key: listing for key, listing in sorted({**exist, **needed}.items()) if key.log_dir_id in online}
 
@@ -283,6 +283,12 @@ def due(connection: sa.Connection, table: TableKey) -> Due:
     # partitions that were published but have no replica in this log dir any more
     lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(_LOST, here)}
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
+
+
+def all_gone(connection: sa.Connection, table: TableKey) -> Due:
+    """Return the new cursors of a table that must list no file, although the log dir may have replicas."""
+    known = cursors(connection, table)
+    return Due({number: Cursor(each.change, 0, each.seen_offset) for number, each in known.items()}, True, False)
 
 
 def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int] | None = None) -> dict[int, Cursor]:

@@ -1,12 +1,14 @@
-"""Finds the changes that a topic's Delta table needs: the difference between the metadata and the table."""
+"""Finds the changes that a table of a topic needs: the difference between the metadata and the table."""
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.publication_state import Cursor, Due, PublishedFile, TableKey
@@ -27,9 +29,15 @@ class TopicTable:
         return TableKey(self.topic.topic_id, self.info.log_dir_id, self.target)
 
     @property
+    def title(self) -> str:
+        """Return the name of the table in messages."""
+        return f"{self.target.capitalize()} table of topic {self.topic.name}"
+
+    @property
     def application(self) -> str:
-        """Return the application id of our transactions in the table."""
-        return f"spark-log/{self.topic.uuid}/{self.info.uuid}"
+        """Return the id of the table, in Delta the application id of our transactions."""
+        suffix = "" if self.target == publication_state.DELTA else f"/{self.target}"
+        return f"spark-log/{self.topic.uuid}/{self.info.uuid}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,56 @@ class Changes:
     incremental: bool
     wanted: list[PublishedFile]
     gone: list[str]
-    columns: pa.StructType | None
+    columns: TopicColumns | None
     """The typed columns of the topic, which may be in any of its files."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The files to add to a table, and the paths of those to remove."""
+
+    add: Sequence[PublishedFile]
+    remove: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove)
+
+
+def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
+    """Return the changes that make the wanted files the active files of a table. Both arguments have paths as keys."""
+    there = set(active)
+    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
+
+
+class ConflictingCommitError(Exception):
+    """Another process has committed to the table since it was opened."""
+
+
+class OpenTable(Protocol):
+    """A table of some format, as of the version that was opened."""
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Return the version of our last transaction in the table, and the version of the table."""
+
+    def active_paths(self) -> Collection[str]:
+        """Return the paths of all files that the table lists."""
+
+    def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
+        """Return the change of a table that is as we left it, by the segments and files that changed since then."""
+
+    def has_to_change_first(self, columns: TopicColumns | None) -> bool:
+        """Make a commit of its own that the table needs before it gets files, and return True; else return False."""
+
+    def commit(
+        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+    ) -> int:
+        """Commit a change, durably, and return the new version of the table. `cursors` decide which added files have
+        records that the table has shown. Raises ConflictingCommitError.
+        """
+
+    def committed_ms(self) -> int:
+        """Return the time of the last commit by the clock of its writer, 0 if it is unknown."""
 
 
 def find_changes(
@@ -65,7 +121,7 @@ def find_changes(
     recorded = publication_state.recorded(connection, key)
     in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, key, in_table)
     as_we_left_it = left_at == (recorded or (0, 0))
-    due = publication_state.due(connection, key)
+    due = publication_state.due(connection, key) if table.listing else publication_state.all_gone(connection, key)
     now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
@@ -79,7 +135,6 @@ def find_changes(
         segments = publication_state.changed_segments(connection, key, due.cursors)
         gone = publication_state.retired_paths(connection, topic, key, due.cursors)
     else:
-        segments = publication_state.all_segments(connection, key) if reads_all else []
+        segments = publication_state.all_segments(connection, key) if reads_all and table.listing else []
     columns = None if now is None else now.all_columns
-    typed = None if columns is None else columns.fields
-    return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, typed)
+    return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, columns)

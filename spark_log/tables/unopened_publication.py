@@ -15,10 +15,9 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.columns.field_paths import contains
 from spark_log.tables import publication_intent, publication_state
-from spark_log.tables.delta_table import Difference
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.publication_state import TableKey
-from spark_log.tables.table_changes import Changes, TopicTable, find_changes
+from spark_log.tables.publication_state import DELTA, TableKey
+from spark_log.tables.table_changes import Changes, Difference, TopicTable, find_changes
 from spark_log.tables.unopened_commit import commit_content, commit_path, is_newest
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     A table must be opened if it has changed, must be compared as a whole, may lack typed columns, or has not been
     opened by this process; or if its log dir is an object store and there is something to commit.
     """
-    tables = _verified([table for table in tables if table.application in opened])
+    tables = _verified([table for table in tables if table.target == DELTA and table.application in opened])
     if not tables:
         return {}
     changes = _changes(cluster, tables)
@@ -93,7 +92,7 @@ def _is_newest(table: TopicTable, version: int) -> bool:
 
 def _may_lack_columns(table: TopicTable, found: Changes) -> bool:
     known = opened[table.application]
-    return found.columns is not None and (known is None or not contains(known, found.columns))
+    return found.columns is not None and (known is None or not contains(known, found.columns.fields))
 
 
 def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes]]) -> dict[TableKey, int]:

@@ -221,7 +221,7 @@ class TableLoop:
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic]) and done
+            done = try_publish(self._cluster, [topic], eager=alone) and done
         elif not numbers:
             return None
         outcome = _Round(done, clock.monotonic_s() - began_s)

@@ -1,0 +1,47 @@
+"""Deletes files in an Iceberg table's folder `metadata` that no snapshot needs any more."""
+
+import re
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.tables.iceberg.table import METADATA_FILES, open_table
+
+_KEPT_MS = 3_600_000
+"""Files are deleted so long after the metadata have dropped the last snapshot that needs them: readers that began
+before may still be on them.
+"""
+_SNAPSHOT_LIST = re.compile(r"snap-(\d+)-.*\.avro")
+_METADATA = re.compile(r"v(\d+)\.metadata\.json")
+
+
+def clean_up(log_dir: LogDir, folder: str, now_ms: int) -> int:
+    """Delete the files of a topic's Iceberg table that are not needed. Returns their number.
+
+    A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
+    the list of neither the first nor the last of them, is in none.
+    """
+    if not log_dir.local:
+        return 0
+    table = open_table(log_dir, folder, "")
+    if table.metadata is None:
+        return 0
+    snapshots = sorted(table.metadata["snapshots"], key=lambda each: each["sequence-number"])
+    ids = {each["snapshot-id"] for each in snapshots}
+    manifests = {
+        each["manifest_path"].rpartition("/")[2]
+        for snapshot in (snapshots[0], snapshots[-1])
+        for each in table.manifests_of(snapshot)
+    }
+    deleted = 0
+    for entry in log_dir.entries(f"{folder}/metadata"):
+        if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
+            continue
+        if match := _METADATA.fullmatch(entry.name):
+            needed = int(match[1]) >= table.version - METADATA_FILES
+        elif match := _SNAPSHOT_LIST.fullmatch(entry.name):
+            needed = int(match[1]) in ids
+        else:
+            needed = entry.name in manifests or not entry.name.endswith(".avro")
+        if not needed and entry.modified_ms <= snapshots[0]["timestamp-ms"] - _KEPT_MS:
+            log_dir.delete(entry.path)
+            deleted += 1
+    return deleted

@@ -1,0 +1,53 @@
+"""The Iceberg format of publication."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from spark_log import clock
+from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.tables.iceberg.table import IcebergTable, commit
+from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
+
+
+class OpenIceberg:
+    """See OpenTable."""
+
+    def __init__(self, table: TopicTable, iceberg: IcebergTable) -> None:
+        self._table, self._iceberg = table, iceberg
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self._iceberg.transaction_version, self._iceberg.version
+
+    def active_paths(self) -> Collection[str]:
+        return self._iceberg.active_files().keys()
+
+    def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
+        """The table is as we left it, so it lists no file that changed since then. A file that is gone may have come
+        after that.
+        """
+        return Difference(wanted, [each.path for each in self._iceberg.find(gone)])
+
+    def has_to_change_first(self, columns: TopicColumns | None) -> bool:
+        return False
+
+    def commit(
+        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+    ) -> int:
+        """A commit has the schema of its files."""
+        done = commit(
+            self._iceberg,
+            what.add,
+            self._iceberg.find(what.remove),
+            cursors,
+            columns,
+            transaction_version,
+            clock.wall_ms(),
+            self._table.topic.config.iceberg_snapshot_retention_ms,
+        )
+        if not done:
+            raise ConflictingCommitError
+        return self._iceberg.version + 1
+
+    def committed_ms(self) -> int:
+        return self._iceberg.updated_ms

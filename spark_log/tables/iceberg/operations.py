@@ -1,0 +1,60 @@
+"""Splits a change of a table into Iceberg's operations, which readers treat differently. Pure.
+
+    delete      files are removed: by retention, by truncation, or with a replica
+    overwrite   files are replaced by files with fewer records (compaction, erasure), or return after they were removed
+    replace     files are replaced by files with the same records (merge, new columns)
+    append      files with records that the table has not had
+
+A stream of a reader reads `append` and ignores `replace`. https://iceberg.apache.org/spec/#snapshots
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_log.tables.publication_state import PublishedFile
+
+
+class Listed(NamedTuple):
+    """A file that the table lists. `path` is relative to the table."""
+
+    path: str
+    partition: int
+    base_offset: int
+    record_count: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The changes of one snapshot."""
+
+    name: str
+    add: Sequence[PublishedFile]
+    remove: Sequence[Listed]
+
+
+def operations(
+    add: Sequence[PublishedFile], remove: Sequence[Listed], has_seen: Callable[[PublishedFile], bool]
+) -> list[Operation]:
+    """Return the operations that add and remove these files, in their order. `has_seen` is whether the records of an
+    added file have been in the table before.
+    """
+    left = {each.path: each for each in remove}
+    replaced: dict[str, tuple[list[PublishedFile], list[Listed]]] = {"overwrite": ([], []), "replace": ([], [])}
+    new: list[PublishedFile] = []
+    for file in add:
+        if not has_seen(file):
+            new.append(file)
+            continue
+        before = [
+            each
+            for each in left.values()
+            if each.partition == file.partition and file.base_offset <= each.base_offset < file.end_offset
+        ]
+        for each in before:
+            del left[each.path]
+        name = "replace" if sum(each.record_count for each in before) == file.record_count else "overwrite"
+        replaced[name][0].append(file)
+        replaced[name][1].extend(before)
+    parts = {"delete": ([], list(left.values())), **replaced, "append": (new, [])}
+    return [Operation(name, *files) for name, files in parts.items() if any(files)]

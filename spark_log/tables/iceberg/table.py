@@ -1,0 +1,333 @@
+"""Opens a topic's Iceberg table in a local log dir, and commits to it.
+
+The table's location is the topic's folder; its files are those of the log. A commit writes manifests, and creates
+`metadata/v<N>.metadata.json`, which fails if another process was first. `version-hint.text` follows it: a reader with
+an old hint sees an older snapshot.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import CorruptRecordError, InvalidConfigurationError
+from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.tables.iceberg import manifests as avro
+from spark_log.tables.iceberg.manifests import Entry, Manifest
+from spark_log.tables.iceberg.operations import Listed, Operation, operations
+from spark_log.tables.iceberg.schema import PARTITION_SPEC, iceberg_schema, last_column_id, name_mapping
+from spark_log.tables.publication_state import Cursor, PublishedFile
+
+VERSION = "spark-log.transaction-version"
+"""Key of a snapshot's summary: the version of the intent that the commit carries out."""
+
+MANIFEST_FILES = 100
+"""A manifest with fewer files is written anew with the next ones."""
+_SMALL_MANIFESTS_MAX = 20
+_NAME_MAPPING = "schema.name-mapping.default"
+
+
+@dataclass(frozen=True)
+class IcebergTable:
+    """A table as of one version. `metadata` is the content of its metadata file, or None if there is no table yet."""
+
+    log_dir: LogDir
+    folder: str
+    application: str
+    version: int
+    metadata: Mapping[str, Any] | None
+
+    @property
+    def location(self) -> str:
+        return self.log_dir.location(self.folder)
+
+    @property
+    def transaction_version(self) -> int:
+        """Return the version of the last intent that was carried out in the table."""
+        snapshots = () if self.metadata is None else reversed(self.metadata["snapshots"])
+        return next((int(each["summary"][VERSION]) for each in snapshots if VERSION in each["summary"]), 0)
+
+    @property
+    def updated_ms(self) -> int:
+        """Return the time of the last commit by the clock of its writer, 0 if there is no table yet."""
+        return 0 if self.metadata is None else int(self.metadata["last-updated-ms"])
+
+    def active_files(self) -> dict[str, Listed]:
+        """Return the files that the table lists, by their paths relative to its location."""
+        entries = [entry for manifest in self._manifests() for entry in self._entries(manifest)]
+        return {each.path: each for each in map(self._listed, entries)}
+
+    def find(self, paths: Iterable[str]) -> list[Listed]:
+        """Return those of the files that the table lists. Manifests without their partitions are not read."""
+        asked = set(paths)
+        partitions = {int(path.split("/")[1]) for path in asked}
+        found = [
+            self._listed(entry)
+            for manifest in (self._manifests() if asked else ())
+            if any(avro.may_contain(manifest, partition) for partition in partitions)
+            for entry in self._entries(manifest)
+        ]
+        return [each for each in found if each.path in asked]
+
+    def _snapshot(self) -> Mapping[str, Any] | None:
+        if self.metadata is None:
+            return None
+        current = self.metadata.get("current-snapshot-id")
+        return next((each for each in self.metadata["snapshots"] if each["snapshot-id"] == current), None)
+
+    def manifests_of(self, snapshot: Mapping[str, Any]) -> list[Manifest]:
+        return avro.read_manifest_list(self._read(snapshot["manifest-list"]))
+
+    def _manifests(self) -> list[Manifest]:
+        snapshot = self._snapshot()
+        return [] if snapshot is None else self.manifests_of(snapshot)
+
+    def _entries(self, manifest: Manifest) -> list[Entry]:
+        return avro.read_manifest(self._read(manifest["manifest_path"]), manifest)
+
+    def _read(self, location: str) -> bytes:
+        relative = location.removeprefix(self.location + "/")
+        return b"".join(map(bytes, self.log_dir.read_blocks(f"{self.folder}/{relative}")))
+
+    def _listed(self, entry: Entry) -> Listed:
+        file = entry["data_file"]
+        path = file["file_path"].removeprefix(self.location + "/")
+        return Listed(path, file["partition"]["partition"], file["partition"]["base_offset"], file["record_count"])
+
+
+def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
+    """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
+    if not log_dir.local:
+        raise InvalidConfigurationError(
+            f"table.formats=iceberg: {log_dir!r} is in an object store, which only Delta tables support yet"
+        )
+    version = _hinted(log_dir, folder)
+    while log_dir.sizes([_metadata_path(folder, version + 1)]) != [None]:  # a commit without its hint
+        version += 1
+    if version == 0:
+        return IcebergTable(log_dir, folder, application, 0, None)
+    content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
+    return IcebergTable(log_dir, folder, application, version, json.loads(content))
+
+
+def commit(
+    table: IcebergTable,
+    add: Sequence[PublishedFile],
+    remove: Sequence[Listed],
+    cursors: Mapping[int, Cursor],
+    columns: TopicColumns | None,
+    transaction_version: int,
+    now_ms: int,
+    retention_ms: int,
+) -> bool:
+    """Make the next version of the table: one snapshot for each operation. Returns False if another process did.
+
+    `cursors` decide which added files are new to the table. Snapshots older than `retention_ms` leave the metadata.
+    """
+    table.log_dir.make_folder(f"{table.folder}/metadata")
+    metadata = _with_schema(table, columns, now_ms)
+    writer = _Writer(table, metadata, transaction_version, now_ms)
+    done = operations(add, remove, lambda file: cursors.get(file.partition, Cursor()).has_seen(file))
+    for operation in done or [Operation("append", [], [])]:
+        writer.add_snapshot(operation)
+    _expire(metadata, now_ms - retention_ms)
+    version = table.version + 1
+    content = json.dumps(metadata).encode()
+    if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
+        return False
+    hint = table.log_dir.replace(f"{table.folder}/metadata/version-hint.text")
+    hint.write(str(version).encode())
+    hint.commit()
+    return True
+
+
+class _Writer:
+    """Adds snapshots to the metadata of a commit, and writes their manifests."""
+
+    def __init__(self, table: IcebergTable, metadata: dict[str, Any], transaction_version: int, now_ms: int) -> None:
+        self._table, self._metadata, self._version, self._now_ms = table, metadata, transaction_version, now_ms
+        self._manifests = table._manifests()
+        self._entries: dict[str, list[Entry]] = {}
+        [self._schema] = [each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"]]
+
+    def add_snapshot(self, operation: Operation) -> None:
+        metadata, table = self._metadata, self._table
+        parent = metadata.get("current-snapshot-id")
+        sequence = metadata["last-sequence-number"] = metadata["last-sequence-number"] + 1
+        snapshot_id = _snapshot_id(table.application, self._version, sequence)
+        self._manifests = [each for each in self._manifests if avro.live_files(each)]
+        if operation.remove:
+            self._remove({each.path: each for each in operation.remove}, snapshot_id, sequence)
+        if operation.add:
+            self._add(
+                [_entry(table.location, file, snapshot_id, sequence) for file in operation.add], snapshot_id, sequence
+            )
+        name = f"snap-{snapshot_id}-{uuid.uuid4()}.avro"
+        content = avro.write_manifest_list(self._manifests, snapshot_id, parent, sequence)
+        rows = sum(each["added_rows_count"] + each["existing_rows_count"] for each in self._manifests)
+        summary = {
+            "operation": operation.name,
+            VERSION: str(self._version),
+            "added-data-files": str(len(operation.add)),
+            "added-records": str(sum(file.record_count for file in operation.add)),
+            "deleted-data-files": str(len(operation.remove)),
+            "deleted-records": str(sum(each.record_count for each in operation.remove)),
+            "total-data-files": str(sum(map(avro.live_files, self._manifests))),
+            "total-records": str(rows),
+        }
+        snapshot = {
+            "snapshot-id": snapshot_id,
+            **({} if parent is None else {"parent-snapshot-id": parent}),
+            "sequence-number": sequence,
+            "timestamp-ms": self._now_ms,
+            "manifest-list": self._write(name, content),
+            "schema-id": self._schema["schema-id"],
+            "summary": summary,
+        }
+        metadata["snapshots"].append(snapshot)
+        metadata["snapshot-log"].append({"timestamp-ms": self._now_ms, "snapshot-id": snapshot_id})
+        metadata["current-snapshot-id"] = snapshot_id
+        metadata["refs"] = {"main": {"snapshot-id": snapshot_id, "type": "branch"}}
+
+    def _remove(self, removed: Mapping[str, Listed], snapshot_id: int, sequence: int) -> None:
+        """Write the manifests that list removed files anew."""
+        for number, manifest in enumerate(self._manifests):
+            if not any(avro.may_contain(manifest, each.partition, each.base_offset) for each in removed.values()):
+                continue
+            entries = self._live(manifest)
+            gone = [self._table._listed(entry).path in removed for entry in entries]
+            if any(gone):
+                entries = [
+                    {**entry, "status": avro.DELETED, "snapshot_id": snapshot_id} if is_gone else entry
+                    for entry, is_gone in zip(entries, gone, strict=True)
+                ]
+                self._manifests[number] = self._write_manifest(entries, snapshot_id, sequence)
+
+    def _add(self, added: list[Entry], snapshot_id: int, sequence: int) -> None:
+        """Write a manifest with the added files, and with those of a small manifest, or of all of them if there are
+        many. Manifests that this snapshot has written stay.
+        """
+        small = [
+            each
+            for each in self._manifests
+            if avro.live_files(each) < MANIFEST_FILES and each["added_snapshot_id"] != snapshot_id
+        ]
+        joined = small if len(small) > _SMALL_MANIFESTS_MAX else small[-1:]
+        entries = [entry for manifest in joined for entry in self._live(manifest)]
+        kept = [each for each in self._manifests if each not in joined]
+        self._manifests = [*kept, self._write_manifest([*entries, *added], snapshot_id, sequence)]
+
+    def _live(self, manifest: Manifest) -> list[Entry]:
+        path = manifest["manifest_path"]
+        entries = self._entries[path] if path in self._entries else self._table._entries(manifest)
+        return [{**entry, "status": avro.EXISTING} for entry in entries if entry["status"] != avro.DELETED]
+
+    def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
+        content = avro.write_manifest(entries, self._schema)
+        path = self._write(f"{uuid.uuid4()}-m0.avro", content)
+        self._entries[path] = entries
+        return avro.describe_manifest(path, len(content), entries, snapshot_id, sequence)
+
+    def _write(self, name: str, content: bytes) -> str:
+        relative = f"metadata/{name}"
+        file = self._table.log_dir.create(f"{self._table.folder}/{relative}")
+        file.write(content)
+        file.commit()
+        return f"{self._table.location}/{relative}"
+
+
+def _with_schema(table: IcebergTable, columns: TopicColumns | None, now_ms: int) -> dict[str, Any]:
+    """Return a copy of the table's metadata, or those of a new table, whose current schema has these typed columns."""
+    schema = iceberg_schema(columns)
+    metadata: dict[str, Any] = json.loads(json.dumps(table.metadata)) if table.metadata else _new(table.location)
+    current = [each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"]]
+    if not current or current[0]["fields"] != schema["fields"]:
+        number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
+        metadata["schemas"].append({**schema, "schema-id": number})
+        metadata["current-schema-id"] = number
+        metadata["last-column-id"] = max(metadata["last-column-id"], last_column_id(schema))
+        metadata["properties"][_NAME_MAPPING] = name_mapping(schema)
+    if table.version:
+        before = f"{table.location}/metadata/v{table.version}.metadata.json"
+        metadata["metadata-log"].append({"timestamp-ms": metadata["last-updated-ms"], "metadata-file": before})
+        del metadata["metadata-log"][:-METADATA_FILES]
+    metadata["last-updated-ms"] = now_ms
+    return metadata
+
+
+METADATA_FILES = 100
+"""Number of earlier metadata files that are kept."""
+
+
+def _new(location: str) -> dict[str, Any]:
+    return {
+        "format-version": 2,
+        "table-uuid": str(uuid.uuid4()),
+        "location": location,
+        "last-sequence-number": 0,
+        "last-updated-ms": 0,
+        "last-column-id": 0,
+        "schemas": [],
+        "current-schema-id": -1,
+        "partition-specs": [{"spec-id": 0, "fields": PARTITION_SPEC}],
+        "default-spec-id": 0,
+        "last-partition-id": PARTITION_SPEC[-1]["field-id"],
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "default-sort-order-id": 0,
+        "properties": {"write.parquet.compression-codec": "zstd"},
+        "snapshots": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+        "refs": {},
+    }
+
+
+def _expire(metadata: dict[str, Any], before_ms: int) -> None:
+    """Remove snapshots from before this time, but not the current one."""
+    current = metadata["current-snapshot-id"]
+    kept = [
+        each for each in metadata["snapshots"] if each["timestamp-ms"] >= before_ms or each["snapshot-id"] == current
+    ]
+    ids = {each["snapshot-id"] for each in kept}
+    metadata["snapshots"] = kept
+    metadata["snapshot-log"] = [each for each in metadata["snapshot-log"] if each["snapshot-id"] in ids]
+
+
+def _entry(location: str, file: PublishedFile, snapshot_id: int, sequence: int) -> Entry:
+    data_file = {
+        "content": 0,
+        "file_path": f"{location}/{file.path}",
+        "file_format": "PARQUET",
+        "partition": {"partition": file.partition, "base_offset": file.base_offset},
+        "record_count": file.record_count,
+        "file_size_in_bytes": file.bytes,
+    }
+    return {
+        "status": avro.ADDED,
+        "snapshot_id": snapshot_id,
+        "sequence_number": sequence,
+        "file_sequence_number": sequence,
+        "data_file": data_file,
+    }
+
+
+def _snapshot_id(application: str, version: int, sequence: int) -> int:
+    """Return 63 bits that are the same at each try of one intent on the same table."""
+    digest = hashlib.sha256(f"{application}/{version}/{sequence}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _metadata_path(folder: str, version: int) -> str:
+    return f"{folder}/metadata/v{version}.metadata.json"
+
+
+def _hinted(log_dir: LogDir, folder: str) -> int:
+    """Return the version of the hint, 0 if there is none."""
+    try:
+        text = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
+    except CorruptRecordError:
+        return 0
+    return int(text)

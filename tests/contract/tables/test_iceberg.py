@@ -1,0 +1,278 @@
+"""A topic's Iceberg table: pyiceberg and DuckDB read the records of the log from it, whatever happens to the files."""
+
+import json
+import os
+import signal
+from importlib.resources import files
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyiceberg.table import StaticTable
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables import publication
+from spark_log.tables.iceberg.clean_up import clean_up
+from spark_log.tables.iceberg.table import MANIFEST_FILES, open_table
+from spark_log.tables.publication import publish, publish_all
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.python_process import run_process
+from tests.support.stores import rows_of
+from tests.support.topics import append, fill, make
+
+pytestmark = pytest.mark.delta
+
+CONFIGS = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "retention_ms": "-1", "table_formats": "delta,iceberg"}
+"""Each append writes a file."""
+
+
+def folder_of(cluster, topic):
+    (info,) = cluster.log_dirs().values()
+    return LogDir(info.uri), topic.folder
+
+
+def metadata_path(cluster, topic):
+    log_dir, folder = folder_of(cluster, topic)
+    version = Path(log_dir.location(f"{folder}/metadata/version-hint.text")).read_text()
+    return Path(log_dir.location(f"{folder}/metadata/v{version}.metadata.json"))
+
+
+def snapshots_of(cluster, topic):
+    return json.loads(metadata_path(cluster, topic).read_text())["snapshots"]
+
+
+def by_pyiceberg(cluster, topic):
+    return values_of(StaticTable.from_metadata(str(metadata_path(cluster, topic))).scan().to_arrow())
+
+
+def by_duckdb(cluster, topic):
+    connection = duckdb.connect()
+    for name in ("avro", "iceberg"):
+        extension = (
+            files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+        )
+        connection.execute(f"INSTALL '{extension}'")
+        connection.execute(f"LOAD {name}")
+    log_dir, folder = folder_of(cluster, topic)
+    return values_of(connection.execute(f"SELECT * FROM iceberg_scan('{log_dir.location(folder)}')").to_arrow_table())
+
+
+def values_of(table):
+    """The values of each partition in the order of their offsets."""
+    rows = sorted(
+        (row["partition"], row["base_offset"] + row["offset_delta"], row["value"]) for row in table.to_pylist()
+    )
+    assert len({row[:2] for row in rows}) == len(rows), "an offset is there twice"
+    found = {}
+    for partition, _, value in rows:
+        found.setdefault(partition, []).append(value.decode())
+    return found
+
+
+def values_in(cluster, topic):
+    """The values of the log, of each partition that has some."""
+    log = ClientLog(cluster)
+    try:
+        ranges = {each: OffsetRange(*limits) for each, limits in log.positions(topic).items()}
+        found = {}
+        for batch in log.read(ranges):
+            for row in batch.to_pylist():
+                found.setdefault(row["partition"], []).append(row["value"].decode())
+        return found
+    finally:
+        log.close()
+
+
+def check(cluster, topic, operations=None):
+    """The readers see what the log has. `operations` are those of the last commit's snapshots."""
+    publish(cluster, topic)
+    in_log = values_in(cluster, topic)
+    assert by_pyiceberg(cluster, topic) == in_log
+    assert by_duckdb(cluster, topic) == in_log
+    snapshots = snapshots_of(cluster, topic)
+    last = snapshots[-1]["summary"]["spark-log.transaction-version"]
+    done = [each["summary"] for each in snapshots if each["summary"]["spark-log.transaction-version"] == last]
+    if operations is not None:
+        assert [each["operation"] for each in done] == operations
+    assert int(done[-1]["total-records"]) == sum(map(len, in_log.values()))
+
+
+def test_the_readers_follow_appends_merges_and_removals(cluster, log):
+    topic = make(cluster, "t", 2, **CONFIGS)
+    fill(log, topic, [3, 2])
+    check(cluster, topic, ["append"])
+    list(run_tasks(cluster, ["merge"]))
+    check(cluster, topic, ["replace"])
+    fill(log, topic, [2, 0], first=3)
+    check(cluster, topic, ["append"])
+    delete_records(cluster, {TopicPartition("t", 1): 2, TopicPartition("t", 0): 3})
+    list(run_tasks(cluster, ["retention", "files"]))
+    check(cluster, topic, ["delete"])
+    append(log, topic, "more", partition=1)
+    check(cluster, topic, ["append"])
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_compaction_overwrites(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+    for key, value in ((b"a", "1"), (b"b", "2"), (b"a", "3"), (b"c", "4")):
+        append(log, topic, value, key=key)
+    check(cluster, topic, ["append"])
+    list(run_tasks(cluster, ["compact"], now=True))
+    check(cluster, topic, ["overwrite"])
+    assert by_duckdb(cluster, topic) == {0: ["2", "3", "4"]}
+
+
+def test_typed_columns_are_fields_of_the_schema(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, '{"n": 0}')
+    publish(cluster, topic)
+    topic = alter_configs(cluster, "t", {"value.format": "json", "value.schema": "n BIGINT, tags ARRAY<STRING>"})
+    append(log, topic, '{"n": 1, "tags": ["x"]}')
+    check(cluster, topic, ["append"])
+    topic = alter_configs(cluster, "t", {"value.schema": "n BIGINT, tags ARRAY<STRING>, at STRUCT<x: DOUBLE>"})
+    append(log, topic, '{"n": 2, "at": {"x": 1.5}}')
+    check(cluster, topic, ["append"])
+    table = StaticTable.from_metadata(str(metadata_path(cluster, topic)))
+    assert len(table.schemas()) == 3
+    rows = sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["base_offset"])
+    assert [row["record"] for row in rows] == [
+        None,
+        {"n": 1, "tags": ["x"], "at": None},
+        {"n": 2, "tags": None, "at": {"x": 1.5}},
+    ]
+    found = table.scan(row_filter="base_offset >= 2").to_arrow()
+    assert found.num_rows == 1
+
+
+CRASH = """
+import os, sys
+os.environ["SPARK_LOG_FAILPOINT"] = sys.argv[2]
+from spark_log import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.tables.publication import publish
+with Cluster.open(sys.argv[1]) as cluster:
+    [topic] = cluster.store.read(find_topics).values()
+    publish(cluster, topic)
+"""
+
+
+@pytest.mark.parametrize("point", ["publish.before-commit", "publish.committed", "publish.recorded"])
+def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
+    """The Delta table passes the point first, the Iceberg table second."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "before")
+    publish(cluster, topic)
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "publish_all", lambda *_, **__: {})
+        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
+        append(log, topic, "a")
+    killed = run_process("-c", CRASH, cluster_address, f"{point}:2")
+    assert killed.returncode == -signal.SIGKILL
+    check(cluster, topic)
+    assert [each["summary"]["operation"] for each in snapshots_of(cluster, topic)] == ["append", "append"]
+    assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}
+
+
+def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
+    """Another process commits between our comparison and our commit."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    create_whole, others = LogDir.create_whole, []
+
+    def late(self, relative, data):
+        if "metadata/v" in relative and not others:
+            others.append(relative)
+            Path(self.location(relative)).write_bytes(metadata_path(cluster, topic).read_bytes())
+        return create_whole(self, relative, data)
+
+    monkeypatch.setattr(LogDir, "create_whole", late)
+    append(log, topic, "b")
+    assert others
+    check(cluster, topic, ["append"])
+
+
+def test_files_that_another_writer_has_removed_return(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    append(log, topic, "b")
+    publish(cluster, topic)
+    log_dir, folder = folder_of(cluster, topic)
+    table = open_table(log_dir, folder, "other")
+    foreign = json.loads(metadata_path(cluster, topic).read_text())
+    foreign["current-snapshot-id"] = foreign["snapshots"][0]["snapshot-id"]
+    foreign["refs"]["main"]["snapshot-id"] = foreign["current-snapshot-id"]
+    path = Path(log_dir.location(f"{folder}/metadata/v{table.version + 1}.metadata.json"))
+    path.write_text(json.dumps(foreign))
+    check(cluster, topic)
+
+
+def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    topic = alter_configs(cluster, "t", {"table.formats": "delta"})
+    publish(cluster, topic)
+    assert by_pyiceberg(cluster, topic) == by_duckdb(cluster, topic) == {}
+    append(log, topic, "b")
+    publish(cluster, topic)
+    [row] = rows_of(cluster, t.publication)["publication"]
+    assert "'delta'" in row
+    topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
+    check(cluster, topic)
+
+
+def test_old_snapshots_and_their_files_go(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS, iceberg_snapshot_retention_ms="0")
+    log_dir, folder = folder_of(cluster, topic)
+    for number in range(5):
+        append(log, topic, str(number))
+        publish(cluster, topic)
+    assert len(snapshots_of(cluster, topic)) == 1
+    metadata = metadata_path(cluster, topic).parent
+    before = set(os.listdir(metadata))
+    [snapshot] = snapshots_of(cluster, topic)
+    assert clean_up(log_dir, folder, snapshot["timestamp-ms"]) == 0, "a reader may be on them"
+    old_s = snapshot["timestamp-ms"] / 1000 - 7_200
+    for name in before:
+        os.utime(metadata / name, (old_s, old_s))
+    assert clean_up(log_dir, folder, snapshot["timestamp-ms"]) == 8, "4 lists and 4 manifests"
+    check(cluster, topic)
+    assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
+
+
+def test_manifests_stay_few(cluster, log):
+    topic = make(cluster, "t", 3, **CONFIGS)
+    for number in range(MANIFEST_FILES + 10):
+        append(log, topic, str(number), partition=number % 3)
+    check(cluster, topic)
+    table = open_table(*folder_of(cluster, topic), "")
+    assert len(table.manifests_of(snapshots_of(cluster, topic)[-1])) == 2
+    list(run_tasks(cluster, ["merge"]))
+    check(cluster, topic, ["replace"])
+
+
+def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **{**CONFIGS, "table_formats": "delta"})
+    append(log, topic, "a")
+    topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
+    message = "table.formats=iceberg: .* only Delta tables support"
+    monkeypatch.setattr("spark_log.tables.publication.open_iceberg", lambda log_dir, *_: open_table(Remote(), "f", "a"))
+    [published] = publish_all(cluster, [topic]).values()
+    with pytest.raises(Exception, match=message):
+        raise published.error
+    assert_delta_is_the_log(cluster)
+
+
+class Remote:
+    local = False
+
+    def __repr__(self):
+        return "LogDir('s3://bucket')"
