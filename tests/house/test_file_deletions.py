@@ -29,6 +29,7 @@ NOT_FROM_METADATA = {
     "maintenance/rewrite/segment_rewrite.py:discard": "a file of this process, whose swap was not committed",
     "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
     "tables/log_clean_up.py:clean_up": "old versions of a Delta log, read from the log dir",
+    "tables/iceberg/clean_up.py:clean_up": "old metadata of an Iceberg table, read from the log dir",
     "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",
 }

@@ -1,5 +1,6 @@
 """Creates, alters and deletes topics, with Kafka's rules and terms."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import overload
@@ -25,6 +26,8 @@ from spark_log.errors import (
     MetadataConflictError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
+    install_extra,
+    redact,
 )
 from spark_log.log.partitions.partition_rows import insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
@@ -108,6 +111,7 @@ def _create_topic(
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
+    _check_table_formats(cluster, config)
     external = external_subjects(config)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
@@ -158,6 +162,8 @@ def alter_configs(
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
+    if "table.formats" in changes:
+        _check_table_formats(cluster, _merged(cluster.store.read(lambda c: find_topic(c, name)), changes)[1])
     sources = parts_changed_by(changes)
     external = None
     if sources:
@@ -287,3 +293,13 @@ def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
             f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}:"
             " no append with acks=all could ever succeed"
         )
+
+
+def _check_table_formats(cluster: Cluster, config: TopicConfig) -> None:
+    if "iceberg" not in config.table_formats:
+        return
+    if importlib.util.find_spec("fastavro") is None:
+        raise InvalidConfigurationError(f"table.formats=iceberg needs a package: {install_extra('iceberg')}")
+    remote = [redact(info.uri) for info in cluster.log_dirs().values() if not info.uri.startswith("file:")]
+    if remote:
+        raise InvalidConfigurationError(f"table.formats=iceberg: {remote[0]} is an object store: only Delta tables")

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from spark_log.errors import InvalidConfigurationError, install_extra
 from spark_log.tables.iceberg.schema import PARTITION_FIELDS, PARTITION_SPEC
 
 EXISTING, ADDED, DELETED = 0, 1, 2
@@ -195,14 +196,20 @@ def _summary(values: Sequence[int | None], name: str) -> dict[str, Any]:
 
 
 def _written(schema: Mapping[str, Any], records: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
-    import fastavro
-
+    fastavro = _fastavro()
     sink = io.BytesIO()
     fastavro.writer(sink, dict(schema), records, codec="deflate", metadata=dict(metadata))
     return sink.getvalue()
 
 
 def _read(schema: Mapping[str, Any], data: bytes) -> list[dict[str, Any]]:
-    import fastavro
+    fastavro = _fastavro()
+    return list(fastavro.reader(io.BytesIO(data), reader_schema=dict(schema)))
 
-    return list(fastavro.reader(io.BytesIO(data), reader_schema=dict(schema)))  # type: ignore[arg-type]
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise InvalidConfigurationError(f"an Iceberg table needs a package: {install_extra('iceberg')}") from error
+    return fastavro

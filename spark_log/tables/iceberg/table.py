@@ -102,7 +102,7 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
     """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
     if not log_dir.local:
         raise InvalidConfigurationError(
-            f"table.formats=iceberg: {log_dir!r} is in an object store, which only Delta tables support yet"
+            f"table.formats=iceberg: {log_dir!r} is in an object store, which supports Delta tables only"
         )
     version = _hinted(log_dir, folder)
     while log_dir.sizes([_metadata_path(folder, version + 1)]) != [None]:  # a commit without its hint

@@ -55,10 +55,10 @@ def test_an_append_during_a_round_is_seen_by_the_next_one(cluster, busy_log, mon
     topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
     publish, come = table_loop.try_publish, iter(["after its tail was sealed"])
 
-    def try_publish(*arguments):
+    def try_publish(*arguments, **options):
         for value in come:
             append(busy_log, topic, value)
-        return publish(*arguments)
+        return publish(*arguments, **options)
 
     monkeypatch.setattr(table_loop, "try_publish", try_publish)
     append(busy_log, topic, "first")
@@ -216,11 +216,11 @@ from spark_log.maintenance.rewrite import table_loop
 publish = table_loop.try_publish
 began = threading.Event()
 
-def slowly(*arguments):
+def slowly(*arguments, **options):
     began.set()
     time.sleep(1)
     print("published")
-    return publish(*arguments)
+    return publish(*arguments, **options)
 
 table_loop.try_publish = slowly
 create_topic(Cluster.init(sys.argv[1]), "t")
@@ -241,9 +241,9 @@ def test_exit_of_the_program_waits_for_a_running_seal(tmp_path):
 def test_files_of_a_topic_are_published_at_most_once_a_second(cluster, busy_log, monkeypatch, fails):
     times_s, publish = [], table_loop.try_publish
 
-    def try_publish(*arguments):
+    def try_publish(*arguments, **options):
         times_s.append(clock.monotonic_s())
-        return publish(*arguments) and not fails
+        return publish(*arguments, **options) and not fails
 
     monkeypatch.setattr(table_loop, "try_publish", try_publish)
     topic = make(cluster, "t", inline_max_bytes="0")

@@ -99,7 +99,7 @@ def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, mon
     topic = make(cluster, "t", **DUE)
     rounds, tried = TableRounds(), []
 
-    def cannot(_cluster, topics):
+    def cannot(_cluster, topics, **_):
         tried.extend(topic.name for topic in topics)
         return {topic.topic_id: Published(StorageUnavailableError("away")) for topic in topics}
 

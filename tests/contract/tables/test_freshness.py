@@ -128,7 +128,7 @@ def test_a_tail_that_comes_while_the_tails_are_read_is_not_old(cluster, log, mon
 def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluster, log, monkeypatch):
     topic = make(cluster, "t", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="1000")
     # as if the writer were killed before its publication
-    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_: None)
+    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: None)
     append(log, topic, "a")
     make_older(cluster, 500)
     with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=50)):
@@ -217,7 +217,7 @@ def test_lag_of_files_above_the_tail(cluster, log, monkeypatch):
     append(log, topic, os.urandom(3000).hex())
     [lag] = cluster.store.read(delta_lags).values()
     assert (lag.records, lag.sealed_ms) == (1, None), "the file is in the table, the tail below it is not"
-    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_: None)
+    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: None)
     append(log, topic, os.urandom(3000).hex(), "with it")
     [lag] = cluster.store.read(delta_lags).values()
     assert lag.records == 3 and lag.sealed_ms is not None

@@ -263,7 +263,7 @@ def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypa
     topic = make(cluster, "t", 1, **{**CONFIGS, "table_formats": "delta"})
     append(log, topic, "a")
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
-    message = "table.formats=iceberg: .* only Delta tables support"
+    message = "table.formats=iceberg: .* is in an object store"
     monkeypatch.setattr("spark_log.tables.publication.open_iceberg", lambda log_dir, *_: open_table(Remote(), "f", "a"))
     [published] = publish_all(cluster, [topic]).values()
     with pytest.raises(Exception, match=message):
