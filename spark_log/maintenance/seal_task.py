@@ -136,7 +136,7 @@ class TableRounds:
         began_s = clock.monotonic_s()
         errors: dict[TopicId, Exception] | None = None
         try:
-            errors = self._publish(context, topics, eager=True) if topics else {}
+            errors = self._publish(context, topics, eager=context.now) if topics else {}
         finally:
             seconds = (clock.monotonic_s() - began_s) / max(1, len(topics))
             for topic in topics:

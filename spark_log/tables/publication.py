@@ -27,6 +27,7 @@ from spark_log.tables.delta_log_repair import repair
 from spark_log.tables.delta_table import OpenDelta, open_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.iceberg.table import open_table as open_iceberg
+from spark_log.tables.iceberg.table import point_readers
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import DELTA, ICEBERG
 from spark_log.tables.table_changes import (
@@ -68,12 +69,12 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
     A failing table does not stop the others; the first error, usually StorageUnavailableError, is raised at the end.
     """
-    error = publish_all(cluster, [topic])[topic.topic_id].error
+    error = publish_all(cluster, [topic], eager=True)[topic.topic_id].error
     if error is not None:
         raise error
 
 
-def try_publish(cluster: Cluster, topics: Iterable[Topic], *, eager: bool = True) -> bool:
+def try_publish(cluster: Cluster, topics: Iterable[Topic], *, eager: bool = False) -> bool:
     """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
     publication corrects it.
 
@@ -98,11 +99,11 @@ def log_failure(topic: Topic, published: Published) -> None:
         logger.error("topic %s: Delta table not updated", topic.name, exc_info=error)
 
 
-def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = True) -> dict[TopicId, Published]:
+def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = False) -> dict[TopicId, Published]:
     """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
 
-    Unless `eager`, Iceberg tables to which this process has committed lately are left for a later publication, so that
-    they get no more snapshots than iceberg.max.lag.ms demands.
+    Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
+    get no more snapshots than iceberg.max.lag.ms demands; and their errors are only logged.
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
@@ -125,7 +126,10 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = True
                 if version is not None and table.target == DELTA and checkpoints.is_due(table, version):
                     due.add(topic_id)
             except Exception as error:  # of whatever kind: the other tables go on
-                errors.setdefault(topic_id, error)
+                if table.target == DELTA or eager:
+                    errors.setdefault(topic_id, error)
+                else:
+                    logger.warning("%s not updated, tried again later: %s", table.title, redact(str(error)))
         published |= {each.topic_id: Published(errors.get(each.topic_id), each.topic_id in due) for each in together}
     return published
 
@@ -169,7 +173,7 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
 
 
 _published_s: dict[str, float] = {}
-"""When this process has published to each table that it had to open, by application id."""
+"""When this process began to publish to each table that it had to open, by application id."""
 
 
 def iceberg_waits_ms(topic: Topic) -> float:
@@ -188,6 +192,8 @@ def _has_time(table: TopicTable) -> bool:
 def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
     """Open the table; None if it does not exist and is not created."""
     if table.target == ICEBERG:
+        if create:
+            point_readers(table.log_dir, table.topic.folder)  # a publisher may have died before it did so
         iceberg = open_iceberg(table.log_dir, table.topic.folder, table.application)
         return OpenIceberg(table, iceberg) if create or iceberg.version else None
     delta = open_table(table.log_dir, table.topic, create=create)
@@ -199,16 +205,18 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
+    _published_s[table.application] = clock.monotonic_s()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:
             there = _open(table, create=table.listing)
             if there is None:
                 opened.setdefault(table.application, None)
+                if table.target == ICEBERG:  # someone has deleted it
+                    cluster.store.transact(lambda c, _: publication_state.forget(c, table.key))
                 return None
             version = _publish_once(cluster, table, there)
             if version is not None:
-                _published_s[table.application] = clock.monotonic_s()
                 opened.setdefault(table.application, None)
                 return version
         except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state

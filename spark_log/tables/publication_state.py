@@ -375,15 +375,23 @@ def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int
     rows: list[dict[str, Any]] = []
     for key, ((transaction_version, table_version), what) in states.items():
         keys = key._asdict()
-        rows += [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
+        if what.has_replicas or key.target == DELTA:
+            rows += [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
         if what.has_replicas:
             publications.append({**keys, "transaction_version": transaction_version, "table_version": table_version})
         else:
-            here = [PUBLICATION[name] == value for name, value in keys.items()]
-            connection.execute(t.publication.delete().where(*here))
+            forget(connection, key)
     for table, all_rows in ((t.publication, publications), (t.publication_cursor, rows)):
         for first in range(0, len(all_rows), _CHUNK):
             insert_or_replace(connection, table, all_rows[first : first + _CHUNK])
+
+
+def forget(connection: sa.Connection, key: TableKey) -> None:
+    """Delete the state of a table that lists no file. The cursors of a Delta table stay: their seen offsets tell which
+    records are new to its streams if it lists files again. Another table that does so begins anew.
+    """
+    for table in (t.publication,) if key.target == DELTA else (t.publication, t.publication_cursor):
+        connection.execute(table.delete().where(*(table.c[name] == value for name, value in key._asdict().items())))
 
 
 def values(cursor: Cursor) -> dict[str, int]:

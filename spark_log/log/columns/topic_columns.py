@@ -61,7 +61,7 @@ class TopicColumns:
         left.
         """
         left = {part.source: each for part, each in self.parts if each.format != "bytes"}
-        return replace(self, key=left.get("key"), value=left.get("value")) if left else None
+        return replace(self, key=left.get("key"), value=left.get("value"), earlier_ids=self.ids) if left else None
 
 
 def changed(

@@ -141,7 +141,7 @@ class CleanableLogDirs:
 
     def try_publish(self, topic: Topic) -> None:
         """Publish like `publish`, but log a failure."""
-        try_publish(self.cluster, [topic])
+        try_publish(self.cluster, [topic], eager=True)
 
     def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
         """Delete the metadata rows of deleted files."""

@@ -215,13 +215,17 @@ class TableLoop:
     def _is_alone(self) -> bool:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
-    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> _Round | None:
-        """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
+    def _round(
+        self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool, eager: bool = False
+    ) -> _Round | None:
+        """Seal tails and publish, with `eager` to all tables; merge small files without a coordinator. Returns None if
+        there was nothing to do.
+        """
         numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic], eager=alone) and done
+            done = try_publish(self._cluster, [topic], eager=eager) and done
         elif not numbers:
             return None
         outcome = _Round(done, clock.monotonic_s() - began_s)
@@ -289,7 +293,7 @@ class TableLoop:
                 if alone and self._is_to_be_sealed(touched, more_to_come):
                     partitions = partitions | {tail.partition for tail in self._tails(touched.topic)[0]}
                 if partitions or touched.has_files:
-                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone)
+                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone, eager=alone)
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
         except Exception:  # a bug: the records are appended all the same

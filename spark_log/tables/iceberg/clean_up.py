@@ -36,8 +36,11 @@ def clean_up(log_dir: LogDir, folder: str, now_ms: int) -> int:
         if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
             continue
         if match := _METADATA.fullmatch(entry.name):
-            needed = int(match[1]) >= table.version - METADATA_FILES
-        elif match := _SNAPSHOT_LIST.fullmatch(entry.name):
+            if int(match[1]) < table.version - METADATA_FILES:
+                log_dir.delete(entry.path)
+                deleted += 1
+            continue
+        if match := _SNAPSHOT_LIST.fullmatch(entry.name):
             needed = int(match[1]) in ids
         else:
             needed = entry.name in manifests or not entry.name.endswith(".avro")

@@ -149,8 +149,8 @@ def describe_manifest(
     }
 
 
-def may_contain(manifest: Manifest, partition: int, base_offset: int | None = None) -> bool:
-    """Whether the bounds of a manifest include a partition, and a base offset if it is given."""
+def may_contain(manifest: Manifest, partition: int | None, base_offset: int | None = None) -> bool:
+    """Whether the bounds of a manifest include a partition and a base offset, those that are given."""
     place = zip((partition, base_offset), PARTITION_FIELDS, manifest["partitions"] or (), strict=False)
     return all(
         value is None

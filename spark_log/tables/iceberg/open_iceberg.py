@@ -34,7 +34,8 @@ class OpenIceberg:
     def commit(
         self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
     ) -> int:
-        """A commit has the schema of its files."""
+        """A commit has the schema of its files. No snapshot is kept for longer than the files that it lists."""
+        config = self._table.topic.config
         done = commit(
             self._iceberg,
             what.add,
@@ -43,7 +44,7 @@ class OpenIceberg:
             columns,
             transaction_version,
             clock.wall_ms(),
-            self._table.topic.config.iceberg_snapshot_retention_ms,
+            min(config.iceberg_snapshot_retention_ms, config.file_delete_delay_ms, config.file_delete_delay_fresh_ms),
         )
         if not done:
             raise ConflictingCommitError

@@ -7,6 +7,7 @@ an old hint sees an older snapshot.
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError
+from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
@@ -28,6 +30,8 @@ MANIFEST_FILES = 100
 """A manifest with fewer files is written anew with the next ones."""
 _SMALL_MANIFESTS_MAX = 20
 _NAME_MAPPING = "schema.name-mapping.default"
+_METADATA = re.compile(r"v(\d+)\.metadata\.json")
+_SEGMENT = re.compile(r"_segments/(\d+)/")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class IcebergTable:
     def find(self, paths: Iterable[str]) -> list[Listed]:
         """Return those of the files that the table lists. Manifests without their partitions are not read."""
         asked = set(paths)
-        partitions = {int(path.split("/")[1]) for path in asked}
+        partitions = {int(match[1]) if (match := _SEGMENT.match(path)) else None for path in asked}
         found = [
             self._listed(entry)
             for manifest in (self._manifests() if asked else ())
@@ -104,9 +108,7 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
         raise InvalidConfigurationError(
             f"table.formats=iceberg: {log_dir!r} is in an object store, which supports Delta tables only"
         )
-    version = _hinted(log_dir, folder)
-    while log_dir.sizes([_metadata_path(folder, version + 1)]) != [None]:  # a commit without its hint
-        version += 1
+    version = newest_version(log_dir, folder)
     if version == 0:
         return IcebergTable(log_dir, folder, application, 0, None)
     content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
@@ -128,6 +130,7 @@ def commit(
     `cursors` decide which added files are new to the table. Snapshots older than `retention_ms` leave the metadata.
     """
     table.log_dir.make_folder(f"{table.folder}/metadata")
+    now_ms = max(now_ms, table.updated_ms)  # readers refuse times that go back
     metadata = _with_schema(table, columns, now_ms)
     writer = _Writer(table, metadata, transaction_version, now_ms)
     done = operations(add, remove, lambda file: cursors.get(file.partition, Cursor()).has_seen(file))
@@ -138,10 +141,20 @@ def commit(
     content = json.dumps(metadata).encode()
     if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
         return False
-    hint = table.log_dir.replace(f"{table.folder}/metadata/version-hint.text")
-    hint.write(str(version).encode())
-    hint.commit()
-    return True
+    failpoint("publish.before-hint")
+    # a publisher that was stopped for long may create a version that has been cleaned up meanwhile
+    return point_readers(table.log_dir, table.folder) == version
+
+
+def point_readers(log_dir: LogDir, folder: str) -> int:
+    """Make the hint name the newest version, and return that. Publishers may do so in any order."""
+    hinted = _hint(log_dir, folder)
+    while hinted != str(newest := newest_version(log_dir, folder)):
+        hinted = str(newest)
+        hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
+        hint.write(hinted.encode())
+        hint.commit()
+    return newest
 
 
 class _Writer:
@@ -277,7 +290,7 @@ def _new(location: str) -> dict[str, Any]:
         "last-partition-id": PARTITION_SPEC[-1]["field-id"],
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
-        "properties": {"write.parquet.compression-codec": "zstd"},
+        "properties": {"gc.enabled": "false"},  # the files are those of the log, which no reader may delete
         "snapshots": [],
         "snapshot-log": [],
         "metadata-log": [],
@@ -324,10 +337,16 @@ def _metadata_path(folder: str, version: int) -> str:
     return f"{folder}/metadata/v{version}.metadata.json"
 
 
-def _hinted(log_dir: LogDir, folder: str) -> int:
-    """Return the version of the hint, 0 if there is none."""
+def newest_version(log_dir: LogDir, folder: str) -> int:
+    """Return the newest version of the table, 0 if there is none."""
+    names = (_METADATA.fullmatch(entry.name) for entry in log_dir.entries(f"{folder}/metadata"))
+    return max((int(match[1]) for match in names if match), default=0)
+
+
+def _hint(log_dir: LogDir, folder: str) -> str:
     try:
-        text = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
-    except CorruptRecordError:
-        return 0
-    return int(text)
+        return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text"))).decode(
+            errors="replace"
+        )
+    except CorruptRecordError:  # there is none
+        return ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from importlib.resources import files
 from pathlib import Path
@@ -19,8 +20,9 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
 from spark_log.tables.iceberg.clean_up import clean_up
-from spark_log.tables.iceberg.table import MANIFEST_FILES, open_table
+from spark_log.tables.iceberg.table import MANIFEST_FILES, commit, open_table
 from spark_log.tables.publication import publish, publish_all
+from spark_log.tables.publication_state import PublishedFile
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
 from tests.support.stores import rows_of
@@ -163,7 +165,9 @@ with Cluster.open(sys.argv[1]) as cluster:
 """
 
 
-@pytest.mark.parametrize("point", ["publish.before-commit", "publish.committed", "publish.recorded"])
+@pytest.mark.parametrize(
+    "point", ["publish.before-commit:2", "publish.before-hint:1", "publish.committed:2", "publish.recorded:2"]
+)
 def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
     """The Delta table passes the point first, the Iceberg table second."""
     topic = make(cluster, "t", 1, **CONFIGS)
@@ -173,7 +177,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
         patch.setattr(publication, "publish_all", lambda *_, **__: {})
         patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
         append(log, topic, "a")
-    killed = run_process("-c", CRASH, cluster_address, f"{point}:2")
+    killed = run_process("-c", CRASH, cluster_address, point)
     assert killed.returncode == -signal.SIGKILL
     check(cluster, topic)
     assert [each["summary"]["operation"] for each in snapshots_of(cluster, topic)] == ["append", "append"]
@@ -195,8 +199,8 @@ def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
 
     monkeypatch.setattr(LogDir, "create_whole", late)
     append(log, topic, "b")
-    assert others
     check(cluster, topic, ["append"])
+    assert others
 
 
 def test_files_that_another_writer_has_removed_return(cluster, log):
@@ -227,6 +231,60 @@ def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
     assert "'delta'" in row
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
     check(cluster, topic)
+    append(log, topic, "c")
+    check(cluster, topic, ["append"])
+
+
+@pytest.mark.parametrize("deleted_first", [False, True])
+def test_a_table_that_was_deleted_is_made_again(cluster, log, deleted_first):
+    """Its folder is deleted before or after the publication that empties the table."""
+    topic = make(cluster, "t", 2, **CONFIGS)
+    fill(log, topic, [2, 1])
+    publish(cluster, topic)
+    folder = metadata_path(cluster, topic).parent
+    if deleted_first:
+        shutil.rmtree(folder)
+    publish(cluster, alter_configs(cluster, "t", {"table.formats": "delta"}))
+    if not deleted_first:
+        shutil.rmtree(folder)
+    assert "iceberg" not in str(rows_of(cluster, t.publication, t.publication_cursor))
+    topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
+    append(log, topic, "more", partition=1)
+    check(cluster, topic, ["append"])
+
+
+def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, monkeypatch):
+    """The versions that it missed have been cleaned up, so that it can create one of them."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    metadata = metadata_path(cluster, topic)
+    create_whole, newest = LogDir.create_whole, metadata.with_name("v200.metadata.json")
+
+    def late(self, relative, data):
+        if "metadata/v" in relative and not newest.exists():
+            newest.write_bytes(metadata.read_bytes())
+        return create_whole(self, relative, data)
+
+    monkeypatch.setattr(LogDir, "create_whole", late)
+    append(log, topic, "b")
+    check(cluster, topic, ["append"])
+    assert metadata_path(cluster, topic).name == "v201.metadata.json"
+
+
+def test_a_file_of_another_writer_is_removed(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    log_dir, folder = folder_of(cluster, topic)
+    foreign = PublishedFile("data/partition=0/x.parquet", 0, 7, 8, 9, 1, 1, False)
+    table = open_table(log_dir, folder, "other")
+    assert commit(table, [foreign], [], {}, topic.columns, 0, 0, 10**9)
+    Path(log_dir.location(f"{folder}/metadata/version-hint.text")).write_bytes(b"\xff")
+    append(log, topic, "b")
+    check(cluster, topic, ["delete", "append"])
+    times = [each["timestamp-ms"] for each in snapshots_of(cluster, topic)]
+    assert times == sorted(times), "the other writer's clock was behind"
 
 
 def test_old_snapshots_and_their_files_go(cluster, log):
@@ -250,8 +308,10 @@ def test_old_snapshots_and_their_files_go(cluster, log):
 
 def test_manifests_stay_few(cluster, log):
     topic = make(cluster, "t", 3, **CONFIGS)
-    for number in range(MANIFEST_FILES + 10):
+    for number in range(MANIFEST_FILES + 20):
         append(log, topic, str(number), partition=number % 3)
+        if number % 20 == 0:
+            publish(cluster, topic)
     check(cluster, topic)
     table = open_table(*folder_of(cluster, topic), "")
     assert len(table.manifests_of(snapshots_of(cluster, topic)[-1])) == 2
@@ -264,8 +324,9 @@ def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypa
     append(log, topic, "a")
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
     message = "table.formats=iceberg: .* is in an object store"
+    monkeypatch.setattr("spark_log.tables.publication.point_readers", lambda *_: 0)
     monkeypatch.setattr("spark_log.tables.publication.open_iceberg", lambda log_dir, *_: open_table(Remote(), "f", "a"))
-    [published] = publish_all(cluster, [topic]).values()
+    [published] = publish_all(cluster, [topic], eager=True).values()
     with pytest.raises(Exception, match=message):
         raise published.error
     assert_delta_is_the_log(cluster)

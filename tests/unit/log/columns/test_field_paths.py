@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,6 +67,9 @@ def test_stores_without_ids_number_the_fields_in_the_order_of_a_file():
     columns = changed(None, None, definition(DDL))
     text = {name: value for name, value in json.loads(to_text(columns)).items() if name != "ids"}
     assert from_text(json.dumps(text)).ids == columns.ids
+    both = changed(columns, replace(definition("k STRING"), format="bytes"), definition(DDL))
+    text = {name: value for name, value in json.loads(to_text(both)).items() if name != "ids"}
+    assert from_text(json.dumps(text)).decodable.ids == from_text(json.dumps(text)).ids
 
 
 kinds = st.recursive(
