@@ -200,7 +200,7 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
             due.tails.append((topic, due_of_topic))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
             due.behind.append(topic)
-        elif topic.topic_id in not_in_iceberg:
+        elif topic.topic_id in not_in_iceberg and ICEBERG in topic.config.table_formats:
             wait_ms = 0 if context.now else iceberg_waits_ms(topic)
             if now_ms - not_in_iceberg[topic.topic_id] >= wait_ms:
                 due.behind.append(topic)

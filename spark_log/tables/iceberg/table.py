@@ -19,6 +19,7 @@ from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
+from spark_log.tables.iceberg.metrics import file_metrics
 from spark_log.tables.iceberg.operations import Listed, Operation, operations
 from spark_log.tables.iceberg.schema import PARTITION_SPEC, iceberg_schema, last_column_id, name_mapping
 from spark_log.tables.publication_state import Cursor, PublishedFile
@@ -132,7 +133,7 @@ def commit(
     table.log_dir.make_folder(f"{table.folder}/metadata")
     now_ms = max(now_ms, table.updated_ms)  # readers refuse times that go back
     metadata = _with_schema(table, columns, now_ms)
-    writer = _Writer(table, metadata, transaction_version, now_ms)
+    writer = _Writer(table, metadata, columns, transaction_version, now_ms)
     done = operations(add, remove, lambda file: cursors.get(file.partition, Cursor()).has_seen(file))
     for operation in done or [Operation("append", [], [])]:
         writer.add_snapshot(operation)
@@ -160,8 +161,16 @@ def point_readers(log_dir: LogDir, folder: str) -> int:
 class _Writer:
     """Adds snapshots to the metadata of a commit, and writes their manifests."""
 
-    def __init__(self, table: IcebergTable, metadata: dict[str, Any], transaction_version: int, now_ms: int) -> None:
-        self._table, self._metadata, self._version, self._now_ms = table, metadata, transaction_version, now_ms
+    def __init__(
+        self,
+        table: IcebergTable,
+        metadata: dict[str, Any],
+        columns: TopicColumns | None,
+        transaction_version: int,
+        now_ms: int,
+    ) -> None:
+        self._table, self._metadata, self._columns = table, metadata, columns
+        self._version, self._now_ms = transaction_version, now_ms
         self._manifests = table._manifests()
         self._entries: dict[str, list[Entry]] = {}
         [self._schema] = [each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"]]
@@ -175,9 +184,8 @@ class _Writer:
         if operation.remove:
             self._remove({each.path: each for each in operation.remove}, snapshot_id, sequence)
         if operation.add:
-            self._add(
-                [_entry(table.location, file, snapshot_id, sequence) for file in operation.add], snapshot_id, sequence
-            )
+            added = [_entry(table.location, file, self._columns, snapshot_id, sequence) for file in operation.add]
+            self._add(added, snapshot_id, sequence)
         name = f"snap-{snapshot_id}-{uuid.uuid4()}.avro"
         content = avro.write_manifest_list(self._manifests, snapshot_id, parent, sequence)
         rows = sum(each["added_rows_count"] + each["existing_rows_count"] for each in self._manifests)
@@ -309,7 +317,7 @@ def _expire(metadata: dict[str, Any], before_ms: int) -> None:
     metadata["snapshot-log"] = [each for each in metadata["snapshot-log"] if each["snapshot-id"] in ids]
 
 
-def _entry(location: str, file: PublishedFile, snapshot_id: int, sequence: int) -> Entry:
+def _entry(location: str, file: PublishedFile, columns: TopicColumns | None, snapshot_id: int, sequence: int) -> Entry:
     data_file = {
         "content": 0,
         "file_path": f"{location}/{file.path}",
@@ -317,6 +325,7 @@ def _entry(location: str, file: PublishedFile, snapshot_id: int, sequence: int) 
         "partition": {"partition": file.partition, "base_offset": file.base_offset},
         "record_count": file.record_count,
         "file_size_in_bytes": file.bytes,
+        **file_metrics(file, columns),
     }
     return {
         "status": avro.ADDED,

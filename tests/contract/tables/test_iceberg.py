@@ -11,6 +11,7 @@ import duckdb
 import pytest
 from pyiceberg.table import StaticTable
 
+from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.client_log import ClientLog
@@ -21,7 +22,7 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
 from spark_log.tables.iceberg.clean_up import clean_up
 from spark_log.tables.iceberg.table import MANIFEST_FILES, commit, open_table
-from spark_log.tables.publication import publish, publish_all
+from spark_log.tables.publication import publish, publish_all, try_publish
 from spark_log.tables.publication_state import PublishedFile
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
@@ -151,6 +152,51 @@ def test_typed_columns_are_fields_of_the_schema(cluster, log):
     ]
     found = table.scan(row_filter="base_offset >= 2").to_arrow()
     assert found.num_rows == 1
+
+
+def test_readers_skip_files_by_statistics(cluster, log):
+    schema = "n BIGINT, at TIMESTAMP, day DATE, price DECIMAL(12, 2), name STRING, x DOUBLE"
+    topic = make(cluster, "t", 1, **CONFIGS, value_format="json", value_schema=schema)
+    for n, day in ((1, "2024-01-01"), (500, "1969-12-30"), (-3, "2026-01-31")):
+        value = {"n": n, "at": f"{day}T12:00:00.0005Z", "day": day, "price": n * 1.25, "name": f"v{n}" * 20, "x": n / 2}
+        append(log, topic, json.dumps(value))
+    check(cluster, topic)
+    table = StaticTable.from_metadata(str(metadata_path(cluster, topic)))
+    for condition in (
+        "record.n = 500",
+        "record.at < '1970-01-01T00:00:00+00:00'",
+        "record.day < '1970-01-01'",
+        "record.price = 625.00",
+        f"record.name = '{'v500' * 20}'",
+        "record.x > 249.5",
+    ):
+        scan = table.scan(row_filter=condition)
+        [task] = scan.plan_files()
+        assert task.file.partition[1] == 1
+        [row] = scan.to_arrow().to_pylist()
+        assert row["record"]["n"] == 500
+    assert len(list(table.scan(row_filter="record.n IS NULL").plan_files())) == 0
+
+
+def test_an_idle_topic_gets_its_table_when_it_is_switched_on(cluster, log):
+    topic = make(cluster, "t", 1, **{**CONFIGS, "table_formats": "delta"})
+    append(log, topic, "a")
+    topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
+    list(run_tasks(cluster, ["seal"], now=True))
+    assert by_pyiceberg(cluster, topic) == {0: ["a"]}
+
+
+def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    try_publish(cluster, [topic])
+    append(log, topic, "b")
+    assert by_pyiceberg(cluster, topic) == {0: ["a"]}
+    assert_delta_is_the_log(cluster)
+    now_s = clock.monotonic_s() + 0.8 * topic.config.iceberg_max_lag_ms / 1000
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    append(log, topic, "c")
+    assert by_pyiceberg(cluster, topic) == {0: ["a", "b", "c"]}
 
 
 CRASH = """

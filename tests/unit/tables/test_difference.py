@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.tables.delta_table import difference
 from spark_log.tables.publication_state import PublishedFile
+from spark_log.tables.table_changes import difference
 
 paths = st.sets(st.sampled_from([f"_segments/0/{n}.parquet" for n in range(12)] + ["part-0.parquet"]))
 
