@@ -82,7 +82,13 @@ async def end_connection(writer: asyncio.StreamWriter) -> None:
             async with asyncio.timeout(_LAST_BYTES_S):
                 await writer.wait_closed()
     finally:
-        writer.transport.abort()
+        abort(writer.transport)
+
+
+def abort(transport: asyncio.WriteTransport) -> None:
+    """Close a connection at once. Python 3.11.2 cannot abort a TLS transport that has been closed twice."""
+    with contextlib.suppress(AttributeError):
+        transport.abort()
 
 
 Connected = Callable[[ClientReader, asyncio.StreamWriter], Any]

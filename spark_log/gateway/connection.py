@@ -22,7 +22,7 @@ from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client, read_header
-from spark_log.gateway.client_reader import FrameStart, read_rest, read_start
+from spark_log.gateway.client_reader import FrameStart, abort, read_rest, read_start
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES
 from spark_log.gateway.limits.request_context import CpuTime, RequestContext, request_context
@@ -91,7 +91,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection at once; the client reads no more."""
-        self._writer.transport.abort()
+        abort(self._writer.transport)
 
     async def serve(self) -> None:
         """Serve requests until the client or the gateway ends the connection. The first cancellation ends the reading;

@@ -142,7 +142,7 @@ def commit(
     content = json.dumps(metadata).encode()
     if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
         return False
-    failpoint("publish.before-hint")
+    failpoint("iceberg.committed")
     # a publisher that was stopped for long may create a version that has been cleaned up meanwhile
     return point_readers(table.log_dir, table.folder) == version
 

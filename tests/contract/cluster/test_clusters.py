@@ -178,6 +178,27 @@ def test_opening_a_store_of_an_earlier_release_upgrades_it(cluster, cluster_addr
             assert connection.exec_driver_sql("SELECT zone FROM broker").scalars().all() == ["none"]
 
 
+def without_targets(connection, name):
+    """As the table was before publication had targets; it is empty."""
+    before = sa.MetaData()
+    columns = [
+        sa.Column(
+            column.name.replace("table_version", "delta_version"),
+            column.type,
+            primary_key=column.primary_key,
+            nullable=column.nullable,
+            server_default=column.server_default.arg if column.server_default else None,
+            comment=column.comment,
+        )
+        for column in t.metadata.tables[name].columns
+        if column.name != "target"
+    ]
+    table = sa.Table(name, before, *columns)
+    table.primary_key.name = f"pk_{name}"
+    connection.exec_driver_sql(f"DROP TABLE {name}")
+    table.create(connection)
+
+
 def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluster_address):
     def columns():
         inspector = sa.inspect(cluster.store.engine)
@@ -197,6 +218,8 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
             connection.exec_driver_sql(f"ALTER TABLE classic_{name} RENAME TO opaque_{name}")
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"ALTER INDEX pk_classic_{name} RENAME TO pk_opaque_{name}")
+        for table in ("publication", "publication_cursor", "publication_intent", "publication_intent_cursor"):
+            without_targets(connection, table)
         for table, column in FIRST_RELEASE_LACKS:
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v1'")

@@ -212,7 +212,7 @@ with Cluster.open(sys.argv[1]) as cluster:
 
 
 @pytest.mark.parametrize(
-    "point", ["publish.before-commit:2", "publish.before-hint:1", "publish.committed:2", "publish.recorded:2"]
+    "point", ["publish.before-commit:2", "iceberg.committed:1", "publish.committed:2", "publish.recorded:2"]
 )
 def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
     """The Delta table passes the point first, the Iceberg table second."""

@@ -1,0 +1,94 @@
+"""How long a commit to a topic's Iceberg table takes as its history grows, beside pyiceberg's `add_files` on a SQL
+catalog. Part of `make bench-tables`.
+
+Each side makes commits of one file. Ours are a minute apart by their own clock, as iceberg.max.lag.ms demands, with
+snapshots of 6 hours. Medians of 20 commits are compared. The peer stops after --peer-commits: its commits take longer
+and longer.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog.sql import SqlCatalog
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+from spark_log.cluster.log_dir import LogDir
+from spark_log.log.records.schema import SEGMENT_SCHEMA
+from spark_log.tables.iceberg.table import commit, open_table
+from spark_log.tables.publication_state import PublishedFile
+
+_MEDIAN_OF = 20
+_MINUTE_MS = 60_000
+_RETENTION_MS = 6 * 60 * _MINUTE_MS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commits", type=int, default=2_000)
+    parser.add_argument("--peer-commits", type=int, default=120)
+    parser.add_argument("--postgresql", help="not used")
+    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
+        ours = _ours(Path(name), arguments.commits)
+        peer = _peer(Path(name), arguments.peer_commits)
+    table = Table(title="Iceberg commits of one file, p50")
+    for column in ("commit", "spark-log", "pyiceberg", "ratio"):
+        table.add_column(column)
+    for at in (20, 100, arguments.commits):
+        mine_ms = _median_ms(ours, at)
+        theirs_ms = _median_ms(peer, at) if at <= len(peer) else None
+        shown = ("", "") if theirs_ms is None else (f"{theirs_ms:.1f} ms", f"{mine_ms / theirs_ms:.2f}")
+        table.add_row(f"{at:,}", f"{mine_ms:.1f} ms", *shown)
+    console = Console()
+    console.print(table)
+    growth = _median_ms(ours, arguments.commits) / _median_ms(ours, 100)
+    console.print(f"spark-log: commit {arguments.commits:,} takes {growth:.2f} times as long as commit 100")
+    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+
+
+def _median_ms(seconds: list[float], end: int) -> float:
+    return 1000 * statistics.median(seconds[max(0, end - _MEDIAN_OF) : end])
+
+
+def _ours(folder: Path, commits: int) -> list[float]:
+    log_dir = LogDir((folder / "log-dir").as_uri())
+    (folder / "log-dir" / "topic").mkdir(parents=True)
+    seconds = []
+    for number in range(commits):
+        file = PublishedFile(f"_segments/0/{number}.parquet", 0, number, number + 1, 1_000, 1, 1, False)
+        began_s = time.perf_counter()
+        table = open_table(log_dir, "topic", "benchmark")
+        assert commit(table, [file], [], {}, None, number + 1, number * _MINUTE_MS, _RETENTION_MS)
+        seconds.append(time.perf_counter() - began_s)
+    return seconds
+
+
+def _peer(folder: Path, commits: int) -> list[float]:
+    (folder / "warehouse").mkdir()
+    catalog = SqlCatalog("peer", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+    catalog.create_namespace("n")
+    rows = pa.table({name: pa.nulls(1, SEGMENT_SCHEMA.field(name).type) for name in ("timestamp", "key", "value")})
+    table = catalog.create_table("n.t", schema=rows.schema)
+    pq.write_table(rows, folder / "file.parquet")
+    seconds = []
+    for number in range(commits):
+        path = folder / f"{number}.parquet"
+        os.link(folder / "file.parquet", path)
+        began_s = time.perf_counter()
+        table.add_files([str(path)], check_duplicate_files=False)
+        seconds.append(time.perf_counter() - began_s)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
