@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,17 +145,22 @@ def commit(
         return False
     failpoint("iceberg.committed")
     # a publisher that was stopped for long may create a version that has been cleaned up meanwhile
-    return point_readers(table.log_dir, table.folder) == version
+    return point_readers(table.log_dir, table.folder, version) == version
 
 
-def point_readers(log_dir: LogDir, folder: str) -> int:
-    """Make the hint name the newest version, and return that. Publishers may do so in any order."""
-    hinted = _hint(log_dir, folder)
-    while hinted != str(newest := newest_version(log_dir, folder)):
-        hinted = str(newest)
+def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
+    """Make the hint name the newest version, and return that. It is never lowered: publishers may do so in any order.
+
+    `version` exists. If it is below the hint, a publisher has made it that was stopped for so long that another version
+    of this number had been cleaned up.
+    """
+    hinted = _hinted(log_dir, folder)
+    newest = newest_version(log_dir, folder) if hinted >= version else _last_from(log_dir, folder, version)
+    while newest > hinted:
         hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
-        hint.write(hinted.encode())
+        hint.write(str(newest).encode())
         hint.commit()
+        hinted, newest = newest, _last_from(log_dir, folder, newest)
     return newest
 
 
@@ -263,7 +269,7 @@ class _Writer:
 def _with_schema(table: IcebergTable, columns: TopicColumns | None, now_ms: int) -> dict[str, Any]:
     """Return a copy of the table's metadata, or those of a new table, whose current schema has these typed columns."""
     schema = iceberg_schema(columns)
-    metadata: dict[str, Any] = json.loads(json.dumps(table.metadata)) if table.metadata else _new(table.location)
+    metadata = {name: copy(each) for name, each in (table.metadata or _new(table.location)).items()}
     current = [each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"]]
     if not current or current[0]["fields"] != schema["fields"]:
         number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
@@ -348,14 +354,28 @@ def _metadata_path(folder: str, version: int) -> str:
 
 def newest_version(log_dir: LogDir, folder: str) -> int:
     """Return the newest version of the table, 0 if there is none."""
+    hinted = _hinted(log_dir, folder)
+    if hinted and _exists(log_dir, folder, hinted):
+        return _last_from(log_dir, folder, hinted)
     names = (_METADATA.fullmatch(entry.name) for entry in log_dir.entries(f"{folder}/metadata"))
     return max((int(match[1]) for match in names if match), default=0)
 
 
-def _hint(log_dir: LogDir, folder: str) -> str:
+def _last_from(log_dir: LogDir, folder: str, version: int) -> int:
+    """Return the last version of those that follow an existing one without a gap: a hint may be missing or late."""
+    while _exists(log_dir, folder, version + 1):
+        version += 1
+    return version
+
+
+def _exists(log_dir: LogDir, folder: str, version: int) -> bool:
+    return log_dir.sizes([_metadata_path(folder, version)]) != [None]
+
+
+def _hinted(log_dir: LogDir, folder: str) -> int:
+    """Return the version of the hint, 0 if there is none or it is damaged."""
     try:
-        return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text"))).decode(
-            errors="replace"
-        )
+        content = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
     except CorruptRecordError:  # there is none
-        return ""
+        return 0
+    return int(content) if content.isdigit() else 0

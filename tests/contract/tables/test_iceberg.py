@@ -310,6 +310,7 @@ def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, mo
     def late(self, relative, data):
         if "metadata/v" in relative and not newest.exists():
             newest.write_bytes(metadata.read_bytes())
+            metadata.with_name("version-hint.text").write_text("200")
         return create_whole(self, relative, data)
 
     monkeypatch.setattr(LogDir, "create_whole", late)
