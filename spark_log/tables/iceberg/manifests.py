@@ -190,9 +190,11 @@ def _number(name: str, value: bytes) -> int:
 
 
 def _summary(values: Sequence[int | None], name: str) -> dict[str, Any]:
-    known = [value for value in values if value is not None]
-    low, high = (None, None) if not known else (struct.pack(_FORMATS[name], each) for each in (min(known), max(known)))
-    return {"contains_null": len(known) < len(values), "contains_nan": None, "lower_bound": low, "upper_bound": high}
+    numbers = [value for value in values if value is not None]
+    low, high = (
+        (None, None) if not numbers else (struct.pack(_FORMATS[name], each) for each in (min(numbers), max(numbers)))
+    )
+    return {"contains_null": len(numbers) < len(values), "contains_nan": None, "lower_bound": low, "upper_bound": high}
 
 
 def _written(schema: Mapping[str, Any], records: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:

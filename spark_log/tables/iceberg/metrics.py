@@ -31,17 +31,17 @@ def file_metrics(file: PublishedFile, columns: TopicColumns | None) -> dict[str,
         return {}
     ids = {**BASE_IDS, **columns.ids}
     kinds = {leaf.path: leaf.kind for leaf in leaves(columns.fields)}
-    found: dict[str, list[dict[str, Any]]] = {
+    metrics: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
     for path, bounds in parse(file.stats, columns.fields).items():
         number = ids[".".join(path)]
         encoded = (encode(bound, kinds[path]) for bound in (bounds.low, bounds.high))
         counts = (None, None) if bounds.nulls is None else (file.record_count, bounds.nulls)
-        for pairs, value in zip(found.values(), (*counts, *encoded), strict=True):
+        for pairs, value in zip(metrics.values(), (*counts, *encoded), strict=True):
             if value is not None:
                 pairs.append({"key": number, "value": value})
-    return found
+    return metrics
 
 
 def encode(value: Any, kind: pa.DataType) -> bytes | None:

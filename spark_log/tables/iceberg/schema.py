@@ -42,11 +42,11 @@ def iceberg_schema(columns: TopicColumns | None) -> dict[str, Any]:
 
 def last_column_id(schema: Mapping[str, Any]) -> int:
     """Return the highest field id of a schema."""
-    found = [0]
+    ids_in_schema = [0]
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
-            found.extend(each for name, each in value.items() if name == "id" or name.endswith("-id"))
+            ids_in_schema.extend(each for name, each in value.items() if name == "id" or name.endswith("-id"))
             for each in value.values():
                 walk(each)
         elif isinstance(value, list):
@@ -54,7 +54,7 @@ def last_column_id(schema: Mapping[str, Any]) -> int:
                 walk(each)
 
     walk(schema["fields"])
-    return max(found)
+    return max(ids_in_schema)
 
 
 def name_mapping(schema: Mapping[str, Any]) -> str:

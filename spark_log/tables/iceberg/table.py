@@ -70,13 +70,13 @@ class IcebergTable:
         """Return those of the files that the table lists. Manifests without their partitions are not read."""
         asked = set(paths)
         partitions = {int(match[1]) if (match := _SEGMENT.match(path)) else None for path in asked}
-        found = [
+        listed = [
             self._listed(entry)
             for manifest in (self._manifests() if asked else ())
             if any(avro.may_contain(manifest, partition) for partition in partitions)
             for entry in self._entries(manifest)
         ]
-        return [each for each in found if each.path in asked]
+        return [each for each in listed if each.path in asked]
 
     def _snapshot(self) -> Mapping[str, Any] | None:
         if self.metadata is None:

@@ -32,7 +32,7 @@ _CHANGED: dict[str, dict[str, tuple[str | None, str]]] = {
 
 
 def upgrade() -> None:
-    """What was published so far is in Delta tables."""
+    """All earlier publications are in Delta tables."""
     for name, key in _KEYS.items():
         with op.batch_alter_table(name) as batch:
             target: sa.Column[str] = sa.Column(
