@@ -21,9 +21,9 @@ from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.checkpoints import try_maintain_logs
-from spark_log.tables.delta_lag import delta_lags
-from spark_log.tables.publication import iceberg_waits_ms, log_failure, publish_all
-from spark_log.tables.publication_state import DELTA, ICEBERG
+from spark_log.tables.delta_lag import delta_lags, topics_behind
+from spark_log.tables.publication import iceberg_has_time, log_failure, publish_all
+from spark_log.tables.publication_state import ICEBERG
 
 T = TypeVar("T")
 
@@ -179,15 +179,15 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
     # the clock that dated the appends is read after the rows: so no append time is later than now
     def read(
         connection: sa.Connection,
-    ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, int], dict[TopicId, int], int]:
-        unpublished, not_in_iceberg = (
-            _unpublished(connection, target) if searches_lags else {} for target in (DELTA, ICEBERG)
-        )
+    ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, int], set[TopicId], int]:
+        unpublished = _unpublished(connection) if searches_lags else {}
+        not_in_iceberg = topics_behind(connection, ICEBERG) if searches_lags else set()
         return tails(connection), unpublished, not_in_iceberg, store.clock(connection).wall_ms
 
     waiting, unpublished, not_in_iceberg, now_ms = store.read(read)
+    in_iceberg: list[Topic] = []
     due = _Due([], [])
-    ids = waiting.keys() | unpublished.keys() | not_in_iceberg.keys()
+    ids = waiting.keys() | unpublished.keys() | not_in_iceberg
     topics = store.read(lambda connection: topics_of_ids(connection, ids)) if ids else {}
     for topic in sorted(topics.values(), key=lambda topic: topic.name):
         if is_kept_by_store(topic.name) or (context.topic_names is not None and topic.name not in context.topic_names):
@@ -200,18 +200,21 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
             due.tails.append((topic, due_of_topic))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
             due.behind.append(topic)
-        elif topic.topic_id in not_in_iceberg and ICEBERG in topic.config.table_formats:
-            wait_ms = 0 if context.now else iceberg_waits_ms(topic)
-            if now_ms - not_in_iceberg[topic.topic_id] >= wait_ms:
-                due.behind.append(topic)
+        elif (
+            topic.topic_id in not_in_iceberg
+            and ICEBERG in topic.config.table_formats
+            and (context.now or not iceberg_has_time(topic))
+        ):
+            in_iceberg.append(topic)
+    due.behind.extend(in_iceberg)  # after the Delta tables, which have less time
     due.tails.sort(key=lambda each: deadline_ms(each[1], each[0].config))
     return due
 
 
-def _unpublished(connection: sa.Connection, target: str) -> dict[TopicId, int]:
-    """Return by topic the append time of the oldest segment file that is missing in some table of the topic."""
+def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
+    """Return by topic the append time of the oldest segment file that is missing in some Delta table of the topic."""
     oldest_ms: dict[TopicId, int] = {}
-    for (topic_id, _), lag in delta_lags(connection, target=target).items():
+    for (topic_id, _), lag in delta_lags(connection).items():
         if lag.sealed_ms is not None:
             oldest_ms[topic_id] = min(lag.sealed_ms, oldest_ms.get(topic_id, lag.sealed_ms))
     return oldest_ms

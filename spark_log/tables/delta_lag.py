@@ -29,10 +29,9 @@ class DeltaLag:
 
 
 def delta_lags(
-    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None, target: str = DELTA
+    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
 ) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
-    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out. For
-    another target than Delta, the topics are those whose configs name it.
+    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out.
 
     A table has shown every record below `seen_offset`. From there on follow the inline tail and later files, of which
     the table lists those that existed at the last publication. Only offsets that the replica has, below the high
@@ -43,7 +42,7 @@ def delta_lags(
         (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
         & (PUBLICATION_CURSOR.partition == REPLICA.partition)
         & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
-        & (PUBLICATION_CURSOR.target == target)
+        & (PUBLICATION_CURSOR.target == DELTA)
     )
     unseen = (
         (SEGMENT.topic_id == PARTITION.topic_id)
@@ -77,15 +76,38 @@ def delta_lags(
         .where(~sa.func.coalesce(listed, sa.false()))
         .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
-    if target != DELTA:  # in a text that happens to have these words, nothing is lost
-        named = sa.select(TOPIC.topic_id).where(TOPIC.configs.contains(f"{DELTA},{target}"))
-        query = query.where(PARTITION.topic_id.in_(named))
     if topic_ids is not None:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
     return {
         (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
         for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query).all()
     }
+
+
+def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
+    """Return the topics with a table of another format than Delta, or to have one, that lacks a change: new files, or
+    files that were removed or rewritten. Only log dirs that are online count.
+    """
+    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    published = (
+        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
+        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
+        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
+        & (PUBLICATION_CURSOR.target == target)
+    )
+    named = sa.select(TOPIC.topic_id).where(TOPIC.configs.contains(f"{DELTA},{target}"))
+    query = (
+        sa.select(PARTITION.topic_id)
+        .distinct()
+        .select_from(
+            t.partition.join(t.replica, same)
+            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
+            .outerjoin(t.publication_cursor, published)
+        )
+        .where(LOG_DIR.online, PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+        .where(PARTITION.topic_id.in_(named))
+    )
+    return {TopicId(topic_id) for topic_id in connection.execute(query).scalars()}
 
 
 @dataclass(frozen=True)

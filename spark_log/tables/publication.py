@@ -173,20 +173,25 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
 
 
 _published_s: dict[str, float] = {}
-"""When this process began to publish to each table that it had to open, by application id."""
+"""When this process began to publish to each Iceberg table, by application id."""
 
 
-def iceberg_waits_ms(topic: Topic) -> float:
-    """Return the time that a file may wait for the next commit to the Iceberg table; the rest of iceberg.max.lag.ms is
-    for the commit.
-    """
-    return 0.8 * topic.config.iceberg_max_lag_ms
+_iceberg_s: dict[str, float] = {}
+"""When this process began to publish the topic to an Iceberg table, by the topic's uuid."""
+
+
+def iceberg_has_time(topic: Topic) -> bool:
+    """Whether this process has tried to publish the topic to an Iceberg table so lately that its files can wait."""
+    return _within_lag(topic, _iceberg_s.get(topic.uuid))
 
 
 def _has_time(table: TopicTable) -> bool:
-    if table.target != ICEBERG or table.application not in _published_s:
-        return False
-    return 1000 * (clock.monotonic_s() - _published_s[table.application]) < iceberg_waits_ms(table.topic)
+    return table.target == ICEBERG and _within_lag(table.topic, _published_s.get(table.application))
+
+
+def _within_lag(topic: Topic, began_s: float | None) -> bool:
+    """Whether less time has passed than iceberg.max.lag.ms allows; a part of it is for the commit."""
+    return began_s is not None and clock.monotonic_s() - began_s < 0.8 * topic.config.iceberg_max_lag_ms / 1000
 
 
 def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
@@ -205,7 +210,8 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
-    _published_s[table.application] = clock.monotonic_s()
+    if table.target == ICEBERG:
+        _published_s[table.application] = _iceberg_s[topic.uuid] = clock.monotonic_s()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:

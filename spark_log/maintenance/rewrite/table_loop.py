@@ -32,6 +32,7 @@ from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import try_publish
+from spark_log.tables.publication_state import ICEBERG
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class TableLoop:
         self._changed = threading.Condition()
         self._touched: dict[int, _Touched] = {}
         self._attempts: dict[int, Attempts] = {}
+        self._in_iceberg: dict[int, Topic] = {}
+        """Topics with an Iceberg table, which may lack the last files."""
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -215,17 +218,15 @@ class TableLoop:
     def _is_alone(self) -> bool:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
-    def _round(
-        self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool, eager: bool = False
-    ) -> _Round | None:
-        """Seal tails and publish, with `eager` to all tables; merge small files without a coordinator. Returns None if
-        there was nothing to do.
-        """
+    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> _Round | None:
+        """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
         numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic], eager=eager) and done
+            done = try_publish(self._cluster, [topic]) and done
+            if ICEBERG in topic.config.table_formats:
+                self._in_iceberg[topic.topic_id] = topic
         elif not numbers:
             return None
         outcome = _Round(done, clock.monotonic_s() - began_s)
@@ -293,7 +294,9 @@ class TableLoop:
                 if alone and self._is_to_be_sealed(touched, more_to_come):
                     partitions = partitions | {tail.partition for tail in self._tails(touched.topic)[0]}
                 if partitions or touched.has_files:
-                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone, eager=alone)
+                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone)
+            if self._in_iceberg and self._time_is_left() and self._is_alone():
+                try_publish(self._cluster, self._in_iceberg.values(), eager=True)
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
         except Exception:  # a bug: the records are appended all the same

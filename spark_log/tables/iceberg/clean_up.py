@@ -32,7 +32,8 @@ def clean_up(log_dir: LogDir, folder: str, now_ms: int) -> int:
         for each in table.manifests_of(snapshot)
     }
     deleted = 0
-    for entry in log_dir.entries(f"{folder}/metadata"):
+    # metadata files in the order of their versions: those that are left have no gap
+    for entry in sorted(log_dir.entries(f"{folder}/metadata"), key=lambda each: (len(each.name), each.name)):
         if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
             continue
         if match := _METADATA.fullmatch(entry.name):

@@ -7,6 +7,7 @@ an old hint sees an older snapshot.
 
 import hashlib
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -160,7 +161,8 @@ def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
         hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
         hint.write(str(newest).encode())
         hint.commit()
-        hinted, newest = newest, _last_from(log_dir, folder, newest)
+        # this process may have been stopped meanwhile, and the versions after `newest` cleaned up
+        hinted, newest = newest, _last_listed(log_dir, folder)
     return newest
 
 
@@ -357,8 +359,15 @@ def newest_version(log_dir: LogDir, folder: str) -> int:
     hinted = _hinted(log_dir, folder)
     if hinted and _exists(log_dir, folder, hinted):
         return _last_from(log_dir, folder, hinted)
-    names = (_METADATA.fullmatch(entry.name) for entry in log_dir.entries(f"{folder}/metadata"))
-    return max((int(match[1]) for match in names if match), default=0)
+    return _last_listed(log_dir, folder)
+
+
+def _last_listed(log_dir: LogDir, folder: str) -> int:
+    try:
+        names = os.listdir(log_dir.location(f"{folder}/metadata"))
+    except FileNotFoundError:
+        return 0
+    return max((int(match[1]) for match in map(_METADATA.fullmatch, names) if match), default=0)
 
 
 def _last_from(log_dir: LogDir, folder: str, version: int) -> int:

@@ -11,8 +11,9 @@ import duckdb
 import pytest
 from pyiceberg.table import StaticTable
 
-from spark_log import clock
+from spark_log import Producer, clock
 from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import find_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
@@ -197,6 +198,48 @@ def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, log, mon
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
     append(log, topic, "c")
     assert by_pyiceberg(cluster, topic) == {0: ["a", "b", "c"]}
+
+
+def test_removals_reach_the_table_of_an_idle_topic(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    append(log, topic, "b")
+    list(run_tasks(cluster, ["seal"], now=True))
+    delete_records(cluster, {TopicPartition("t", 0): 1})
+    assert by_pyiceberg(cluster, topic) == {0: ["a", "b"]}
+    list(run_tasks(cluster, ["seal"]))
+    assert by_pyiceberg(cluster, topic) == {0: ["a", "b"]}, "it waits for the lag"
+    now_s = clock.monotonic_s() + 0.8 * topic.config.iceberg_max_lag_ms / 1000
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    list(run_tasks(cluster, ["seal"]))
+    assert by_pyiceberg(cluster, topic) == {0: ["b"]}
+
+
+def test_the_table_has_all_records_when_the_only_client_closes(cluster, cluster_address):
+    make(cluster, "t", 1, **{**CONFIGS, "inline_max_bytes": "100"})
+    with Producer(cluster=cluster_address) as producer:
+        for value in (b"a" * 200, b"b" * 200, b"c"):
+            producer.send("t", value).get()
+    topic = cluster.store.read(lambda connection: find_topic(connection, "t"))
+    assert by_pyiceberg(cluster, topic) == {0: ["a" * 200, "b" * 200, "c"]}
+
+
+def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    metadata = metadata_path(cluster, topic)
+    newest, replace_file = metadata.with_name("v200.metadata.json"), LogDir.replace
+
+    def late(self, relative):
+        if relative.endswith("version-hint.text") and not newest.exists():
+            newest.write_bytes(metadata.read_bytes())
+        return replace_file(self, relative)
+
+    monkeypatch.setattr(LogDir, "replace", late)
+    append(log, topic, "b")
+    check(cluster, topic)
+    assert metadata_path(cluster, topic).name == "v201.metadata.json"
 
 
 CRASH = """
