@@ -28,6 +28,19 @@ class DeltaLag:
     sealed_ms: int | None
 
 
+def _replicas_with_cursors(target: str) -> sa.FromClause:
+    """Join each partition with its replicas, their log dirs, and their cursors in tables of this format."""
+    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    published = (
+        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
+        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
+        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
+        & (PUBLICATION_CURSOR.target == target)
+    )
+    replicas = t.partition.join(t.replica, same).join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
+    return replicas.outerjoin(t.publication_cursor, published)
+
+
 def delta_lags(
     connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
 ) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
@@ -37,13 +50,6 @@ def delta_lags(
     the table lists those that existed at the last publication. Only offsets that the replica has, below the high
     watermark, count.
     """
-    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
-    published = (
-        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
-        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
-        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
-        & (PUBLICATION_CURSOR.target == DELTA)
-    )
     unseen = (
         (SEGMENT.topic_id == PARTITION.topic_id)
         & (SEGMENT.partition == PARTITION.partition)
@@ -63,12 +69,7 @@ def delta_lags(
             sa.func.min(SEGMENT.appended_ms),
             sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
         )
-        .select_from(
-            t.partition.join(t.replica, same)
-            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
-            .outerjoin(t.publication_cursor, published)
-            .join(t.segment, unseen)
-        )
+        .select_from(_replicas_with_cursors(DELTA).join(t.segment, unseen))
         .where(
             LOG_DIR.online,
             (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
@@ -88,22 +89,11 @@ def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
     """Return the topics with a table of another format than Delta, or to have one, that lacks a change: new files, or
     files that were removed or rewritten. Only log dirs that are online count.
     """
-    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
-    published = (
-        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
-        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
-        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
-        & (PUBLICATION_CURSOR.target == target)
-    )
     named = sa.select(TOPIC.topic_id).where(TOPIC.configs.contains(f"{DELTA},{target}"))
     query = (
         sa.select(PARTITION.topic_id)
         .distinct()
-        .select_from(
-            t.partition.join(t.replica, same)
-            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
-            .outerjoin(t.publication_cursor, published)
-        )
+        .select_from(_replicas_with_cursors(target))
         .where(LOG_DIR.online, PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
         .where(PARTITION.topic_id.in_(named))
     )

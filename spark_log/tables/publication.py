@@ -65,7 +65,7 @@ def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
 
 
 def publish(cluster: Cluster, topic: Topic) -> None:
-    """Publish the topic to its Delta tables in every log dir that is online.
+    """Publish the topic to its tables in every log dir that is online.
 
     A failing table does not stop the others; the first error, usually StorageUnavailableError, is raised at the end.
     """
@@ -115,9 +115,10 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = Fals
             published |= {each.topic_id: Published(error) for each in together}
             continue
         due: set[TopicId] = set()
+        waiting = set() if eager else {topic.topic_id for topic in together if iceberg_has_time(topic)}
         for table in tables:
             topic_id = table.topic.topic_id
-            if not eager and _has_time(table):
+            if table.target == ICEBERG and topic_id in waiting:
                 continue
             try:
                 version = versions.get(table.key)
@@ -138,17 +139,19 @@ def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable]
     """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
     that cannot be opened, for example because it is not mounted on this host.
     """
-    found = cluster.store.read(lambda c: [(topic, publication_state.tables_to_publish(c, topic)) for topic in topics])
+    by_topic = cluster.store.read(
+        lambda c: [(topic, publication_state.tables_to_publish(c, topic)) for topic in topics]
+    )
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     log_dirs: dict[LogDirId, LogDir | Exception] = {}
-    for log_dir_id in {key.log_dir_id for _, of_topic in found for key in of_topic}:
+    for log_dir_id in {key.log_dir_id for _, of_topic in by_topic for key in of_topic}:
         try:
             log_dirs[log_dir_id] = cluster.log_dir(infos[log_dir_id])
         except (SparkLogError, OSError) as error:
             log_dirs[log_dir_id] = error
     tables: list[TopicTable] = []
     errors: dict[TopicId, Exception] = {}
-    for topic, of_topic in found:
+    for topic, of_topic in by_topic:
         for (_, log_dir_id, target), listing in of_topic.items():
             log_dir = log_dirs[log_dir_id]
             if isinstance(log_dir, Exception):
@@ -167,30 +170,20 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
         there = _open(table, create=False)
         if there is None:
             continue
-        found = cluster.store.read(lambda c, table=table, there=there: find_changes(c, table, there.at))  # type: ignore[misc]
-        if found is not None and not found.in_doubt and not found.incremental:
-            _compare_all(cluster, table, there, found)
-
-
-_published_s: dict[str, float] = {}
-"""When this process began to publish to each Iceberg table, by application id."""
+        changes = cluster.store.read(lambda c, table=table, there=there: find_changes(c, table, there.at))  # type: ignore[misc]
+        if changes is not None and not changes.in_doubt and not changes.incremental:
+            _compare_all(cluster, table, there, changes)
 
 
 _iceberg_s: dict[str, float] = {}
-"""When this process began to publish the topic to an Iceberg table, by the topic's uuid."""
+"""When this process began to publish each topic to an Iceberg table, by the topic's uuid."""
 
 
 def iceberg_has_time(topic: Topic) -> bool:
-    """Whether this process has tried to publish the topic to an Iceberg table so lately that its files can wait."""
-    return _within_lag(topic, _iceberg_s.get(topic.uuid))
-
-
-def _has_time(table: TopicTable) -> bool:
-    return table.target == ICEBERG and _within_lag(table.topic, _published_s.get(table.application))
-
-
-def _within_lag(topic: Topic, began_s: float | None) -> bool:
-    """Whether less time has passed than iceberg.max.lag.ms allows; a part of it is for the commit."""
+    """Whether this process has published the topic to its Iceberg tables, or tried it, so lately that its files can
+    wait. A part of iceberg.max.lag.ms is left for the commit.
+    """
+    began_s = _iceberg_s.get(topic.uuid)
     return began_s is not None and clock.monotonic_s() - began_s < 0.8 * topic.config.iceberg_max_lag_ms / 1000
 
 
@@ -211,7 +204,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
     if table.target == ICEBERG:
-        _published_s[table.application] = _iceberg_s[topic.uuid] = clock.monotonic_s()
+        _iceberg_s[topic.uuid] = clock.monotonic_s()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:

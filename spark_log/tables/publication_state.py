@@ -81,9 +81,10 @@ def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[An
 
 def _rows(connection: sa.Connection, statements: tuple[Any, Any], table: TableKey, numbers: Collection[int]) -> Any:
     """Run one of a pair of statements made by `_of_few_and_many`. `numbers` are the stale partitions."""
+    few, every = statements
     if len(numbers) <= _FEW:
-        return connection.execute(statements[0], {**_parameters(table), "numbers": list(numbers)})
-    return connection.execute(statements[1], _parameters(table))
+        return connection.execute(few, {**_parameters(table), "numbers": list(numbers)})
+    return connection.execute(every, _parameters(table))
 
 
 _SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
@@ -287,8 +288,8 @@ def due(connection: sa.Connection, table: TableKey) -> Due:
 
 def all_gone(connection: sa.Connection, table: TableKey) -> Due:
     """Return the new cursors of a table that must list no file, although the log dir may have replicas."""
-    known = cursors(connection, table)
-    return Due({number: Cursor(each.change, 0, each.seen_offset) for number, each in known.items()}, True, False)
+    before = cursors(connection, table)
+    return Due({number: Cursor(each.change, 0, each.seen_offset) for number, each in before.items()}, True, False)
 
 
 def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int] | None = None) -> dict[int, Cursor]:
@@ -340,8 +341,7 @@ def retired_paths(connection: sa.Connection, topic: Topic, table: TableKey, chan
 
     `changed` are the partitions of `due`.
     """
-    found = _rows(connection, _RETIRED_PATHS, table, changed).scalars()
-    return [path[len(topic.folder) + 1 :] for path in found]
+    return [path[len(topic.folder) + 1 :] for path in _rows(connection, _RETIRED_PATHS, table, changed).scalars()]
 
 
 def record(

@@ -17,12 +17,14 @@ from spark_log.errors import (
     SparkLogError,
     UnsupportedStoreError,
 )
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.group_members import until
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import rows_of
 
@@ -155,6 +157,26 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
     assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
+
+
+def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_waits(postgres_cluster, monkeypatch):
+    """Its open transaction would keep VACUUM from removing rows."""
+    monkeypatch.setattr(store_module, "SILENT_MS", 50)
+    store = postgres_cluster.store
+    create_topic(postgres_cluster, "t")
+    slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
+    sessions = sa.text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+
+    def stopped(connection, attempt):
+        if attempt.number == 0:
+            pid = connection.connection.dbapi_connection.info.backend_pid
+            connection.execute(slow, [{"seconds": 0.1}] * 2)
+            is_there = lambda other: other.execute(sessions, {"pid": pid}).scalar_one()  # noqa: E731
+            with Coordinator(postgres_cluster):
+                until(lambda: not store.read(is_there), store)
+        return connection.execute(sa.text("SELECT 1")).scalar_one(), attempt.number
+
+    assert store.transact(stopped) == (1, 1), "the first try has lost its session"
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
