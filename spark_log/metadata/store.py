@@ -274,15 +274,19 @@ class Store:
         if _is_lost(error) or state == READ_ONLY:
             self._reconnect()
         elif state == LOCK_NOT_AVAILABLE:
-            with contextlib.suppress(*_DATABASE_ERRORS):
+            with contextlib.suppress(SparkLogError):
                 self.end_silent_sessions()
 
     def end_silent_sessions(self) -> None:
         """End sessions on PostgreSQL that have been silent in a transaction for SILENT_MS: their processes are stopped,
         and keep their locks otherwise.
         """
-        if not self.sqlite:
+        if self.sqlite:
+            return
+        try:
             engines.end_silent_sessions(self.engine, SILENT_MS)
+        except _DATABASE_ERRORS as error:
+            raise translate(error, self.address) from error
 
     def _reconnect(self) -> None:
         """Use new connections from now on, because they may reach a new primary."""

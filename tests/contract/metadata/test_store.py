@@ -159,6 +159,14 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
 
 
+def test_a_search_for_silent_sessions_without_a_server_names_the_store(own_postgres_server, tmp_path):
+    address = own_postgres_server.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        own_postgres_server.kill()
+        with pytest.raises(MetadataStoreUnavailableError, match="metadata store at"):
+            cluster.store.end_silent_sessions()
+
+
 def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_waits(postgres_cluster, monkeypatch):
     """Its open transaction would keep VACUUM from removing rows."""
     monkeypatch.setattr(store_module, "SILENT_MS", 50)
