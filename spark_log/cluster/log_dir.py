@@ -244,6 +244,11 @@ class LogDir:
             with self._storage_errors(relative):
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
+    def touch(self, relative: str) -> None:
+        """Set the time of the last change of a local file to the present."""
+        with self._storage_errors(relative):
+            os.utime(self._resolve(relative))
+
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
         """Force a file that another process wrote, and its folder, to disk. Object stores do that themselves.
 

@@ -231,6 +231,14 @@ class TopicConfig:
         "Not in Kafka. The formats of the topic's tables, over the same files: a Delta table, and with delta,iceberg "
         "also an Iceberg table (format version 2), which needs the extra `iceberg` and log dirs in folders.",
     )
+    table_current: str = config(
+        "table.current",
+        "none",
+        Choice(("none", "delta")),
+        "Not in Kafka. delta: the topic has another Delta table, in folder _current, which shows the last record of "
+        "each key of each partition, unless it is a tombstone. It needs the extra `current`, log dirs in folders, and "
+        "cleanup.policy=compact or unlimited retention. The topic gets no further partitions.",
+    )
     iceberg_max_lag_ms: int = config(
         "iceberg.max.lag.ms",
         60_000,

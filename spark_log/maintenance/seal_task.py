@@ -22,8 +22,8 @@ from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_r
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.delta_lag import delta_lags, topics_behind
-from spark_log.tables.publication import iceberg_has_time, log_failure, publish_all
-from spark_log.tables.publication_state import ICEBERG
+from spark_log.tables.publication import has_time, log_failure, publish_all
+from spark_log.tables.publication_state import CURRENT, ICEBERG, NO_CUTS, Cut, cuts, targets
 
 T = TypeVar("T")
 
@@ -37,10 +37,13 @@ _LAGS_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class _Due:
-    """Topics with tails to seal, which are published afterwards, and other topics whose Delta tables are behind."""
+    """Topics with tails to seal, which are published afterwards, and other topics whose tables are behind. `cuts` are
+    from the snapshot of the tails.
+    """
 
     tails: list[tuple[Topic, list[Tail]]]
     behind: list[Topic]
+    cuts: Mapping[TopicId, Cut]
 
 
 class TableRounds:
@@ -77,7 +80,7 @@ class TableRounds:
             due = _due_topics(context, costs_ms, searches_lags=searches)
             with FirstFailure() as failure:
                 with failure.attempt():
-                    yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]))
+                    yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]), due.cuts)
                 with failure.attempt():
                     yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
                 if self._checkpoints:  # one a round: the tables of topics with equal rates are due at the same time
@@ -98,7 +101,9 @@ class TableRounds:
                 chosen.append(each)
         return chosen[: self._topics_max]
 
-    def _seal(self, context: MaintenanceContext, due: Sequence[tuple[Topic, list[Tail]]]) -> Iterator[Report]:
+    def _seal(
+        self, context: MaintenanceContext, due: Sequence[tuple[Topic, list[Tail]]], cuts: Mapping[TopicId, Cut]
+    ) -> Iterator[Report]:
         left = {topic.name: (topic, len(found)) for topic, found in due}
         try:
             for report in rewrite_partitions(
@@ -107,7 +112,7 @@ class TableRounds:
                 [(topic, [tail.partition for tail in found]) for topic, found in due],
                 lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
                 context.settings.table_loop_threads,
-                lambda topics: self._publish(context, topics, eager=context.now).keys(),
+                lambda topics: self._publish(context, topics, cuts).keys(),
             ):
                 topic, partitions = left.pop(str(report.topic))
                 self._note(topic, report.seconds, done=not report.notes and report.partitions == partitions)
@@ -117,12 +122,12 @@ class TableRounds:
                 self._note(topic, 0.0, done=False)
 
     def _publish(
-        self, context: MaintenanceContext, topics: Sequence[Topic], *, eager: bool
+        self, context: MaintenanceContext, topics: Sequence[Topic], cuts: Mapping[TopicId, Cut] = NO_CUTS
     ) -> dict[TopicId, Exception]:
         """Publish topics, and note those whose Delta logs are due for a checkpoint. Returns the errors."""
         by_id = {topic.topic_id: topic for topic in topics}
         errors: dict[TopicId, Exception] = {}
-        for topic_id, published in publish_all(context.cluster, topics, eager=eager).items():
+        for topic_id, published in publish_all(context.cluster, topics, eager=context.now, cuts=cuts).items():
             log_failure(by_id[topic_id], published)
             if published.error is not None:
                 errors[topic_id] = published.error
@@ -136,7 +141,7 @@ class TableRounds:
         began_s = clock.monotonic_s()
         errors: dict[TopicId, Exception] | None = None
         try:
-            errors = self._publish(context, topics, eager=context.now) if topics else {}
+            errors = self._publish(context, topics) if topics else {}
         finally:
             seconds = (clock.monotonic_s() - began_s) / max(1, len(topics))
             for topic in topics:
@@ -179,15 +184,18 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
     # the clock that dated the appends is read after the rows: so no append time is later than now
     def read(
         connection: sa.Connection,
-    ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, int], set[TopicId], int]:
+    ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, Cut], dict[TopicId, int], dict[str, set[TopicId]], int]:
         unpublished = _unpublished(connection) if searches_lags else {}
-        not_in_iceberg = topics_behind(connection, ICEBERG) if searches_lags else set()
-        return tails(connection), unpublished, not_in_iceberg, store.clock(connection).wall_ms
+        behind = {
+            target: topics_behind(connection, target) if searches_lags else set() for target in (CURRENT, ICEBERG)
+        }
+        waiting = tails(connection)
+        return waiting, cuts(connection, waiting.keys()), unpublished, behind, store.clock(connection).wall_ms
 
-    waiting, unpublished, not_in_iceberg, now_ms = store.read(read)
-    in_iceberg: list[Topic] = []
-    due = _Due([], [])
-    ids = waiting.keys() | unpublished.keys() | not_in_iceberg
+    waiting, cuts_of_topics, unpublished, behind, now_ms = store.read(read)
+    less_urgent: list[Topic] = []
+    due = _Due([], [], cuts_of_topics)
+    ids = waiting.keys() | unpublished.keys() | set().union(*behind.values())
     topics = store.read(lambda connection: topics_of_ids(connection, ids)) if ids else {}
     for topic in sorted(topics.values(), key=lambda topic: topic.name):
         if is_kept_by_store(topic.name) or (context.topic_names is not None and topic.name not in context.topic_names):
@@ -200,13 +208,12 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
             due.tails.append((topic, due_of_topic))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
             due.behind.append(topic)
-        elif (
-            topic.topic_id in not_in_iceberg
-            and ICEBERG in topic.config.table_formats
-            and (context.now or not iceberg_has_time(topic))
+        elif any(
+            topic.topic_id in ids and target in targets(topic) and (context.now or not has_time(topic, target))
+            for target, ids in behind.items()
         ):
-            in_iceberg.append(topic)
-    due.behind.extend(in_iceberg)  # after the Delta tables, which have less time
+            less_urgent.append(topic)
+    due.behind.extend(less_urgent)
     due.tails.sort(key=lambda each: deadline_ms(each[1], each[0].config))
     return due
 

@@ -17,6 +17,7 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.tables import publication_state
+from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS, storage_options
 from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
 from spark_log.tables.log_clean_up import clean_up
@@ -55,7 +56,7 @@ def is_due(table: TopicTable, version: int) -> bool:
     if version - _checkpointed.get(table.application, -1) < CHECKPOINT_COMMITS:
         return False
     try:
-        _checkpointed[table.application] = _checkpointed_version(table.log_dir, f"{table.topic.folder}/_delta_log")
+        _checkpointed[table.application] = _checkpointed_version(table.log_dir, table.folder)
     except (SparkLogError, OSError):  # the next publication asks again
         return False
     return version - _checkpointed[table.application] >= CHECKPOINT_COMMITS
@@ -77,12 +78,9 @@ def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
     StorageUnavailableError, is raised at the end.
     """
     failed: Exception | None = None
-    for info in _tables(cluster, topic):
+    for key, info in _tables(cluster, topic).items():
         try:
-            log_dir = cluster.log_dir(info)
-            done = _tidy(cluster, log_dir, info, topic)
-            if ICEBERG in topic.config.table_formats and cluster.store.clock_is_steady():
-                clean_up_iceberg(log_dir, topic.folder, cluster.store.now().wall_ms)
+            done = _tidy(cluster, key, info, topic)
         except (SparkLogError, OSError) as error:
             failed = failed or error
             continue
@@ -98,33 +96,35 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
     Raises StorageUnavailableError or LogDirMismatchError if a table or its log dir cannot be read.
     """
     versions: list[int] = []
-    for info in _tables(cluster, topic):
+    for key, info in _tables(cluster, topic).items():
+        if key.target == ICEBERG:
+            continue
         with _delta_errors(topic, info):
-            table = _due_table(cluster, cluster.log_dir(info), info, topic)
+            table = _due_table(cluster, cluster.log_dir(info), key, info, topic)
             versions += [] if table is None else [table.version()]
     return versions
 
 
-def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
-    """Return the online log dirs that have a table of the topic, or a replica, and so should have one."""
+def _tables(cluster: Cluster, topic: Topic) -> dict[TableKey, LogDirInfo]:
+    """Return the tables of the topic in online log dirs that exist or should exist, with their log dirs."""
     found = cluster.store.read(lambda connection: publication_state.tables_to_publish(connection, topic))
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
-    return [infos[key.log_dir_id] for key in found if key.target == DELTA]
+    return {key: infos[key.log_dir_id] for key in found}
 
 
-def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> "DeltaTable | None":
-    """Return the table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
-    checkpoint.
+def _due_table(cluster: Cluster, log_dir: LogDir, key: TableKey, info: LogDirInfo, topic: Topic) -> "DeltaTable | None":
+    """Return the Delta table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since
+    its checkpoint.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     log_dir.verify(info.uuid)
-    location, options = log_dir.location(topic.folder), storage_options(log_dir)
-    key = TableKey(topic.topic_id, info.log_dir_id, DELTA)
+    folder = publication_state.table_folder(topic, key.target)
+    location, options = log_dir.location(folder), storage_options(log_dir)
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, key))
-    checkpointed = _checkpointed_version(log_dir, f"{topic.folder}/_delta_log")
-    if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
+    checkpointed = _checkpointed_version(log_dir, folder)
+    if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, folder, recorded[1]):
         return None  # the table is not opened, because that takes longer with every file that it lists
     try:
         # is_deltatable would hold the GIL, and so stop all other threads, while it waits for an object store
@@ -134,10 +134,16 @@ def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic
     return table if table.version() - checkpointed >= COMMITS_MAX else None
 
 
-def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
-    folder = f"{topic.folder}/_delta_log"
+def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> LogFiles | None:
+    log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
+    if key.target != DELTA and cluster.store.clock_is_steady():
+        clean_up_files = clean_up_iceberg if key.target == ICEBERG else clean_up_vectors
+        clean_up_files(log_dir, topic, cluster.store.now().wall_ms)
+    if key.target == ICEBERG:
+        return None
+    folder = f"{table_folder}/_delta_log"
     with _delta_errors(topic, info):
-        table = _due_table(cluster, log_dir, info, topic)
+        table = _due_table(cluster, log_dir, key, info, topic)
         if table is None:
             return None
         version = table.version()
@@ -147,7 +153,7 @@ def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> 
         for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
             log_dir.sync(f"{folder}/{name}")  # before the log files that it replaces are deleted
         if cluster.store.clock_is_steady():
-            clean_up(log_dir, topic, cluster.store.now().wall_ms)
+            clean_up(log_dir, table_folder, topic.config, cluster.store.now().wall_ms)
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
 
@@ -167,8 +173,8 @@ def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
 
 
 def _checkpointed_version(log_dir: LogDir, folder: str) -> int:
-    """Return the version of the last checkpoint by its hint, -1 if there is no readable hint."""
-    path = f"{folder}/_last_checkpoint"
+    """Return the version of the last checkpoint of a table by its hint, -1 if there is no readable hint."""
+    path = f"{folder}/_delta_log/_last_checkpoint"
     if log_dir.sizes([path]) == [None]:
         return -1
     try:

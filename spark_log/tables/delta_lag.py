@@ -12,7 +12,15 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
-from spark_log.tables.publication_state import DELTA, REPLICA_LIMIT, TableKey, log_dirs_with_replicas, recorded
+from spark_log.tables.publication_state import (
+    CURRENT,
+    DELTA,
+    HAS_CURRENT,
+    REPLICA_LIMIT,
+    TableKey,
+    log_dirs_with_replicas,
+    recorded,
+)
 
 
 @dataclass(frozen=True)
@@ -88,14 +96,21 @@ def delta_lags(
 def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
     """Return the topics with a table of another format than Delta, or to have one, that lacks a change: new files, or
     files that were removed or rewritten. Only log dirs that are online count.
+
+    A current-state table may also have shown only some of the records in files, as there was a tail then.
     """
-    named = sa.select(TOPIC.topic_id).where(TOPIC.configs.contains(f"{DELTA},{target}"))
+    named = sa.select(TOPIC.topic_id).where(
+        TOPIC.configs.contains(HAS_CURRENT if target == CURRENT else f"{DELTA},{target}")
+    )
+    lacks_change = PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)
+    if target == CURRENT:
+        unseen = REPLICA_LIMIT > sa.func.coalesce(PUBLICATION_CURSOR.seen_offset, 0)
+        lacks_change |= (PARTITION.tail_bytes == 0) & unseen
     query = (
         sa.select(PARTITION.topic_id)
         .distinct()
         .select_from(_replicas_with_cursors(target))
-        .where(LOG_DIR.online, PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
-        .where(PARTITION.topic_id.in_(named))
+        .where(LOG_DIR.online, lacks_change, PARTITION.topic_id.in_(named))
     )
     return {TopicId(topic_id) for topic_id in connection.execute(query).scalars()}
 

@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import Topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -78,15 +77,20 @@ def _readable(commits: Collection[int], start: int, *, first_is_whole: bool) -> 
     return (start >= 0 or first_is_whole) and all(version in commits for version in range(start + 1, last + 1))
 
 
-def repair(log_dir: LogDir, topic: Topic) -> bool:
-    """Make the topic's Delta log, which does not open, readable. Returns False if its files are not the cause.
+class TornLogError(Exception):
+    """A Delta log cannot be read, since a power loss has torn its files."""
+
+
+def repair(log_dir: LogDir, folder: str) -> bool:
+    """Make the log of the Delta table in this folder, which does not open, readable. Returns False if its files are not
+    the cause.
 
     Raises StorageUnavailableError if a file cannot be read, or if another process is writing to the log. Object stores
     never tear a file, so their logs are not repaired.
     """
     if not log_dir.local:
         return False
-    folder = f"{topic.folder}/_delta_log"
+    folder = f"{folder}/_delta_log"
     files = log_dir.list_files(folder)
     names = [path[len(folder) + 1 :] for path in files]
     try:

@@ -15,7 +15,7 @@ from spark_log.log.columns.field_paths import contains
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 from spark_log.tables.publication_state import Cursor, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
 from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
@@ -30,15 +30,16 @@ CHECKPOINT_COMMITS = 100
 more often.
 """
 
-_TOMBSTONES = "delta.deletedFileRetentionDuration"
+TOMBSTONES, TOMBSTONES_KEPT = "delta.deletedFileRetentionDuration", "interval 1 days"
+"""A table property, and its value. Every checkpoint lists the files that were removed within this time. VACUUM does not
+list our hidden folder, and spark-log itself deletes segments.
+"""
 _EARLIER_TOMBSTONES = "interval 30 days"
 """The value that earlier versions of spark-log set."""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
-    # Every checkpoint lists the files that were removed within this time. VACUUM does not list our hidden folder, and
-    # spark-log itself deletes segments.
-    _TOMBSTONES: "interval 1 days",
+    TOMBSTONES: TOMBSTONES_KEPT,
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
     # Readers use the statistics of all columns that have them (leaf_statistics.LEAVES_MAX), not only of the first 32.
@@ -72,7 +73,7 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
             configuration=_PROPERTIES,
             storage_options=options,
         )
-        log_dir.sync(commit_path(topic, table.version()))
+        log_dir.sync(commit_path(topic.folder, table.version()))
         return table
     except DeltaError:  # another publisher created it first
         return DeltaTable(location, storage_options=options)
@@ -104,10 +105,10 @@ def shorten_tombstones(table: "DeltaTable") -> bool:
     """
     from deltalake import CommitProperties, PostCommitHookProperties
 
-    if table.metadata().configuration.get(_TOMBSTONES) != _EARLIER_TOMBSTONES:
+    if table.metadata().configuration.get(TOMBSTONES) != _EARLIER_TOMBSTONES:
         return False
     table.alter.set_table_properties(
-        {_TOMBSTONES: _PROPERTIES[_TOMBSTONES]},
+        {TOMBSTONES: TOMBSTONES_KEPT},
         commit_properties=CommitProperties(max_commit_retries=0),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
@@ -207,13 +208,16 @@ class OpenDelta:
     def at(self) -> tuple[int, int]:
         return self._delta.transaction_version(self._table.application) or 0, self._delta.version()
 
-    def active_paths(self) -> Collection[str]:
+    def _active_paths(self) -> Collection[str]:
         if self._active is None:
             self._active = active_files(self._delta)
         return self._active.keys()
 
+    def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
+        return difference(wanted, self._active_paths())
+
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
-        active = self.active_paths()
+        active = self._active_paths()
         return Difference(
             [file for file in wanted if file.path not in active], [path for path in gone if path in active]
         )
@@ -227,7 +231,12 @@ class OpenDelta:
         return True
 
     def commit(
-        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
+        after: Mapping[int, Cursor],
+        columns: TopicColumns | None,
+        transaction_version: int,
     ) -> int:
         from deltalake.exceptions import CommitFailedError
 
@@ -235,7 +244,7 @@ class OpenDelta:
         version = self._delta.version() + 1
         assert self._active is not None, "compared before"
         try:
-            commit_changes(self._delta, what, self._active, cursors, self._table.application, transaction_version)
+            commit_changes(self._delta, what, self._active, before, self._table.application, transaction_version)
         except CommitFailedError as error:
             raise ConflictingCommitError from error
         self._sync(version)
@@ -246,11 +255,11 @@ class OpenDelta:
         have been cleaned up.
         """
         try:
-            blocks = self._table.log_dir.read_blocks(commit_path(self._table.topic, self._delta.version()))
+            blocks = self._table.log_dir.read_blocks(commit_path(self._table.folder, self._delta.version()))
             actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
         except CorruptRecordError:
             return 0
         return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
 
     def _sync(self, version: int) -> None:
-        self._table.log_dir.sync(commit_path(self._table.topic, version))
+        self._table.log_dir.sync(commit_path(self._table.folder, version))

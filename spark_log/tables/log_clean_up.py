@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import Topic
+from spark_log.config import TopicConfig
 from spark_log.config.values import DAY_MS
 
 _FILE = re.compile(r"\.?(\d{20})\.(json|crc|checkpoint\..+)")
@@ -16,14 +16,14 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 _HOUR_MS = 3_600_000
 
 
-def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> None:
-    """Delete the expired files of the topic's Delta log. Its newest checkpoint must have been forced to disk.
+def clean_up(log_dir: LogDir, folder: str, config: TopicConfig, now_ms: int) -> None:
+    """Delete the expired files of the log of a topic's Delta table in this folder. Its newest checkpoint must have been
+    forced to disk.
 
     The files have times of the file system's clock: `now_ms` may differ from it by minutes.
     """
-    folder = f"{topic.folder}/_delta_log"
+    folder = f"{folder}/_delta_log"
     files = {entry.name: entry.modified_ms for entry in log_dir.entries(folder) if not entry.folder}
-    config = topic.config
     for name in expired_files(files, now_ms, config.delta_log_retention_ms, config.delta_log_commits_max):
         log_dir.delete(f"{folder}/{name}")
 

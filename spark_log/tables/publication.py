@@ -11,7 +11,7 @@ not opened again (`unopened_publication`).
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_log import clock
@@ -23,20 +23,20 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata.connections.server_identity import accepted_at_ms
 from spark_log.tables import checkpoints, publication_intent, publication_state
-from spark_log.tables.delta_log_repair import repair
+from spark_log.tables.current.open_current import OpenCurrent
+from spark_log.tables.delta_log_repair import TornLogError, repair
 from spark_log.tables.delta_table import OpenDelta, open_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.iceberg.table import open_table as open_iceberg
 from spark_log.tables.iceberg.table import point_readers
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.publication_state import DELTA, ICEBERG
+from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, NO_CUTS, Cut
 from spark_log.tables.table_changes import (
     Changes,
     ConflictingCommitError,
     Difference,
     OpenTable,
     TopicTable,
-    difference,
     find_changes,
 )
 from spark_log.tables.unopened_publication import opened, publish_unopened, settle
@@ -74,14 +74,16 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         raise error
 
 
-def try_publish(cluster: Cluster, topics: Iterable[Topic], *, eager: bool = False) -> bool:
+def try_publish(
+    cluster: Cluster, topics: Iterable[Topic], *, eager: bool = False, cuts: Mapping[TopicId, Cut] = NO_CUTS
+) -> bool:
     """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
     publication corrects it.
 
     Returns whether all tables were published.
     """
     by_id = {topic.topic_id: topic for topic in topics}
-    published = publish_all(cluster, list(by_id.values()), eager=eager)
+    published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts)
     for topic_id, each in published.items():
         log_failure(by_id[topic_id], each)
         if each.checkpoint_due:
@@ -99,23 +101,26 @@ def log_failure(topic: Topic, published: Published) -> None:
         logger.error("topic %s: Delta table not updated", topic.name, exc_info=error)
 
 
-def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = False) -> dict[TopicId, Published]:
+def publish_all(
+    cluster: Cluster, topics: Sequence[Topic], *, eager: bool = False, cuts: Mapping[TopicId, Cut] = NO_CUTS
+) -> dict[TopicId, Published]:
     """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
 
     Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
-    get no more snapshots than iceberg.max.lag.ms demands; and their errors are only logged.
+    get no more snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of
+    the other tables are logged. `cuts` are for current-state tables (`publication_state.cuts`).
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
         try:
-            tables, errors = _tables(cluster, together)
+            tables, errors = _tables(cluster, together, cuts)
             versions = publish_unopened(cluster, tables)
         except Exception as error:  # of the metadata store
             published |= {each.topic_id: Published(error) for each in together}
             continue
         due: set[TopicId] = set()
-        waiting = set() if eager else {topic.topic_id for topic in together if iceberg_has_time(topic)}
+        waiting = set() if eager else {topic.topic_id for topic in together if has_time(topic, ICEBERG)}
         for table in tables:
             topic_id = table.topic.topic_id
             if table.target == ICEBERG and topic_id in waiting:
@@ -124,7 +129,7 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = Fals
                 version = versions.get(table.key)
                 if version is None:
                     version = _publish_opened(cluster, table)
-                if version is not None and table.target == DELTA and checkpoints.is_due(table, version):
+                if version is not None and table.target != ICEBERG and checkpoints.is_due(table, version):
                     due.add(topic_id)
             except Exception as error:  # of whatever kind: the other tables go on
                 if table.target == DELTA or eager:
@@ -135,7 +140,9 @@ def publish_all(cluster: Cluster, topics: Sequence[Topic], *, eager: bool = Fals
     return published
 
 
-def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable], dict[TopicId, Exception]]:
+def _tables(
+    cluster: Cluster, topics: Sequence[Topic], cuts: Mapping[TopicId, Cut] = NO_CUTS
+) -> tuple[list[TopicTable], dict[TopicId, Exception]]:
     """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
     that cannot be opened, for example because it is not mounted on this host.
     """
@@ -157,7 +164,7 @@ def _tables(cluster: Cluster, topics: Sequence[Topic]) -> tuple[list[TopicTable]
             if isinstance(log_dir, Exception):
                 errors.setdefault(topic.topic_id, log_dir)
             else:
-                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing))
+                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing, cuts.get(topic.topic_id)))
     return tables, errors
 
 
@@ -175,16 +182,17 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
             _compare_all(cluster, table, there, changes)
 
 
-_iceberg_s: dict[str, float] = {}
-"""When this process began to publish each topic to an Iceberg table, by the topic's uuid."""
+_began_s: dict[tuple[str, str], float] = {}
+"""When this process last began to publish each topic to its tables of a format, by the topic's uuid and the format."""
 
 
-def iceberg_has_time(topic: Topic) -> bool:
-    """Whether this process has published the topic to its Iceberg tables, or tried it, so lately that its files can
-    wait. A part of iceberg.max.lag.ms is left for the commit.
+def has_time(topic: Topic, target: str) -> bool:
+    """Whether this process has published the topic to its tables of this format, or tried it, so lately that its files
+    can wait. A part of the table's maximum lag is left for the commit.
     """
-    began_s = _iceberg_s.get(topic.uuid)
-    return began_s is not None and clock.monotonic_s() - began_s < 0.8 * topic.config.iceberg_max_lag_ms / 1000
+    began_s = _began_s.get((topic.uuid, target))
+    lag_ms = topic.config.iceberg_max_lag_ms if target == ICEBERG else topic.config.delta_max_lag_ms
+    return began_s is not None and clock.monotonic_s() - began_s < 0.8 * lag_ms / 1000
 
 
 def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
@@ -194,6 +202,9 @@ def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
             point_readers(table.log_dir, table.topic.folder)  # a publisher may have died before it did so
         iceberg = open_iceberg(table.log_dir, table.topic.folder, table.application)
         return OpenIceberg(table, iceberg) if create or iceberg.version else None
+    if table.target == CURRENT:
+        current = OpenCurrent(table)
+        return current if create or current.exists else None
     delta = open_table(table.log_dir, table.topic, create=create)
     return None if delta is None else OpenDelta(table, delta)
 
@@ -203,15 +214,14 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
-    if table.target == ICEBERG:
-        _iceberg_s[topic.uuid] = clock.monotonic_s()
+    _began_s[topic.uuid, table.target] = clock.monotonic_s()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:
             there = _open(table, create=table.listing)
             if there is None:
                 opened.setdefault(table.application, None)
-                if table.target == ICEBERG:  # someone has deleted it
+                if table.target != DELTA:  # someone has deleted it
                     cluster.store.transact(lambda c, _: publication_state.forget(c, table.key))
                 return None
             version = _publish_once(cluster, table, there)
@@ -222,9 +232,9 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
             continue
         except BaseException as error:
             # an object store that does not complete its answer raises OSError
-            if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
+            if not (isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"):
                 raise
-            if isinstance(error, DeltaError) and repair(log_dir, topic):
+            if isinstance(error, DeltaError | TornLogError) and repair(log_dir, table.folder):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, uri)
                 continue
             # deltalake panics, with an exception class of its own, in a forked child of a process that has used it
@@ -266,7 +276,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     if transaction_version is None:
         return None
     failpoint("publish.before-commit")
-    version = there.commit(what, changes.cursors, columns, transaction_version)
+    version = there.commit(what, changes.cursors, due.cursors, columns, transaction_version)
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
     return version
@@ -276,7 +286,7 @@ def _compare_all(cluster: Cluster, table: TopicTable, there: OpenTable, found: C
     """Compare all files of the table and the metadata. Raises StoreChangedError if the metadata seems to be an older
     copy.
     """
-    what = difference({file.path: file for file in found.wanted}, there.active_paths())
+    what = there.compared(found.wanted)
     if there.at[0] > (found.recorded or (0, 0))[0]:
         _check_store_is_not_older(cluster, table, there, what)
     return what

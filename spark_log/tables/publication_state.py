@@ -5,7 +5,7 @@ A table of the topic in a log dir lists the sealed segments of the replicas ther
 replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from spark_log.metadata.sql_columns import (
     REPLICA,
     RETIRED_FILE,
     SEGMENT,
+    TOPIC,
 )
 
 REPLICA_LIMIT = sa.case(
@@ -32,7 +33,13 @@ REPLICA_LIMIT = sa.case(
 _CHUNK = 1_000
 """The number of rows of one statement."""
 
-DELTA, ICEBERG = "delta", "iceberg"
+DELTA, ICEBERG, CURRENT = "delta", "iceberg", "current"
+
+
+Cut = Mapping[int, int]
+"""The high watermark of each partition of a topic, from one snapshot."""
+
+NO_CUTS: Mapping[TopicId, Cut] = {}
 
 
 class TableKey(NamedTuple):
@@ -41,6 +48,11 @@ class TableKey(NamedTuple):
     topic_id: TopicId
     log_dir_id: LogDirId
     target: str = DELTA
+
+
+def table_folder(topic: Topic, target: str) -> str:
+    """Return the folder of a topic's table, relative to the log dir."""
+    return f"{topic.folder}/_current" if target == CURRENT else topic.folder
 
 
 # The statements are built once, because a publication runs a dozen of them after each append that writes files.
@@ -67,24 +79,21 @@ _REPLICAS = t.partition.join(
 _STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 """Partitions of the topic that have changed since they were published."""
 
+HAS_CURRENT = f'"table.current": "{DELTA}"'
+"""A part of the text of the configs of a topic with a current-state table."""
+
 _FEW = 500
-_THESE = PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
+_THESE = (PARTITION.topic_id == _TOPIC) & PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
+"""Some partitions of the topic. Usually few are stale: only the statement that finds them reads all partitions."""
 
 
-def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[Any, Any]:
-    """Return a statement about the stale partitions in two forms: for at most _FEW known partitions, and for all.
-
-    Usually few partitions of a topic are stale. Then only the statement that finds them reads all partitions.
-    """
-    return build(_STALE & _THESE), build(_STALE)
-
-
-def _rows(connection: sa.Connection, statements: tuple[Any, Any], table: TableKey, numbers: Collection[int]) -> Any:
-    """Run one of a pair of statements made by `_of_few_and_many`. `numbers` are the stale partitions."""
-    few, every = statements
-    if len(numbers) <= _FEW:
-        return connection.execute(few, {**_parameters(table), "numbers": list(numbers)})
-    return connection.execute(every, _parameters(table))
+def _rows(connection: sa.Connection, statement: Any, table: TableKey, numbers: Collection[int]) -> list[Any]:
+    """Return the rows of a statement about _THESE partitions."""
+    asked, rows = list(numbers), list[Any]()
+    for first in range(0, len(asked), _FEW):
+        some = asked[first : first + _FEW]
+        rows += connection.execute(statement, {**_parameters(table), "numbers": some}).all()
+    return rows
 
 
 _SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
@@ -106,25 +115,25 @@ _RECORDED = sa.select(
     PUBLICATION.transaction_version,
     PUBLICATION.table_version,
 ).where(PUBLICATION.topic_id.in_(sa.bindparam("topics", expanding=True)))
-_STALE_PARTITIONS = (
+_PARTITIONS = (
     sa.select(
         PARTITION.partition,
         PARTITION.change,
         REPLICA_LIMIT,
         PUBLICATION_CURSOR.high_watermark,
         PUBLICATION_CURSOR.seen_offset,
+        sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
     )
     .select_from(_REPLICAS)
-    .where(_STALE)
+    .where(PARTITION.topic_id == _TOPIC)
 )
+_STALE_PARTITIONS = _PARTITIONS.where(PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 _ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR).limit(1)
-_FIRST_BLOBS = _of_few_and_many(
-    lambda stale: (
-        sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
-        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
-        .where(stale)
-        .group_by(PARTITION.partition)
-    )
+_FIRST_BLOBS = (
+    sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
+    .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
+    .where(_THESE)
+    .group_by(PARTITION.partition)
 )
 _CURSORS_HERE = (
     (PUBLICATION_CURSOR.topic_id == _TOPIC)
@@ -151,32 +160,28 @@ _ALL_SEGMENTS = (
     .where(PARTITION.topic_id == _TOPIC, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
     .order_by(SEGMENT.partition, SEGMENT.base_offset)
 )
-_CHANGED_SEGMENTS = _of_few_and_many(
-    lambda stale: sa.union(  # two index scans are faster than one OR
-        *(
-            sa.select(*_FILE_COLUMNS)
-            .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
-            .where(stale, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
-            for condition in (
-                SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
-                SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
-            )
+_CHANGED_SEGMENTS = sa.union(  # two index scans are faster than one OR
+    *(
+        sa.select(*_FILE_COLUMNS)
+        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
+        .where(_THESE, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+        for condition in (
+            SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
+            SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
         )
     )
 )
-_RETIRED_PATHS = _of_few_and_many(
-    lambda stale: (
-        sa.select(RETIRED_FILE.path)
-        .select_from(
-            _REPLICAS.join(
-                t.retired_file,
-                (RETIRED_FILE.topic_id == PARTITION.topic_id)
-                & (RETIRED_FILE.partition == PARTITION.partition)
-                & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
-            )
+_RETIRED_PATHS = (
+    sa.select(RETIRED_FILE.path)
+    .select_from(
+        _REPLICAS.join(
+            t.retired_file,
+            (RETIRED_FILE.topic_id == PARTITION.topic_id)
+            & (RETIRED_FILE.partition == PARTITION.partition)
+            & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
         )
-        .where(stale)
     )
+    .where(_THESE)
 )
 
 
@@ -240,6 +245,11 @@ def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogD
     return [LogDirId(log_dir_id) for log_dir_id in found]
 
 
+def targets(topic: Topic) -> list[str]:
+    """Return the formats of the tables that a topic has by its configs."""
+    return [*topic.config.table_formats.split(","), *([CURRENT] if topic.config.table_current == DELTA else [])]
+
+
 def tables_to_publish(connection: sa.Connection, topic: Topic) -> dict[TableKey, bool]:
     """Return the tables in online log dirs that must list the files of a replica there (True), or that exist and must
     list none, because there is no replica, or the target is not in table.formats any more.
@@ -252,7 +262,7 @@ def tables_to_publish(connection: sa.Connection, topic: Topic) -> dict[TableKey,
     needed = {
         TableKey(topic.topic_id, log_dir_id, target): True
         for log_dir_id in log_dirs_with_replicas(connection, topic)
-        for target in topic.config.table_formats.split(",")
+        for target in targets(topic)
     }
     return {key: listing for key, listing in sorted({**exist, **needed}.items()) if key.log_dir_id in online}
 
@@ -276,7 +286,7 @@ def due(connection: sa.Connection, table: TableKey) -> Due:
     blobs_from: dict[int, int] = dict(tuple(row) for row in blobs)
     cursors: dict[int, Cursor] = {}
     fallen = False
-    for partition, change, limit, limit_before, seen_before in stale:
+    for partition, change, limit, limit_before, seen_before, _ in stale:
         seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
         cursors[partition] = Cursor(change, limit, seen)
         fallen = fallen or limit < (limit_before or 0)
@@ -284,6 +294,84 @@ def due(connection: sa.Connection, table: TableKey) -> Due:
     # partitions that were published but have no replica in this log dir any more
     lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(_LOST, here)}
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
+
+
+def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *, everything: bool) -> Due:
+    """Return the new cursors of a current-state table. It shows the records below a cut of the log, which divides no
+    append over several partitions: the high watermarks of one snapshot.
+
+    That is the present one if no record below it is inline, or else `cut`, taken before the tails were sealed, or else
+    the recorded one. The cursor of a partition has the cut as `seen_offset`, and as `limit` the base offset of the file
+    that crosses it, if there is one. With `everything`, unchanged partitions have cursors too.
+    """
+    here = _parameters(table)
+    rows = connection.execute(_PARTITIONS, here).all()
+    limits = {row[0]: row[2] for row in rows}
+    recorded_cut = {row[0]: row[4] or 0 for row in rows}
+    blobs_from: dict[int, int] = dict(tuple(row) for row in _rows(connection, _FIRST_BLOBS, table, limits))
+    fallen = any(limit < recorded_cut[number] for number, limit in limits.items())
+    chosen = {number: min(end, limits[number]) for number, end in recorded_cut.items()}
+    for candidate in (limits, cut or {}):
+        ahead = {number: min(candidate.get(number, 0), limit) for number, limit in limits.items()}
+        if all(chosen[number] <= end <= blobs_from.get(number, end) for number, end in ahead.items()):
+            chosen = ahead
+            break
+    crossing = _crossing_files(connection, table, {n: end for n, end in chosen.items() if end < limits[n]})
+    lost = {partition: Cursor(change, 0, 0) for partition, change, _ in connection.execute(_LOST, here)}
+    everything = everything or fallen
+    cursors = {
+        number: Cursor(change, crossing.get(number, chosen[number]), chosen[number])
+        for number, change, _, _, _, change_before in rows
+        if everything or change > change_before or chosen[number] != recorded_cut[number]
+    }
+    return Due({**cursors, **lost}, fallen or bool(lost), bool(rows))
+
+
+def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[int, int]) -> dict[int, int]:
+    """Return the base offset of the file that has records below and from the end of its partition on, for each
+    partition with such a file.
+    """
+    found: dict[int, int] = {}
+    asked = sorted(ends.items())
+    for first in range(0, len(asked), _CHUNK):
+        values = sa.values(sa.column("partition", sa.Integer), sa.column("end_offset", sa.BigInteger), name="given")
+        cut = values.data(asked[first : first + _CHUNK]).cte("cut")
+        same = (SEGMENT.topic_id == table.topic_id) & (SEGMENT.partition == cut.c.partition)
+        last = (
+            sa.select(SEGMENT.base_offset)
+            .where(same, SEGMENT.base_offset < cut.c.end_offset)
+            .order_by(SEGMENT.base_offset.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+        below = sa.select(cut.c.partition, cut.c.end_offset, last.label("base_offset")).subquery()
+        query = (
+            sa.select(SEGMENT.partition, SEGMENT.base_offset)
+            .join(
+                below,
+                (SEGMENT.topic_id == table.topic_id)
+                & (SEGMENT.partition == below.c.partition)
+                & (SEGMENT.base_offset == below.c.base_offset),
+            )
+            .where(SEGMENT.end_offset > below.c.end_offset)
+        )
+        found |= dict(tuple(row) for row in connection.execute(query))
+    return found
+
+
+def cuts(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, Cut]:
+    """Return the present cuts of those of the topics that have a current-state table."""
+    if not topic_ids:
+        return {}
+    query = (
+        sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.high_watermark)
+        .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+        .where(PARTITION.topic_id.in_(topic_ids), TOPIC.configs.contains(HAS_CURRENT))
+    )
+    found: dict[TopicId, dict[int, int]] = {}
+    for topic_id, number, high_watermark in connection.execute(query):
+        found.setdefault(TopicId(topic_id), {})[number] = high_watermark
+    return dict(found)
 
 
 def all_gone(connection: sa.Connection, table: TableKey) -> Due:
@@ -307,7 +395,9 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
     If a file crossed such an offset, only some of its records would be new to that table.
     """
     known, noted = (
-        sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
+        sa.select(table.c.seen_offset).where(
+            table.c.topic_id == topic.topic_id, table.c.partition == partition, table.c.target != CURRENT
+        )
         for table in (t.publication_cursor, t.publication_intent_cursor)
     )
     return list(connection.execute(sa.union(known, noted)).scalars())
@@ -323,7 +413,7 @@ def changed_segments(connection: sa.Connection, table: TableKey, changed: Collec
 
     `changed` are the partitions of `due`.
     """
-    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, table, changed).all()))
+    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, table, changed)))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
@@ -341,7 +431,7 @@ def retired_paths(connection: sa.Connection, topic: Topic, table: TableKey, chan
 
     `changed` are the partitions of `due`.
     """
-    return [path[len(topic.folder) + 1 :] for path in _rows(connection, _RETIRED_PATHS, table, changed).scalars()]
+    return [path[len(topic.folder) + 1 :] for (path,) in _rows(connection, _RETIRED_PATHS, table, changed)]
 
 
 def record(

@@ -1,6 +1,6 @@
 """Finds the changes that a table of a topic needs: the difference between the metadata and the table."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
-from spark_log.tables.publication_state import Cursor, Due, PublishedFile, TableKey
+from spark_log.tables.publication_state import CURRENT, Cursor, Cut, Due, PublishedFile, TableKey
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,17 @@ class TopicTable:
     log_dir: LogDir
     target: str
     listing: bool
+    cut: Cut | None = None
+    """For a current-state table, offsets up to which it may show the partitions (`due_below_cut`)."""
 
     @property
     def key(self) -> TableKey:
         return TableKey(self.topic.topic_id, self.info.log_dir_id, self.target)
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of the table, relative to the log dir."""
+        return publication_state.table_folder(self.topic, self.target)
 
     @property
     def title(self) -> str:
@@ -70,10 +77,20 @@ class Difference:
         return bool(self.add or self.remove)
 
 
-def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """Return the changes that make the wanted files the active files of a table. Both arguments have paths as keys."""
+def difference(wanted: Sequence[PublishedFile], active: Iterable[str]) -> Difference:
+    """Return the changes that make the wanted files the active files of a table. `active` are the paths of these."""
     there = set(active)
-    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
+    return Difference(
+        [file for file in wanted if file.path not in there], sorted(there - {file.path for file in wanted})
+    )
+
+
+def _is_due(file: PublishedFile, before: Cursor, due: Due) -> bool:
+    """Whether a current-state table is to show records of the file that it has not shown, or not in this file."""
+    end = due.cursors[file.partition].seen_offset
+    return file.base_offset < end and (
+        file.change > before.change or file.base_offset >= before.seen_offset or end > before.seen_offset
+    )
 
 
 class ConflictingCommitError(Exception):
@@ -87,8 +104,8 @@ class OpenTable(Protocol):
     def at(self) -> tuple[int, int]:
         """Return the version of our last transaction in the table, and the version of the table."""
 
-    def active_paths(self) -> Collection[str]:
-        """Return the paths of all files that the table lists."""
+    def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
+        """Return the change of a table in any state that is to list these files."""
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
         """Return the change of a table that is as we left it, by the segments and files that changed since then."""
@@ -97,10 +114,15 @@ class OpenTable(Protocol):
         """Make a commit of its own that the table needs before it gets files, and return True; else return False."""
 
     def commit(
-        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
+        after: Mapping[int, Cursor],
+        columns: TopicColumns | None,
+        transaction_version: int,
     ) -> int:
-        """Commit a change, durably, and return the new version of the table. `cursors` decide which added files have
-        records that the table has shown. Raises ConflictingCommitError.
+        """Commit a change, durably, and return the new version of the table. The cursors `before` decide which records
+        of added files the table has shown; `after` are those of the changed partitions. Raises ConflictingCommitError.
         """
 
     def committed_ms(self) -> int:
@@ -121,7 +143,12 @@ def find_changes(
     recorded = publication_state.recorded(connection, key)
     in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, key, in_table)
     as_we_left_it = left_at == (recorded or (0, 0))
-    due = publication_state.due(connection, key) if table.listing else publication_state.all_gone(connection, key)
+    if not table.listing:
+        due = publication_state.all_gone(connection, key)
+    elif table.target == CURRENT:
+        due = publication_state.due_below_cut(connection, key, table.cut, everything=not as_we_left_it)
+    else:
+        due = publication_state.due(connection, key)
     now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
@@ -131,10 +158,14 @@ def find_changes(
     # a table without a commit by spark-log has not shown any record
     changed = due.cursors.keys() if incremental else None
     cursors = publication_state.cursors(connection, key, changed) if in_table else {}
+    if table.target == CURRENT and not incremental:
+        cursors = {}  # all vectors are found anew
     if incremental:
         segments = publication_state.changed_segments(connection, key, due.cursors)
         gone = publication_state.retired_paths(connection, topic, key, due.cursors)
     else:
         segments = publication_state.all_segments(connection, key) if reads_all and table.listing else []
+    if table.target == CURRENT:
+        segments = [file for file in segments if _is_due(file, cursors.get(file.partition, Cursor()), due)]
     columns = None if now is None else now.all_columns
     return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, columns)

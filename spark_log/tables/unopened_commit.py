@@ -7,26 +7,25 @@ It is only for local log dirs: on object stores deltalake makes the conditional 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import Topic
 from spark_log.tables.publication_state import Cursor, PublishedFile
 
 
-def is_newest(log_dir: LogDir, topic: Topic, version: int) -> bool:
-    """Whether this is the newest version of the topic's table, and its commit file exists."""
+def is_newest(log_dir: LogDir, folder: str, version: int) -> bool:
+    """Whether this is the newest version of the table in this folder, and its commit file exists."""
     if version < 0:
         return False
     # the next one first: clean-up deletes commits in order, and never the newest
-    following, this = (log_dir.sizes([commit_path(topic, number)])[0] for number in (version + 1, version))
+    following, this = (log_dir.sizes([commit_path(folder, number)])[0] for number in (version + 1, version))
     return following is None and this is not None
 
 
-def commit_path(topic: Topic, version: int) -> str:
-    """Return the path of the commit file of a version, relative to the log dir."""
-    return f"{topic.folder}/_delta_log/{version:020d}.json"
+def commit_path(folder: str, version: int) -> str:
+    """Return the path of the commit file of a version of the table in this folder, relative to the log dir."""
+    return f"{folder}/_delta_log/{version:020d}.json"
 
 
 def partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:
@@ -56,7 +55,7 @@ def commit_content(
     transaction_version: int,
     now_ms: int,
 ) -> bytes:
-    """Return the content of the commit file: one action a line, as in Delta's protocol."""
+    """Return the content of the commit file, as in Delta's protocol."""
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}}
     actions: list[dict[str, Any]] = [{"commitInfo": {**info, "engineInfo": "spark-log"}}]
     # never a data change: that would end every stream that reads the table
@@ -75,4 +74,9 @@ def commit_content(
         for file in add
     ]
     actions.append({"txn": {"appId": application, "version": transaction_version}})
+    return as_lines(actions)
+
+
+def as_lines(actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of a commit file: one action a line."""
     return b"".join(json.dumps(action).encode() + b"\n" for action in actions)

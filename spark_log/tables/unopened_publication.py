@@ -85,7 +85,7 @@ def _changes(
 
 def _is_newest(table: TopicTable, version: int) -> bool:
     try:
-        return is_newest(table.log_dir, table.topic, version)
+        return is_newest(table.log_dir, table.folder, version)
     except (SparkLogError, OSError):  # opening the table raises it again
         return False
 
@@ -130,7 +130,7 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
             what.add, what.remove, found.cursors, table.application, transaction_version, clock.wall_ms()
         )
         try:
-            done = table.log_dir.create_whole(commit_path(table.topic, version), content)
+            done = table.log_dir.create_whole(commit_path(table.folder, version), content)
         except (SparkLogError, OSError) as error:  # the table is opened, which raises it if it lasts
             logger.info("topic %s: commit %s failed: %s", table.topic.name, version, error)
             continue

@@ -14,7 +14,7 @@ NOON_MS = 1_700_000_000_000
 
 
 def table(
-    *values: str,
+    *values: str | None,
     key: bytes | None = None,
     headers: Sequence[tuple[str, bytes]] | None = None,
     timestamp_ms: int = NOON_MS,
@@ -23,7 +23,7 @@ def table(
     rows = len(values)
     columns = [
         pa.array([key] * rows, pa.binary()),
-        pa.array([value.encode() for value in values], pa.binary()),
+        pa.array([None if value is None else value.encode() for value in values], pa.binary()),
         pa.array([headers] * rows, RECORD_SCHEMA.field("headers").type),
         pa.array([timestamp_ms * 1000] * rows, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
     ]

@@ -24,7 +24,7 @@ def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> To
     return topic
 
 
-def append(log: ClientLog, topic: Topic | str, *values: str, partition: int = 0, **columns: Any) -> None:
+def append(log: ClientLog, topic: Topic | str, *values: str | None, partition: int = 0, **columns: Any) -> None:
     """Append records to one partition, in one batch."""
     found = log.find_topic(topic) if isinstance(topic, str) else topic
     [outcome] = log.append(found, [Records(partition, table(*values, **columns))])

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from spark_log.log.append.partitioner import murmur2
 from spark_log.log.records.schema import read_schema
+from spark_log.log.records.winners import current_records
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.compaction.unit import Offsets, Unit
@@ -58,8 +59,9 @@ def _last_of_bucket(batches: Iterator[pa.RecordBatch], bucket: int, buckets: int
 
 
 def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
-    grouped = pa.concat_tables(tables).group_by("key").aggregate([("offset", "max")])
-    return grouped.rename_columns({"offset_max": "offset"}).select(_LAST.names)
+    """Return the rows that are the last of their keys. The tables, and the result, are ordered by offset."""
+    rows = pa.concat_tables(tables).combine_chunks()
+    return rows.take(current_records(pa.concat_arrays(rows.column("key").chunks)))
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,7 @@ tail that a killed process has left.
 import logging
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_log import clock
@@ -16,6 +16,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, lease_status
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
+from spark_log.ids import TopicId
 from spark_log.log.append.companions import Append
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
@@ -32,7 +33,7 @@ from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import try_publish
-from spark_log.tables.publication_state import ICEBERG
+from spark_log.tables.publication_state import ICEBERG, NO_CUTS, Cut, cuts
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +173,11 @@ class TableLoop:
             round_: _Round | None = None
             began_s, cost_ms = clock.monotonic_s(), self._attempts_of(topic).cost_ms or 0.0
             try:
-                found, now_ms = self._tails(topic)
+                found, now_ms, cut = self._tails(topic)
                 alone = self._is_alone()
                 due = due_tails(found, topic.config, now_ms, cost_ms) if alone else []
-                round_ = self._round(topic, full | {tail.partition for tail in due}, publish=has_files, alone=alone)
+                partitions = full | {tail.partition for tail in due}
+                round_ = self._round(topic, partitions, cut, publish=has_files, alone=alone)
                 wait_ms = next_look_ms([tail for tail in found if tail not in due], topic.config, now_ms, cost_ms)
             except Exception as error:
                 round_ = _Round(done=False, seconds=clock.monotonic_s() - began_s)
@@ -218,13 +220,15 @@ class TableLoop:
     def _is_alone(self) -> bool:
         return lease_status(self._cluster.store, COORDINATOR).left_ms <= 0
 
-    def _round(self, topic: Topic, partitions: Iterable[int], *, publish: bool, alone: bool) -> _Round | None:
+    def _round(
+        self, topic: Topic, partitions: Iterable[int], cuts: Mapping[TopicId, Cut], *, publish: bool, alone: bool
+    ) -> _Round | None:
         """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
         numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic]) and done
+            done = try_publish(self._cluster, [topic], cuts=cuts) and done
             if ICEBERG in topic.config.table_formats:
                 self._in_iceberg[topic.topic_id] = topic
         elif not numbers:
@@ -259,11 +263,11 @@ class TableLoop:
         lags = self._cluster.store.read(lambda connection: delta_lags(connection, [topic.topic_id]))
         return any(lag.sealed_ms is not None for lag in lags.values())
 
-    def _tails(self, topic: Topic) -> tuple[list[Tail], int]:
-        """Return the tails of the topic, and the time of the store that dated them, read after them."""
-        store = self._cluster.store
-        by_topic, now = store.read(lambda connection: (tails(connection, [topic.topic_id]), store.clock(connection)))
-        return by_topic.get(topic.topic_id, []), now.wall_ms
+    def _tails(self, topic: Topic) -> tuple[list[Tail], int, dict[TopicId, Cut]]:
+        """Return the tails of the topic, the time of the store that dated them, read after them, and its cut."""
+        store, ids = self._cluster.store, [topic.topic_id]
+        by_topic, cut, now = store.read(lambda c: (tails(c, ids), cuts(c, ids), store.clock(c)))
+        return by_topic.get(topic.topic_id, []), now.wall_ms, cut
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -291,10 +295,12 @@ class TableLoop:
                 if not self._time_is_left():
                     break
                 partitions = touched.full
+                cut: Mapping[TopicId, Cut] = NO_CUTS
                 if alone and self._is_to_be_sealed(touched, more_to_come):
-                    partitions = partitions | {tail.partition for tail in self._tails(touched.topic)[0]}
+                    found, _, cut = self._tails(touched.topic)
+                    partitions = partitions | {tail.partition for tail in found}
                 if partitions or touched.has_files:
-                    self._round(touched.topic, partitions, publish=touched.has_files, alone=alone)
+                    self._round(touched.topic, partitions, cut, publish=touched.has_files, alone=alone)
             if self._in_iceberg and self._time_is_left() and self._is_alone():
                 try_publish(self._cluster, self._in_iceberg.values(), eager=True)
         except (SparkLogError, OSError) as error:
@@ -311,7 +317,7 @@ class TableLoop:
     def _may_be_the_last(self, topic: Topic) -> bool:
         """Whether to seal now because there may be no further append."""
         files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
-        found, now_ms = self._tails(topic)
+        found, now_ms, _ = self._tails(topic)
         paused = not 0 <= now_ms - files_ms < pause_ms(topic.config)
         return paused or bool(due_tails(found, topic.config, now_ms))
 

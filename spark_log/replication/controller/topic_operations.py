@@ -111,7 +111,7 @@ def _create_topic(
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
-    _check_table_formats(cluster, config)
+    _check_tables(cluster, config)
     external = external_subjects(config)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
@@ -162,8 +162,8 @@ def alter_configs(
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
-    if "table.formats" in changes:
-        _check_table_formats(cluster, _merged(cluster.store.read(lambda c: find_topic(c, name)), changes)[1])
+    if changes.keys() & _TABLES:
+        _check_tables(cluster, _merged(cluster.store.read(lambda c: find_topic(c, name)), changes)[1])
     sources = parts_changed_by(changes)
     external = None
     if sources:
@@ -198,6 +198,11 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
 
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
         topic = find_topic(connection, name, lock=True)
+        if topic.config.table_current != "none":
+            raise InvalidPartitionsError(
+                f"partitions: topic {name!r} has table.current={topic.config.table_current}, which shows the last"
+                " record of each key of a partition, and keys would get to other partitions"
+            )
         if total <= topic.partition_count:
             raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
         loads = _broker_loads(connection, cluster.store.clock(connection))
@@ -295,11 +300,27 @@ def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
         )
 
 
-def _check_table_formats(cluster: Cluster, config: TopicConfig) -> None:
-    if "iceberg" not in config.table_formats:
-        return
-    if importlib.util.find_spec("fastavro") is None:
-        raise InvalidConfigurationError(f"table.formats=iceberg needs a package: {install_extra('iceberg')}")
-    remote = [redact(info.uri) for info in cluster.log_dirs().values() if not info.uri.startswith("file:")]
-    if remote:
-        raise InvalidConfigurationError(f"table.formats=iceberg: {remote[0]} is an object store: only Delta tables")
+_TABLES = {"table.formats", "table.current", "cleanup.policy", "retention.ms", "retention.bytes"}
+"""The configs on which the topic's tables depend."""
+
+
+def _check_tables(cluster: Cluster, config: TopicConfig) -> None:
+    """Raise InvalidConfigurationError if a table that the configs demand cannot be made."""
+    unlimited = config.retention_ms == -1 and config.retention_bytes == -1
+    if config.table_current != "none" and config.deletes and not unlimited:
+        raise InvalidConfigurationError(
+            "table.current=delta: retention would remove the last records of keys: it needs cleanup.policy=compact, or"
+            " retention.ms=-1 and retention.bytes=-1"
+        )
+    for name, package, extra in (
+        ("table.formats=delta,iceberg", "fastavro", "iceberg"),
+        ("table.current=delta", "pyroaring", "current"),
+    ):
+        config_name, _, value = name.partition("=")
+        if config.as_text()[config_name] != value:
+            continue
+        if importlib.util.find_spec(package) is None:
+            raise InvalidConfigurationError(f"{name} needs a package: {install_extra(extra)}")
+        remote = [redact(info.uri) for info in cluster.log_dirs().values() if not info.uri.startswith("file:")]
+        if remote:
+            raise InvalidConfigurationError(f"{name}: {remote[0]} is an object store: only the Delta table is there")

@@ -3,6 +3,7 @@
 import re
 
 from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic
 from spark_log.tables.iceberg.table import METADATA_FILES, open_table
 
 _KEPT_MS = 3_600_000
@@ -13,7 +14,7 @@ _SNAPSHOT_LIST = re.compile(r"snap-(\d+)-.*\.avro")
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
 
 
-def clean_up(log_dir: LogDir, folder: str, now_ms: int) -> int:
+def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
     """Delete the files of a topic's Iceberg table that are not needed. Returns their number.
 
     A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
@@ -21,6 +22,7 @@ def clean_up(log_dir: LogDir, folder: str, now_ms: int) -> int:
     """
     if not log_dir.local:
         return 0
+    folder = topic.folder
     table = open_table(log_dir, folder, "")
     if table.metadata is None:
         return 0

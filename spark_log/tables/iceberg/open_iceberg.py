@@ -1,12 +1,12 @@
 """The Iceberg format of publication."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from spark_log import clock
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg.table import IcebergTable, commit
 from spark_log.tables.publication_state import Cursor, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
 
 
 class OpenIceberg:
@@ -19,8 +19,8 @@ class OpenIceberg:
     def at(self) -> tuple[int, int]:
         return self._iceberg.transaction_version, self._iceberg.version
 
-    def active_paths(self) -> Collection[str]:
-        return self._iceberg.active_files().keys()
+    def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
+        return difference(wanted, self._iceberg.active_files())
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
         """The table is as we left it, so it lists no file that changed since then. A file that is gone may have come
@@ -32,7 +32,12 @@ class OpenIceberg:
         return False
 
     def commit(
-        self, what: Difference, cursors: Mapping[int, Cursor], columns: TopicColumns | None, transaction_version: int
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
+        after: Mapping[int, Cursor],
+        columns: TopicColumns | None,
+        transaction_version: int,
     ) -> int:
         """A commit has the schema of its files. No snapshot is kept for longer than the files that it lists."""
         config = self._table.topic.config
@@ -40,7 +45,7 @@ class OpenIceberg:
             self._iceberg,
             what.add,
             self._iceberg.find(what.remove),
-            cursors,
+            before,
             columns,
             transaction_version,
             clock.wall_ms(),

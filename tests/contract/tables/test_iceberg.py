@@ -379,7 +379,7 @@ def test_a_file_of_another_writer_is_removed(cluster, log):
 
 def test_old_snapshots_and_their_files_go(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS, iceberg_snapshot_retention_ms="0")
-    log_dir, folder = folder_of(cluster, topic)
+    log_dir, _ = folder_of(cluster, topic)
     for number in range(5):
         append(log, topic, str(number))
         publish(cluster, topic)
@@ -387,11 +387,11 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     metadata = metadata_path(cluster, topic).parent
     before = set(os.listdir(metadata))
     [snapshot] = snapshots_of(cluster, topic)
-    assert clean_up(log_dir, folder, snapshot["timestamp-ms"]) == 0, "a reader may be on them"
+    assert clean_up(log_dir, topic, snapshot["timestamp-ms"]) == 0, "a reader may be on them"
     old_s = snapshot["timestamp-ms"] / 1000 - 7_200
     for name in before:
         os.utime(metadata / name, (old_s, old_s))
-    assert clean_up(log_dir, folder, snapshot["timestamp-ms"]) == 8, "4 lists and 4 manifests"
+    assert clean_up(log_dir, topic, snapshot["timestamp-ms"]) == 8, "4 lists and 4 manifests"
     check(cluster, topic)
     assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
 

@@ -15,7 +15,7 @@ def file(path):
 
 @given(paths, paths)
 def test_difference_changes_the_active_files_to_the_wanted_ones(wanted, active):
-    found = difference({path: file(path) for path in wanted}, active)
+    found = difference([file(path) for path in wanted], active)
     added = [entry.path for entry in found.add]
     assert (active - set(found.remove)) | set(added) == wanted
     assert len(added) == len(set(added))
@@ -25,6 +25,5 @@ def test_difference_changes_the_active_files_to_the_wanted_ones(wanted, active):
 
 
 def test_correct_table_has_no_difference():
-    wanted = {"a": file("a")}
-    assert not difference(wanted, ["a"])
-    assert not difference({}, [])
+    assert not difference([file("a")], ["a"])
+    assert not difference([], [])

@@ -1,0 +1,31 @@
+"""Deletes files of deletion vectors that the newest version of a current-state table does not need."""
+
+import re
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic
+from spark_log.tables.current.table import open_table
+from spark_log.tables.publication_state import CURRENT, table_folder
+
+_VECTORS = re.compile(r"deletion_vector_.*\.bin")
+
+
+def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
+    """Delete the files that no vector of the table is in, file.delete.delay.fresh.ms after their last change. Returns
+    their number.
+
+    A commit changes the time of the files whose vectors it replaces, before it is made (`OpenCurrent`).
+    """
+    folder, delay_ms = table_folder(topic, CURRENT), topic.config.file_delete_delay_fresh_ms
+    before_ms = now_ms - min(delay_ms, topic.config.file_delete_delay_ms)
+    # listed first: a commit may come between, and its files are younger
+    old = [
+        entry for entry in log_dir.entries(folder) if _VECTORS.fullmatch(entry.name) and entry.modified_ms < before_ms
+    ]
+    if not old:
+        return 0
+    needed = {file.vector.name for file in open_table(log_dir, folder, "").files.values() if file.vector is not None}
+    unneeded = [entry for entry in old if entry.name not in needed]
+    for entry in unneeded:
+        log_dir.delete(entry.path)
+    return len(unneeded)

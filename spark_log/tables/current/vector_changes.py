@@ -1,0 +1,117 @@
+"""Finds the new deletion vectors of the files of one partition, when a commit shows further records of it."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from spark_log.errors import CorruptRecordError
+from spark_log.tables.current.hidden_rows import Mask, Rows, carried, concatenated, hidden, shadowed
+from spark_log.tables.current.table import CurrentFile
+from spark_log.tables.publication_state import PublishedFile
+
+_ROWS_AT_ONCE = 4 * 2**20
+"""The number of new records whose keys are searched for in the files of the partition at the same time."""
+
+SegmentFile = PublishedFile | CurrentFile
+
+
+@dataclass(frozen=True)
+class VectorChange:
+    """A file, and the mask of its rows that are hidden from now on. `is_data`: readers see other rows by it."""
+
+    file: SegmentFile
+    hidden: Mask
+    is_data: bool
+
+
+@dataclass(frozen=True)
+class PartitionFiles:
+    """The files of a partition. The table lists `listed`, by path. It will not list `removed` any more, and list
+    `added`: files that are new to it, or have records that it has not shown.
+
+    `read` reads the rows of a file, and `stored_mask` the vector of a listed one.
+    """
+
+    listed: Mapping[str, CurrentFile]
+    removed: Collection[str]
+    added: Sequence[PublishedFile]
+    read: Callable[[SegmentFile], Rows]
+    stored_mask: Callable[[CurrentFile], Mask]
+
+    def changes(self, start: int, end: int) -> list[VectorChange]:
+        """Return the changed vectors, and those of all added files, once the table shows the records below `end`.
+
+        It has shown those below `start`, so its vectors are right for them; with 0 all vectors are found anew.
+        """
+        gone = {*self.removed, *(file.path for file in self.added)}
+        kept = [file for path, file in self.listed.items() if path not in gone]
+        masks: dict[str, Mask] = {}
+        if start:
+            try:
+                masks = self._carried(start)
+            except CorruptRecordError:  # clean-up has deleted a file that another one replaced
+                start = 0
+        unchanged = dict(masks)
+        files: list[SegmentFile] = sorted([*kept, *self.added], key=lambda file: file.base_offset)
+        for group in _groups([file for file in files if not start or isinstance(file, PublishedFile)]):
+            self._show(files, group, masks, start, end)
+        return [
+            VectorChange(file, masks[file.path], masks[file.path] is not unchanged.get(file.path))
+            for file in files
+            if file.path in masks
+        ]
+
+    def _carried(self, start: int) -> dict[str, Mask]:
+        """Return the masks of the added files with records below `start`: they show what the removed files showed."""
+        below = [file for file in self.added if file.base_offset < start]
+        shown = np.empty(0, np.int64)
+        if any(file.path not in self.listed for file in below):
+            removed = [self.listed[path] for path in self.removed]
+            shown = np.concatenate([shown, *(self.read(file).offsets[~self.stored_mask(file)] for file in removed)])
+        return {
+            file.path: self.stored_mask(self.listed[file.path])
+            if file.path in self.listed
+            else carried(self.read(file).offsets, shown, start)
+            for file in below
+        }
+
+    def _show(
+        self, files: Sequence[SegmentFile], group: Sequence[SegmentFile], masks: dict[str, Mask], start: int, end: int
+    ) -> None:
+        """Change the masks so that the records of these files from `start` to `end` are shown, and hide earlier ones.
+        The records of the group follow all others that are shown.
+        """
+        rows = [self.read(file) for file in group]
+        places = [each.places(start, end) for each in rows]
+        new = concatenated([each[place] for each, place in zip(rows, places, strict=True)])
+        mask_of_new = hidden(new)
+        ends = np.cumsum([place.stop - place.start for place in places])
+        for file, place, part in zip(group, places, np.split(mask_of_new, ends[:-1]), strict=True):
+            mask = masks.get(file.path)
+            if mask is None or len(part):
+                mask = np.ones(file.record_count, bool) if mask is None else mask.copy()
+                mask[place] = part
+                masks[file.path] = mask
+        if not len(new.offsets):
+            return
+        keys, first = pc.unique(new.keys.drop_null()), int(new.offsets[0])
+        for file in files:
+            if file.base_offset < first:
+                mask = masks[file.path] if file.path in masks else self.stored_mask(self.listed[file.path])
+                after = shadowed(self.read(file), mask, first, keys)
+                if after is not mask:
+                    masks[file.path] = after
+
+
+def _groups(files: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
+    """Divide files into groups with at most _ROWS_AT_ONCE records, but at least one file."""
+    group: list[SegmentFile] = []
+    for file in files:
+        if group and sum(each.record_count for each in group) + file.record_count > _ROWS_AT_ONCE:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
