@@ -203,8 +203,7 @@ def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
         iceberg = open_iceberg(table.log_dir, table.topic.folder, table.application)
         return OpenIceberg(table, iceberg) if create or iceberg.version else None
     if table.target == CURRENT:
-        current = OpenCurrent(table)
-        return current if create or current.exists else None
+        return OpenCurrent.open(table, create=create)
     delta = open_table(table.log_dir, table.topic, create=create)
     return None if delta is None else OpenDelta(table, delta)
 

@@ -1,5 +1,6 @@
 """Compares a topic's current-state table, as its readers see it, with a fold over the records of the log."""
 
+from functools import cache
 from importlib.resources import files
 
 import duckdb
@@ -34,12 +35,17 @@ def ends_of(cluster: Cluster, topic: Topic, log_dir_id: int = 1) -> dict[int, in
     return cluster.store.read(lambda connection: {number: end for number, end in connection.execute(query)})  # noqa: C416
 
 
-def by_duckdb(location: str) -> list[Row]:
+@cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
     extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
     connection.execute(f"INSTALL '{extension}'")
     connection.execute("LOAD delta")
-    return _rows(connection.execute(f"SELECT * FROM delta_scan('{location}')").to_arrow_table())
+    return connection
+
+
+def by_duckdb(location: str) -> list[Row]:
+    return _rows(_duckdb().execute(f"SELECT * FROM delta_scan('{location}')").to_arrow_table())
 
 
 def by_deltalake(location: str) -> list[Row]:

@@ -30,16 +30,22 @@ _opened: dict[str, CurrentTable] = {}
 class OpenCurrent:
     """See OpenTable. A file that is added may be listed already: then its vector changes."""
 
-    def __init__(self, table: TopicTable) -> None:
+    def __init__(self, table: TopicTable, current: CurrentTable) -> None:
+        self._table, self._current = table, current
+
+    @classmethod
+    def open(cls, table: TopicTable, *, create: bool) -> "OpenCurrent | None":
+        """Open the table. If there is none, it is created with `create`, else the result is None."""
         current = _opened.get(table.application)
         if current is None or not is_newest(table.log_dir, table.folder, current.version):
             current = open_table(table.log_dir, table.folder, table.application)
-            _opened[table.application] = current
-        self._table, self._current = table, current
-
-    @property
-    def exists(self) -> bool:
-        return self._current.version >= 0
+        opened = cls(table, current)
+        if current.version < 0:
+            if not create:
+                return None
+            opened._commit([], [], None, 0, {})
+        _opened[table.application] = opened._current
+        return opened
 
     @property
     def at(self) -> tuple[int, int]:
@@ -63,26 +69,38 @@ class OpenCurrent:
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:
-        table, current = self._table, self._current
         changes = [change for number, cursor in after.items() for change in self._changes(what, number, before, cursor)]
+        ends = {number: cursor.seen_offset for number, cursor in after.items()}
+        self._commit(changes, what.remove, columns, transaction_version, ends)
+        _opened[self._table.application] = self._current
+        return self._current.version
+
+    def _commit(
+        self,
+        changes: Sequence[VectorChange],
+        remove: Sequence[str],
+        columns: TopicColumns | None,
+        transaction_version: int,
+        ends: Mapping[int, int],
+    ) -> None:
+        table, current = self._table, self._current
         table.log_dir.make_folder(f"{table.folder}/_delta_log")
         vectors = self._write({each.file.path: each.hidden for each in changes})
         failpoint("current.vectors-written")
         actions = commit_actions(
             current,
             [(each.file, vectors.get(each.file.path), each.is_data) for each in changes],
-            what.remove,
+            remove,
             schema_of(columns),
             table.application,
             transaction_version,
-            {number: cursor.seen_offset for number, cursor in after.items()},
+            ends,
             max(clock.wall_ms(), current.committed_ms),
         )
         version = current.version + 1
         if not table.log_dir.create_whole(commit_path(table.folder, version), as_lines(actions)):
             raise ConflictingCommitError
-        _opened[table.application] = current.after(version, actions, table.application)
-        return version
+        self._current = current.after(version, actions, table.application)
 
     def committed_ms(self) -> int:
         return self._current.committed_ms
