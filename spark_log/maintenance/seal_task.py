@@ -21,9 +21,10 @@ from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.checkpoints import try_maintain_logs
+from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
 from spark_log.tables.delta_lag import delta_lags, topics_behind
 from spark_log.tables.publication import has_time, log_failure, publish_all
-from spark_log.tables.publication_state import CURRENT, ICEBERG, NO_CUTS, Cut, cuts, targets
+from spark_log.tables.publication_state import CURRENT, ICEBERG, targets
 
 T = TypeVar("T")
 

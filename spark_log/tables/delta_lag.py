@@ -12,15 +12,8 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
-from spark_log.tables.publication_state import (
-    CURRENT,
-    DELTA,
-    HAS_CURRENT,
-    REPLICA_LIMIT,
-    TableKey,
-    log_dirs_with_replicas,
-    recorded,
-)
+from spark_log.tables.current.cut import HAS_CURRENT
+from spark_log.tables.publication_state import CURRENT, DELTA, REPLICA_LIMIT, TableKey, log_dirs_with_replicas, recorded
 
 
 @dataclass(frozen=True)

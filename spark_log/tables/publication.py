@@ -23,6 +23,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata.connections.server_identity import accepted_at_ms
 from spark_log.tables import checkpoints, publication_intent, publication_state
+from spark_log.tables.current.cut import NO_CUTS, Cut
 from spark_log.tables.current.open_current import OpenCurrent
 from spark_log.tables.delta_log_repair import TornLogError, repair
 from spark_log.tables.delta_table import OpenDelta, open_table
@@ -30,7 +31,7 @@ from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.iceberg.table import open_table as open_iceberg
 from spark_log.tables.iceberg.table import point_readers
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, NO_CUTS, Cut
+from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG
 from spark_log.tables.table_changes import (
     Changes,
     ConflictingCommitError,
@@ -108,7 +109,7 @@ def publish_all(
 
     Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
     get no more snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of
-    the other tables are logged. `cuts` are for current-state tables (`publication_state.cuts`).
+    the other tables are logged. `cuts` are for current-state tables (`cuts`).
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):

@@ -23,23 +23,16 @@ from spark_log.metadata.sql_columns import (
     REPLICA,
     RETIRED_FILE,
     SEGMENT,
-    TOPIC,
 )
 
 REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
 )
 """The offset up to which this replica's segments may be published: they are complete and below the high watermark."""
-_CHUNK = 1_000
+CHUNK = 1_000
 """The number of rows of one statement."""
 
 DELTA, ICEBERG, CURRENT = "delta", "iceberg", "current"
-
-
-Cut = Mapping[int, int]
-"""The high watermark of each partition of a topic, from one snapshot."""
-
-NO_CUTS: Mapping[TopicId, Cut] = {}
 
 
 class TableKey(NamedTuple):
@@ -79,20 +72,19 @@ _REPLICAS = t.partition.join(
 _STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 """Partitions of the topic that have changed since they were published."""
 
-HAS_CURRENT = f'"table.current": "{DELTA}"'
-"""A part of the text of the configs of a topic with a current-state table."""
-
 _FEW = 500
 _THESE = (PARTITION.topic_id == _TOPIC) & PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
 """Some partitions of the topic. Usually few are stale: only the statement that finds them reads all partitions."""
 
 
-def _rows(connection: sa.Connection, statement: Any, table: TableKey, numbers: Collection[int]) -> list[Any]:
+def rows_of_partitions(
+    connection: sa.Connection, statement: Any, table: TableKey, numbers: Collection[int]
+) -> list[Any]:
     """Return the rows of a statement about _THESE partitions."""
     asked, rows = list(numbers), list[Any]()
     for first in range(0, len(asked), _FEW):
         some = asked[first : first + _FEW]
-        rows += connection.execute(statement, {**_parameters(table), "numbers": some}).all()
+        rows += connection.execute(statement, {**parameters_of(table), "numbers": some}).all()
     return rows
 
 
@@ -115,7 +107,7 @@ _RECORDED = sa.select(
     PUBLICATION.transaction_version,
     PUBLICATION.table_version,
 ).where(PUBLICATION.topic_id.in_(sa.bindparam("topics", expanding=True)))
-_PARTITIONS = (
+PARTITIONS = (
     sa.select(
         PARTITION.partition,
         PARTITION.change,
@@ -127,9 +119,9 @@ _PARTITIONS = (
     .select_from(_REPLICAS)
     .where(PARTITION.topic_id == _TOPIC)
 )
-_STALE_PARTITIONS = _PARTITIONS.where(PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+_STALE_PARTITIONS = PARTITIONS.where(PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 _ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR).limit(1)
-_FIRST_BLOBS = (
+FIRST_BLOBS = (
     sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
     .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
     .where(_THESE)
@@ -146,7 +138,7 @@ _CURSORS = sa.select(
     PUBLICATION_CURSOR.high_watermark,
     PUBLICATION_CURSOR.seen_offset,
 ).where(_CURSORS_HERE)
-_LOST = (
+LOST = (
     sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
     .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
     # not a correlated EXISTS, with which SQLite would search all replicas of the log dir for each partition
@@ -185,7 +177,7 @@ _RETIRED_PATHS = (
 )
 
 
-def _parameters(table: TableKey) -> dict[str, Any]:
+def parameters_of(table: TableKey) -> dict[str, Any]:
     return dict(zip((_TOPIC.key, _LOG_DIR.key, _TARGET.key), table, strict=True))
 
 
@@ -280,9 +272,9 @@ def recorded_of(connection: sa.Connection, topic_ids: Collection[TopicId]) -> di
 
 def due(connection: sa.Connection, table: TableKey) -> Due:
     """Return the partitions of the topic that have changed since the last publication to this table."""
-    here = _parameters(table)
+    here = parameters_of(table)
     stale = connection.execute(_STALE_PARTITIONS, here).all()
-    blobs = _rows(connection, _FIRST_BLOBS, table, [row.partition for row in stale]) if stale else ()
+    blobs = rows_of_partitions(connection, FIRST_BLOBS, table, [row.partition for row in stale]) if stale else ()
     blobs_from: dict[int, int] = dict(tuple(row) for row in blobs)
     cursors: dict[int, Cursor] = {}
     fallen = False
@@ -292,86 +284,8 @@ def due(connection: sa.Connection, table: TableKey) -> Due:
         fallen = fallen or limit < (limit_before or 0)
     has_replicas = connection.execute(_ANY_REPLICA, here).first() is not None
     # partitions that were published but have no replica in this log dir any more
-    lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(_LOST, here)}
+    lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(LOST, here)}
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
-
-
-def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *, everything: bool) -> Due:
-    """Return the new cursors of a current-state table. It shows the records below a cut of the log, which divides no
-    append over several partitions: the high watermarks of one snapshot.
-
-    That is the present one if no record below it is inline, or else `cut`, taken before the tails were sealed, or else
-    the recorded one. The cursor of a partition has the cut as `seen_offset`, and as `limit` the base offset of the file
-    that crosses it, if there is one. With `everything`, unchanged partitions have cursors too.
-    """
-    here = _parameters(table)
-    rows = connection.execute(_PARTITIONS, here).all()
-    limits = {row[0]: row[2] for row in rows}
-    recorded_cut = {row[0]: row[4] or 0 for row in rows}
-    blobs_from: dict[int, int] = dict(tuple(row) for row in _rows(connection, _FIRST_BLOBS, table, limits))
-    fallen = any(limit < recorded_cut[number] for number, limit in limits.items())
-    chosen = {number: min(end, limits[number]) for number, end in recorded_cut.items()}
-    for candidate in (limits, cut or {}):
-        ahead = {number: min(candidate.get(number, 0), limit) for number, limit in limits.items()}
-        if all(chosen[number] <= end <= blobs_from.get(number, end) for number, end in ahead.items()):
-            chosen = ahead
-            break
-    crossing = _crossing_files(connection, table, {n: end for n, end in chosen.items() if end < limits[n]})
-    lost = {partition: Cursor(change, 0, 0) for partition, change, _ in connection.execute(_LOST, here)}
-    everything = everything or fallen
-    cursors = {
-        number: Cursor(change, crossing.get(number, chosen[number]), chosen[number])
-        for number, change, _, _, _, change_before in rows
-        if everything or change > change_before or chosen[number] != recorded_cut[number]
-    }
-    return Due({**cursors, **lost}, fallen or bool(lost), bool(rows))
-
-
-def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[int, int]) -> dict[int, int]:
-    """Return the base offset of the file that has records below and from the end of its partition on, for each
-    partition with such a file.
-    """
-    found: dict[int, int] = {}
-    asked = sorted(ends.items())
-    for first in range(0, len(asked), _CHUNK):
-        values = sa.values(sa.column("partition", sa.Integer), sa.column("end_offset", sa.BigInteger), name="given")
-        cut = values.data(asked[first : first + _CHUNK]).cte("cut")
-        same = (SEGMENT.topic_id == table.topic_id) & (SEGMENT.partition == cut.c.partition)
-        last = (
-            sa.select(SEGMENT.base_offset)
-            .where(same, SEGMENT.base_offset < cut.c.end_offset)
-            .order_by(SEGMENT.base_offset.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        below = sa.select(cut.c.partition, cut.c.end_offset, last.label("base_offset")).subquery()
-        query = (
-            sa.select(SEGMENT.partition, SEGMENT.base_offset)
-            .join(
-                below,
-                (SEGMENT.topic_id == table.topic_id)
-                & (SEGMENT.partition == below.c.partition)
-                & (SEGMENT.base_offset == below.c.base_offset),
-            )
-            .where(SEGMENT.end_offset > below.c.end_offset)
-        )
-        found |= dict(tuple(row) for row in connection.execute(query))
-    return found
-
-
-def cuts(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, Cut]:
-    """Return the present cuts of those of the topics that have a current-state table."""
-    if not topic_ids:
-        return {}
-    query = (
-        sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.high_watermark)
-        .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
-        .where(PARTITION.topic_id.in_(topic_ids), TOPIC.configs.contains(HAS_CURRENT))
-    )
-    found: dict[TopicId, dict[int, int]] = {}
-    for topic_id, number, high_watermark in connection.execute(query):
-        found.setdefault(TopicId(topic_id), {})[number] = high_watermark
-    return dict(found)
 
 
 def all_gone(connection: sa.Connection, table: TableKey) -> Due:
@@ -382,7 +296,7 @@ def all_gone(connection: sa.Connection, table: TableKey) -> Due:
 
 def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int] | None = None) -> dict[int, Cursor]:
     """Return the cursors as last recorded: all for None, otherwise at least those of these partitions."""
-    query, parameters = _CURSORS, _parameters(table)
+    query, parameters = _CURSORS, parameters_of(table)
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
     return {partition: Cursor(*facts) for partition, *facts in connection.execute(query, parameters)}
@@ -405,7 +319,7 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
 def all_segments(connection: sa.Connection, table: TableKey) -> list[PublishedFile]:
     """Return all files that the table must list."""
-    return _files(connection.execute(_ALL_SEGMENTS, _parameters(table)))
+    return _files(connection.execute(_ALL_SEGMENTS, parameters_of(table)))
 
 
 def changed_segments(connection: sa.Connection, table: TableKey, changed: Collection[int]) -> list[PublishedFile]:
@@ -413,7 +327,7 @@ def changed_segments(connection: sa.Connection, table: TableKey, changed: Collec
 
     `changed` are the partitions of `due`.
     """
-    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, table, changed)))
+    return _files(sorted(rows_of_partitions(connection, _CHANGED_SEGMENTS, table, changed)))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
@@ -431,7 +345,7 @@ def retired_paths(connection: sa.Connection, topic: Topic, table: TableKey, chan
 
     `changed` are the partitions of `due`.
     """
-    return [path[len(topic.folder) + 1 :] for (path,) in _rows(connection, _RETIRED_PATHS, table, changed)]
+    return [path[len(topic.folder) + 1 :] for (path,) in rows_of_partitions(connection, _RETIRED_PATHS, table, changed)]
 
 
 def record(
@@ -472,8 +386,8 @@ def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int
         else:
             forget(connection, key)
     for table, all_rows in ((t.publication, publications), (t.publication_cursor, rows)):
-        for first in range(0, len(all_rows), _CHUNK):
-            insert_or_replace(connection, table, all_rows[first : first + _CHUNK])
+        for first in range(0, len(all_rows), CHUNK):
+            insert_or_replace(connection, table, all_rows[first : first + CHUNK])
 
 
 def forget(connection: sa.Connection, key: TableKey) -> None:

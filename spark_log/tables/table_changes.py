@@ -11,7 +11,8 @@ from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
-from spark_log.tables.publication_state import CURRENT, Cursor, Cut, Due, PublishedFile, TableKey
+from spark_log.tables.current.cut import Cut, due_below_cut
+from spark_log.tables.publication_state import CURRENT, Cursor, Due, PublishedFile, TableKey
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def find_changes(
     if not table.listing:
         due = publication_state.all_gone(connection, key)
     elif table.target == CURRENT:
-        due = publication_state.due_below_cut(connection, key, table.cut, everything=not as_we_left_it)
+        due = due_below_cut(connection, key, table.cut, everything=not as_we_left_it)
     else:
         due = publication_state.due(connection, key)
     now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)

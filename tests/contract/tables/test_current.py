@@ -18,8 +18,8 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
 from spark_log.tables.current import open_current
 from spark_log.tables.current.clean_up import clean_up
+from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
-from spark_log.tables.publication_state import cuts
 from tests.support.current_state import assert_current, ends_of, location_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process

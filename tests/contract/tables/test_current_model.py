@@ -19,8 +19,8 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.tables.current import key_columns, open_current, vector_changes
+from spark_log.tables.current.cut import NO_CUTS, cuts
 from spark_log.tables.publication import publish_all
-from spark_log.tables.publication_state import NO_CUTS, cuts
 from tests.support.current_state import assert_current, ends_of
 from tests.support.keyed_log import keyed
 from tests.support.topics import make
