@@ -122,6 +122,19 @@ def check_loaded(session: "SparkSession") -> None:
         raise DeltaNotInstalledError(NOT_INSTALLED)
 
 
+def is_loaded(session: "SparkSession") -> bool:
+    """Whether the running Spark has Delta's classes and the session its extension, without which Spark would not apply
+    deletion vectors.
+    """
+    if DELTA_SETTINGS["spark.sql.extensions"] not in (session.conf.get("spark.sql.extensions", "") or ""):
+        return False
+    try:
+        check_loaded(session)
+    except DeltaNotInstalledError:
+        return False
+    return True
+
+
 def _sha256(file: Path) -> str | None:
     try:
         with file.open("rb") as stream:

@@ -2,8 +2,11 @@
 live_table.py.)
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -11,27 +14,125 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StringType, StructType, TimestampType
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
-from spark_log.errors import InvalidOptionError, PolicyViolationError
+from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
+from spark_log.log.segments import plan as planner
+from spark_log.spark.datasource.options.offset_json import LATEST
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
+from spark_log.spark.delta_jars import is_loaded
 from spark_log.spark.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream
+from spark_log.tables.current.cut import shown_tables
+from spark_log.tables.publication_state import CURRENT, table_folder
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from spark_log.cluster.topics import Topic
+    from spark_log.ids import LogDirId
 
 
 def read_table(
-    spark: SparkSession, cluster: "str | Cluster", topic: str, *, include_headers: bool = False
+    spark: SparkSession,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    include_headers: bool = False,
+    current: Literal["auto", "never"] = "auto",
 ) -> DataFrame:
     """Return the last value of each key below the current high watermarks. Keys whose last value is null are left out.
 
     The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, and with
     `include_headers` headers. The result does not depend on compaction. Any topic can be read. Records without a key
-    are left out. Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
+    are left out.
+
+    If the topic has a current-state table (table.current=delta) and the session has Delta's JARs, the result is that
+    table with the records that followed it: a scan in place of an aggregation of all records. Then a key that is in
+    several partitions has a row for each. `current="never"` always aggregates. Raises ClusterNotFoundError,
+    UnknownTopicOrPartitionError, InvalidOptionError.
     """
-    rows = read_topic(spark, cluster, topic, include_headers=include_headers)
+    if current not in ("auto", "never"):
+        raise InvalidOptionError(f"current {current!r}: expected 'auto' or 'never'")
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    try:
+        state = _State.of(opened, topic) if current == "auto" and is_loaded(spark) else None
+        if state is not None:
+            with contextlib.suppress(OffsetOutOfRangeError):  # records that it shows have been deleted meanwhile
+                return _with_tail(spark, opened, topic, state, include_headers=include_headers)
+        rows = read_topic(spark, opened, topic, include_headers=include_headers)
+    finally:
+        if opened is not cluster:
+            opened.close()
     return last_values(rows.repartition("key")).where(sf.col("value").isNotNull())
+
+
+_BROADCAST_MAX = 1_000_000
+"""The number of records after a current-state table up to which their keys are sent to all executors."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """Versions of current-state tables that together show a topic: of each, its location, its version, and the offset
+    below which it shows each partition that is read from it. `ends` has every partition of the topic. `tail_records`
+    is the number of offsets that follow.
+    """
+
+    tables: Sequence[tuple[str, int, Collection[int]]]
+    ends: Mapping[int, int]
+    tail_records: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, topic: str) -> "_State | None":
+        """Return the state of a topic, None if it has no current-state table."""
+
+        def read(connection: "sa.Connection") -> "tuple[Topic, dict[LogDirId, tuple[int, dict[int, int]]], int]":
+            found = find_topic(connection, topic)
+            limits = planner.positions(connection, [found])
+            return found, shown_tables(connection, found), sum(limit.high_watermark for limit in limits.values())
+
+        found, shown, watermarks = cluster.store.read(read)
+        infos = cluster.log_dirs()
+        ends = dict.fromkeys(range(found.partition_count), 0)
+        tables: list[tuple[str, int, Collection[int]]] = []
+        for log_dir_id, (version, ends_here) in sorted(shown.items(), key=lambda each: -len(each[1][1])):
+            partitions = [number for number, end in ends_here.items() if end and not ends.get(number, 1)]
+            if partitions:
+                location = LogDir(infos[log_dir_id].uri).location(table_folder(found, CURRENT))
+                tables.append((location, version, partitions))
+                ends |= {number: ends_here[number] for number in partitions}
+        return cls(tables, ends, watermarks - sum(ends.values())) if tables else None
+
+
+def _with_tail(spark: SparkSession, cluster: Cluster, topic: str, state: _State, *, include_headers: bool) -> DataFrame:
+    """Return what the tables show, without the keys of the records that follow, and the last of these records.
+
+    Both parts are of one moment, that of the tail's snapshot: the tables' versions are functions of the log below
+    `ends`.
+    """
+    tail = read_topic(
+        spark,
+        cluster,
+        topic,
+        offsets={number: (end, LATEST) for number, end in state.ends.items()},
+        include_headers=include_headers,
+    )
+    last = _last_in_partitions(tail)
+    changed = last.select("partition", "key")
+    if state.tail_records <= _BROADCAST_MAX:
+        changed = sf.broadcast(changed)
+    columns = ["key", "value", "partition", "offset", "timestamp", *(["headers"] if include_headers else [])]
+    shown = [
+        spark.read.format("delta")
+        .option("versionAsOf", version)
+        .load(location)
+        .where(sf.col("partition").isin(list(partitions)))
+        .withColumn("offset", sf.col("base_offset") + sf.col("offset_delta"))
+        .select(*columns)
+        for location, version, partitions in state.tables
+    ]
+    unchanged = reduce(DataFrame.unionByName, shown).join(changed, ["partition", "key"], "left_anti")
+    return unchanged.select(*columns).unionByName(last.where(sf.col("value").isNotNull()).select(*columns))
 
 
 def last_values(records: DataFrame) -> DataFrame:
@@ -42,15 +143,22 @@ def last_values(records: DataFrame) -> DataFrame:
     and a key has records in several, it is the last record with the largest timestamp.
     """
     carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
-    in_partition = (
+    in_partition = _last_in_partitions(records)
+    last = in_partition.groupBy("key").agg(
+        sf.max_by(sf.struct("partition", "offset", *carried), sf.struct("timestamp", "partition")).alias("last")
+    )
+    return last.select("key", "last.value", *(f"last.{name}" for name in ("partition", "offset", *carried[1:])))
+
+
+def _last_in_partitions(records: DataFrame) -> DataFrame:
+    """Return the last record of each key of each partition, with the columns of `last_values`."""
+    carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
+    last = (
         records.where(sf.col("key").isNotNull())
         .groupBy("key", "partition")
         .agg(sf.max_by(sf.struct("offset", *carried), "offset").alias("last"))
     )
-    last = in_partition.groupBy("key").agg(
-        sf.max_by(sf.struct("partition", "last.*"), sf.struct("last.timestamp", "partition")).alias("last")
-    )
-    return last.select("key", "last.value", *(f"last.{name}" for name in ("partition", "offset", *carried[1:])))
+    return last.select("key", "partition", "last.*")
 
 
 def table_changes(

@@ -44,11 +44,9 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def carried(offsets: Offsets, shown: Offsets, end: int) -> Mask:
-    """Return the mask of a file that replaces others, which showed the offsets `shown` below `end`. Rows from `end` on
-    are hidden.
-    """
-    return ~(np.isin(offsets, shown) & (offsets < end))
+def carried(offsets: Offsets, shown: Offsets) -> Mask:
+    """Return the mask of a file with these offsets that replaces others, which showed the offsets `shown`."""
+    return ~np.isin(offsets, shown)
 
 
 def hidden(rows: Rows) -> Mask:

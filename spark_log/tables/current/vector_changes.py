@@ -73,7 +73,7 @@ class PartitionFiles:
         return {
             file.path: self.stored_mask(self.listed[file.path])
             if file.path in self.listed
-            else carried(self.read(file).offsets, shown, start)
+            else carried(self.read(file).offsets, shown)
             for file in below
         }
 

@@ -1,0 +1,101 @@
+"""A topic's current-state table in Spark: `read_table` joins it with the tail, and Delta's own commands do no harm."""
+
+import numpy as np
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import SparkSession
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidOptionError
+from spark_log.ids import TopicPartition
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.spark.streams.compacted_tables import read_table
+from spark_log.tables.publication import publish
+from tests.support.current_state import assert_current, by_duckdb, location_of
+from tests.support.delta_check import assert_replicas_are_whole
+from tests.support.keyed_log import append_keyed
+from tests.support.topics import make
+
+pytestmark = pytest.mark.delta
+
+CONFIGS = {"cleanup_policy": "compact", "delta_max_lag_ms": "-1", "table_current": "delta"}
+
+
+def check(spark: SparkSession, cluster: Cluster, topic: str) -> None:
+    fresh = read_table(spark, cluster, topic, include_headers=True)
+    aggregated = read_table(spark, cluster, topic, include_headers=True, current="never")
+    assert_df_equality(fresh, aggregated, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_a_read_joins_the_table_with_the_tail(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
+    topic = make(cluster, "t", 2, **CONFIGS)
+    append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"gone", b"1"), headers=[("h", b"1")])
+    append_keyed(log, topic, (b"c", b"1"), (b"c", b"2"), partition=1)
+    check(spark, cluster, "t")  # there is no table yet
+    log.seal(topic, [0, 1])
+    publish(cluster, topic)
+    check(spark, cluster, "t")
+    plan = read_table(spark, cluster, "t")._jdf.queryExecution().toString()
+    assert "partition IN" in plan or "PartitionFilters" in plan, plan
+    append_keyed(log, topic, (b"gone", None), (b"b", b"3"), (b"new", b"4"), (b"new", b"5"))
+    append_keyed(log, topic, (b"c", None), partition=1)
+    check(spark, cluster, "t")
+    assert {bytes(row.key): bytes(row.value) for row in read_table(spark, cluster, "t").collect()} == {
+        b"a": b"2",
+        b"b": b"3",
+        b"new": b"5",
+    }
+    with pytest.raises(InvalidOptionError, match="'auto' or 'never'"):
+        read_table(spark, cluster, "t", current="always")  # type: ignore[arg-type]
+
+
+def test_a_read_after_the_records_of_the_table_are_deleted(
+    spark: SparkSession, cluster: Cluster, log: ClientLog
+) -> None:
+    topic = make(cluster, "t", 1, **{**CONFIGS, "cleanup_policy": "delete", "retention_ms": "-1"})
+    append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"))
+    log.seal(topic, [0])
+    append_keyed(log, topic, (b"c", b"1"))
+    delete_records(cluster, {TopicPartition("t", 0): 3})
+    assert read_table(spark, cluster, "t").collect() == []
+
+
+@pytest.mark.parametrize("rows", [1, 4_096, 4_097, 70_000])
+def test_readers_agree_on_vectors_of_many_rows(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, rows: int
+) -> None:
+    """Roaring bitmaps have another container above 4,096 values, and one for each 65,536."""
+    topic = make(cluster, "t", 1, **CONFIGS, inline_max_bytes="0")
+    numbers = np.random.default_rng(0).permutation(100_000)
+    append_keyed(log, topic, *((b"%d" % number, b"1") for number in range(100_000)))
+    append_keyed(log, topic, *((b"%d" % number, None) for number in numbers[:rows]))
+    publish(cluster, topic)
+    location = location_of(cluster, topic)
+    assert len(assert_current(cluster, topic)) == 100_000 - rows
+    assert spark.read.format("delta").load(location).count() == 100_000 - rows
+    append_keyed(log, topic, *((b"%d" % number, None) for number in range(100_000)))
+    publish(cluster, topic)
+    assert spark.read.format("delta").load(location).count() == 0 == len(by_duckdb(location))
+
+
+def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
+    topic = make(cluster, "t", 1, **CONFIGS, inline_max_bytes="0")
+    for n in range(6):
+        append_keyed(log, topic, (b"a", b"%d" % n), (b"k%d" % n, b"x"))
+    list(run_tasks(cluster, ["merge"]))
+    append_keyed(log, topic, (b"a", b"6"))
+    publish(cluster, topic)
+    location = location_of(cluster, topic)
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        for command in ("OPTIMIZE {}", "VACUUM {} RETAIN 0 HOURS", "VACUUM {} LITE RETAIN 0 HOURS"):
+            spark.sql(command.format(f"delta.`{location}`")).collect()
+            assert_replicas_are_whole(cluster)
+            append_keyed(log, topic, (b"a", b"7"))
+            publish(cluster, topic)
+            assert_current(cluster, topic)
+            check(spark, cluster, "t")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
