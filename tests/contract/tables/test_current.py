@@ -4,10 +4,12 @@ files.
 
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 from deltalake import DeltaTable, QueryBuilder
 
 from spark_log.cluster.log_dir import LogDir
@@ -15,12 +17,13 @@ from spark_log.errors import InvalidConfigurationError, InvalidPartitionsError
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
 from spark_log.tables.current import open_current
 from spark_log.tables.current.clean_up import clean_up
 from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
-from tests.support.current_state import assert_current, ends_of, location_of
+from tests.support.current_state import assert_current, by_deltalake, ends_of, location_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
 from tests.support.topics import append, find, make
@@ -35,6 +38,13 @@ CONFIGS = {
     "table_current": "delta",
 }
 """Each append writes a file."""
+
+
+def listed_in(cluster, topic):
+    """The files of the log."""
+    query = sa.select(t.segment.c.partition, t.segment.c.name).where(t.segment.c.topic_id == topic.topic_id)
+    rows = cluster.store.read(lambda connection: connection.execute(query).all())
+    return {f"_segments/{partition}/{name}" for partition, name in rows}
 
 
 PUBLISH = """
@@ -90,6 +100,25 @@ def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
     check(cluster, topic, a="3", c="5")
     put(log, topic, "d", "6")
     check(cluster, topic, a="3", c="5", d="6")
+
+
+def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    put(log, topic, "old", "0")
+    for n in range(8):
+        put(log, topic, "a", str(n))
+        put(log, topic, "b", str(n))
+    publish(cluster, topic)
+    segments = Path(location_of(cluster, topic), "..", "_segments", "0")
+    before = set(segments.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_log.maintenance.rewrite.rewrite_loop.try_publish", lambda *_, **__: True)
+        list(run_tasks(cluster, ["merge"]))
+    merged = [path for path in before if f"_segments/0/{path.name}" not in listed_in(cluster, topic)]
+    assert merged
+    for path in merged:
+        path.unlink()
+    check(cluster, topic, old="0", a="7", b="7")
 
 
 def test_a_new_process_continues_the_table(cluster, log):
@@ -212,6 +241,42 @@ def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, log, monkeyp
     publish(cluster, topic)
     assert clean_up(log_dir, topic, now_ms + day_ms + 60_000) == 3
     check(cluster, topic, a="3")
+
+
+def test_transfers_between_partitions_never_change_the_total(cluster, produce):
+    """Each transfer is a transaction with the new balances of two accounts, in two partitions. The table follows while
+    they are made, and each of its versions has whole transfers only.
+    """
+    topic = make(cluster, "t", 2, cleanup_policy="compact", delta_max_lag_ms="1000", table_current="delta")
+    producer = produce(transactional_id="bank")
+    producer.init_transactions()
+    balances = {0: 100, 1: 100}
+    versions, stopped = [], threading.Event()
+
+    def transfer():
+        while not stopped.is_set():
+            producer.begin_transaction()
+            for partition in balances:
+                balances[partition] += 1 if partition else -1
+                producer.send("t", b"%d" % balances[partition], key=b"account", partition=partition)
+            producer.commit_transaction()
+
+    def until(count):
+        while len(versions) < count:
+            shown = ends_of(cluster, topic)
+            if sum(shown.values()) and shown not in versions:
+                rows = by_deltalake(location_of(cluster, topic))
+                assert sum(int(value) for *_, value in rows) == 200, (shown, rows)
+                versions.append(shown)
+            stopped.wait(0.02)
+
+    thread = threading.Thread(target=transfer)
+    thread.start()
+    try:
+        until(4)
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def test_configs_that_a_table_cannot_follow_are_refused(cluster, log):

@@ -76,6 +76,16 @@ class Histories(RuleBasedStateMachine):
     def take_cut(self):
         self.cut = self.cluster.store.read(lambda connection: cuts(connection, [self.topic.topic_id]))
 
+    @rule(sealed=RECORDS, inline=RECORDS)
+    def append_beside_a_publication(self, sealed, inline):
+        """Files cross the cut, and records are inline when the table is published."""
+        self.take_cut()
+        self.append(sealed)
+        for partition in (0, 1):
+            seal(self.cluster, self.writer, self.topic, partition)
+        self.append(inline)
+        self.publish()
+
     @rule(partitions=st.sets(st.sampled_from([0, 1]), min_size=1))
     def seal(self, partitions):
         for partition in sorted(partitions):
