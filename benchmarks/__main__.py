@@ -16,7 +16,7 @@ SETS = {
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
     "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
-    "tables": ("benchmarks.tables", "benchmarks.union_reads", "benchmarks.iceberg"),
+    "tables": ("benchmarks.tables", "benchmarks.union_reads", "benchmarks.iceberg", "benchmarks.current_state"),
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),

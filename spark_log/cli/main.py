@@ -15,7 +15,7 @@ from spark_log.cli.operations import broker, cluster, delta, maintenance, partit
 from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
-from spark_log.cli.topics import schema, topic
+from spark_log.cli.topics import schema, table, topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import explain_missing_cluster
 from spark_log.text import PrintableFormatter
@@ -51,6 +51,7 @@ app.command("top")(top.top)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")
+app.add_typer(table.app, name="table")
 app.command("console")(console.console)
 app.command("registry")(registry.registry)
 app.command("produce")(produce.produce)

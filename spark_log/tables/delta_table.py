@@ -14,7 +14,7 @@ from spark_log.errors import CorruptRecordError
 from spark_log.log.columns.field_paths import contains
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
-from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
 from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
 
@@ -116,15 +116,18 @@ def shorten_tombstones(table: "DeltaTable") -> bool:
 
 
 def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """Return the table's active files by path, with the values that a remove action repeats: the size in bytes,
-    `partition` and `base_offset`.
+    """Return the table's active files by path, with the values that a remove action repeats (the size in bytes,
+    `partition` and `base_offset`), and the number of records.
     """
     columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
-    facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
-    rows = zip(
-        facts["path"], facts["size_bytes"], facts["partition.partition"], facts["partition.base_offset"], strict=True
-    )
-    return {path: {"size": size, "partition": part, "base_offset": base} for path, size, part, base in rows}
+    facts = {
+        "size": "size_bytes",
+        "partition": "partition.partition",
+        "base_offset": "partition.base_offset",
+        "records": "num_records",
+    }
+    rows = zip(columns["path"].to_pylist(), *(columns[name].to_pylist() for name in facts.values()), strict=True)
+    return {path: dict(zip(facts, values, strict=True)) for path, *values in rows}
 
 
 def commit_changes(
@@ -212,6 +215,17 @@ class OpenDelta:
         if self._active is None:
             self._active = active_files(self._delta)
         return self._active.keys()
+
+    def listed(self) -> Collection[ListedFile]:
+        self._active_paths()
+        assert self._active is not None
+        return [
+            ListedFile(path, each["partition"], each["base_offset"], each["size"], each["records"])
+            for path, each in self._active.items()
+        ]
+
+    def hidden(self, file: ListedFile) -> None:
+        return None
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         return difference(wanted, self._active_paths())

@@ -169,12 +169,27 @@ def _tables(
     return tables, errors
 
 
-def check_publication(cluster: Cluster, topic: Topic) -> None:
-    """Raise StoreChangedError if `publish` would raise it. Changes nothing."""
+def tables_of(cluster: Cluster, topic: Topic) -> list[TopicTable]:
+    """Return the topic's tables in the log dirs that are online. Raises the first error of a log dir."""
     tables, errors = _tables(cluster, [topic])
     if errors:
         raise errors[topic.topic_id]
-    for table in tables:
+    return tables
+
+
+def open_as_is(table: TopicTable) -> OpenTable | None:
+    """Open a table, or return None if it does not exist. Raises StorageUnavailableError if it cannot be read."""
+    try:
+        return _open(table, create=False)
+    except BaseException as error:
+        if not _is_of_storage(error):
+            raise
+        raise StorageUnavailableError(redact(f"{table.title}: {_one_line(error)}")) from error
+
+
+def check_publication(cluster: Cluster, topic: Topic) -> None:
+    """Raise StoreChangedError if `publish` would raise it. Changes nothing."""
+    for table in tables_of(cluster, topic):
         there = _open(table, create=False)
         if there is None:
             continue
@@ -231,17 +246,24 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
         except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state
             continue
         except BaseException as error:
-            # an object store that does not complete its answer raises OSError
-            if not (isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"):
+            if not _is_of_storage(error):
                 raise
             if isinstance(error, DeltaError | TornLogError) and repair(log_dir, table.folder):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, uri)
                 continue
-            # deltalake panics, with an exception class of its own, in a forked child of a process that has used it
             raise StorageUnavailableError(redact(f"{table.title} in {uri}: {_one_line(error)}")) from error
     raise StorageUnavailableError(
         f"{table.title}: {_ATTEMPTS} commits conflicted with those of other writers; the next publication tries again"
     )
+
+
+def _is_of_storage(error: BaseException) -> bool:
+    """Whether a table could not be read or written. An object store that does not complete its answer raises OSError.
+    deltalake panics, with an exception class of its own, in a forked child of a process that has used it.
+    """
+    from deltalake.exceptions import DeltaError
+
+    return isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"
 
 
 def _one_line(error: BaseException) -> str:

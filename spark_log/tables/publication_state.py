@@ -197,6 +197,16 @@ class PublishedFile:
     """The statistics of the typed columns in the file, as JSON."""
 
 
+class ListedFile(NamedTuple):
+    """A file that a table lists. `path` is relative to the topic's folder, `bytes` is the size of the file."""
+
+    path: str
+    partition: int
+    base_offset: int
+    bytes: int
+    record_count: int
+
+
 @dataclass(frozen=True)
 class Cursor:
     """The state of a partition in a publication.

@@ -1,9 +1,11 @@
 """Finds the changes that a table of a topic needs: the difference between the metadata and the table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
@@ -12,7 +14,7 @@ from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.current.cut import Cut, due_below_cut
-from spark_log.tables.publication_state import CURRENT, Cursor, Due, PublishedFile, TableKey
+from spark_log.tables.publication_state import CURRENT, Cursor, Due, ListedFile, PublishedFile, TableKey
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class TopicTable:
     def folder(self) -> str:
         """Return the folder of the table, relative to the log dir."""
         return publication_state.table_folder(self.topic, self.target)
+
+    @property
+    def metadata_folder(self) -> str:
+        """Return the folder of the table that has nothing but its metadata, relative to the log dir."""
+        names = {publication_state.DELTA: "/_delta_log", publication_state.ICEBERG: "/metadata", CURRENT: ""}
+        return self.folder + names[self.target]
 
     @property
     def title(self) -> str:
@@ -104,6 +112,12 @@ class OpenTable(Protocol):
     @property
     def at(self) -> tuple[int, int]:
         """Return the version of our last transaction in the table, and the version of the table."""
+
+    def listed(self) -> Collection[ListedFile]:
+        """Return the files that the table lists, also those of other writers."""
+
+    def hidden(self, file: ListedFile) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of a listed file the table does not show, shape (rows,); None: it shows all."""
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         """Return the change of a table in any state that is to list these files."""

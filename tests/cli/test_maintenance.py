@@ -68,8 +68,8 @@ def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
         assert "seal" in ok("maintenance", "seal", "--now", cluster=cluster)
         assert ok("topic", "describe", "t", cluster=cluster).splitlines()[-1].endswith(": up to date")
         (described,) = json.loads(ok("topic", "describe", "t", "--json", cluster=cluster))
-        (delta,) = described["delta_tables"]
-        assert (delta["exists"], delta["lag_records"], delta["lag_ms"]) == (True, 0, 0)
+        (delta,) = described["tables"]
+        assert (delta["version"] is not None, delta["lag_records"], delta["lag_ms"]) == (True, 0, 0)
         assert len(DeltaTable(delta["location"]).to_pyarrow_table()) == 2
         log.close()
 

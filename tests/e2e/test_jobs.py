@@ -19,7 +19,7 @@ from spark_log.facts.topics import describe_topics
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from spark_log.tables.delta_lag import delta_lags
+from spark_log.tables.table_lag import delta_lags
 from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 

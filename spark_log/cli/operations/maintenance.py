@@ -126,7 +126,7 @@ def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> in
     The number of a topic is that of the log dir whose table lacks most.
     """
     from spark_log.cluster.topics import find_topics
-    from spark_log.tables.delta_lag import delta_lags
+    from spark_log.tables.table_lag import delta_lags
 
     def count(connection: "Connection") -> int:
         ids = [topic.topic_id for topic in find_topics(connection, names or None).values()]

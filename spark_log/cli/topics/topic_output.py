@@ -65,21 +65,21 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.usage import Usage, usage
     from spark_log.facts.topics import TopicDescription, describe_named
-    from spark_log.tables.delta_lag import DeltaTableInfo, describe_delta_tables
+    from spark_log.tables.table_lag import TableInfo, describe_tables
 
     with Cluster.open(address) as cluster:
         log_dirs = cluster.log_dirs()
 
         def read(
             connection: "Connection",
-        ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[DeltaTableInfo]]]:
+        ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[TableInfo]]]:
             now = cluster.store.clock(connection)
             described = describe_named(connection, names, now)
             used = usage(connection, [description.topic.topic_id for description in described])
             topics = [description.topic for description in described]
-            return described, used, describe_delta_tables(connection, topics, log_dirs, now.wall_ms)
+            return described, used, describe_tables(connection, topics, log_dirs, now.wall_ms)
 
-        found, used, delta = cluster.store.read(read)
+        found, used, tables = cluster.store.read(read)
     return [
         {
             "topic": topic.name,
@@ -88,7 +88,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             "created_ms": topic.created_ms,
             "replication_factor": topic.replication_factor,
             "configs": dict(topic.overrides),
-            "delta_tables": [asdict(table) for table in delta[topic.topic_id]],
+            "tables": [asdict(table) for table in tables[topic.topic_id]],
             "partitions": [
                 {
                     "partition": part.partition,
@@ -132,8 +132,8 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
                 for part in row["partitions"]
             ],
         )
-        for table in row["delta_tables"]:
-            say(f"Delta table {table['location']}: {_delta_state(table)}")
+        for table in row["tables"]:
+            say(f"{table['target'].capitalize()} table {table['location']}: {table_state(table)}")
 
 
 def config_definitions(names: Sequence[str], as_json: bool) -> None:
@@ -169,10 +169,10 @@ def _short(value: str) -> str:
     return value if len(value) <= _SHOWN_CHARACTERS else f"{value[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def _delta_state(table: Mapping[str, Any]) -> str:
+def table_state(table: Mapping[str, Any]) -> str:
     if table["lag_records"]:
         return f"{count_of(table['lag_records'], 'record')} behind, for {table['lag_ms'] / 1000:.1f} s"
-    return "up to date" if table["exists"] else "not made yet: there are no records"
+    return "up to date" if table["version"] is not None else "not made yet: there are no records"
 
 
 def _leader(part: Mapping[str, Any]) -> Any:

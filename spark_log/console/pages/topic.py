@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import sqlalchemy as sa
 
@@ -18,13 +18,11 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.topics import PartitionInfo, describe
-from spark_log.ids import LogDirId
 from spark_log.log.columns.types import type_ddl
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
-from spark_log.tables.delta_lag import describe_delta_tables
-from spark_log.tables.publication_state import TableKey, recorded
+from spark_log.tables.table_lag import TableInfo, describe_tables
 
 
 @dataclass(frozen=True)
@@ -87,21 +85,6 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
-class DeltaTable:
-    """A Delta table of the topic.
-
-    `version` is the Delta version of the last publication, or None before the first. `lag_s` is 0 if the table has all
-    records.
-    """
-
-    log_dir_id: int
-    location: str
-    version: int | None
-    lag: int
-    lag_s: float
-
-
-@dataclass(frozen=True)
 class Column:
     name: str
     type: str
@@ -142,7 +125,7 @@ class TopicFacts:
     skew: Skew | None
     configs: Sequence[ConfigRow]
     groups: Sequence[GroupRow]
-    delta_tables: Sequence[DeltaTable]
+    tables: Sequence[TableInfo]
     schemas: Sequence[Schema]
 
 
@@ -153,7 +136,7 @@ def _facts(call: Call) -> TopicFacts:
     topic = call.topic(call.path["topic"])
     log_dirs = call.cluster.log_dirs()
 
-    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[DeltaTable], list[Schema]]:
+    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[TableInfo], list[Schema]]:
         now = call.cluster.store.clock(connection)
         [described] = describe(connection, [topic], now)
         used = usage(connection, [topic.topic_id])
@@ -164,14 +147,8 @@ def _facts(call: Call) -> TopicFacts:
             for part in described.partitions
         ]
         tables = [
-            DeltaTable(
-                table.log_dir_id,
-                redact(table.location),
-                (recorded(connection, TableKey(topic.topic_id, LogDirId(table.log_dir_id))) or (0, None))[1],
-                table.lag_records,
-                table.lag_ms / 1000,
-            )
-            for table in describe_delta_tables(connection, [topic], log_dirs, now.wall_ms)[topic.topic_id]
+            replace(table, location=redact(table.location))
+            for table in describe_tables(connection, [topic], log_dirs, now.wall_ms)[topic.topic_id]
         ]
         return rows, tables, _schemas(connection, topic)
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
 from spark_log.facts.metrics.exposition import Gauges
+from spark_log.tables.publication_state import targets
 
 PARTITIONS_MAX = 20_000
 """The maximum number of partitions that have metrics of their own. Sums include all partitions."""
@@ -31,7 +32,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _topic_metrics(snapshot)
     yield from _partition_metrics(shown)
     yield from _group_metrics(snapshot, snapshot.groups[:PARTITIONS_MAX])
-    yield from _delta_metrics(snapshot)
+    yield from _table_metrics(snapshot)
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",
@@ -161,16 +162,22 @@ def _beyond_retention(
         yield (g.group, g.topic, str(g.partition)), g.committed < starts[g.topic, g.partition]
 
 
-def _delta_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    records: dict[str, float] = {topic.name: 0 for topic in snapshot.topics.values()}
-    age: dict[str, float] = dict(records)
-    for (topic_id, _), lag in snapshot.delta_lags.items():
-        if topic_id in snapshot.topics:
-            name = snapshot.topics[topic_id].name
-            records[name] = max(records[name], lag.records)
-            age[name] = max(age[name], max(0, snapshot.now_ms - lag.oldest_ms) / 1000)
-    yield _by_topic("spark_log_unpublished_records", "Records that the topic's Delta table does not list yet.", records)
-    yield _by_topic("spark_log_publication_age_seconds", "Age of the oldest of these records; 0: there is none.", age)
+def _table_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    topics = snapshot.topics
+    records: dict[tuple[str, ...], float] = {
+        (topic.name, target): 0 for topic in topics.values() for target in targets(topic)
+    }
+    age = dict(records)
+    for key, lag in snapshot.table_lags.items():
+        labels = (topics[key.topic_id].name, key.target) if key.topic_id in topics else ()
+        if labels in records:
+            records[labels] = max(records[labels], lag.records)
+            age[labels] = max(age[labels], max(0, snapshot.now_ms - lag.oldest_ms) / 1000)
+    for name, text, values in (
+        ("spark_log_unpublished_records", "Records that the topic's table does not list yet.", records),
+        ("spark_log_publication_age_seconds", "Age of the oldest of these records; 0: there is none.", age),
+    ):
+        yield Gauges(name, text, ("topic", "target"), values.items())
 
 
 def _is_offline(partition: PartitionFacts) -> bool:

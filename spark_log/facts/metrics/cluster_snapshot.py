@@ -25,7 +25,8 @@ from spark_log.metadata.sql_columns import (
     TRANSACTION,
 )
 from spark_log.metadata.store import StoreClock
-from spark_log.tables.delta_lag import DeltaLag, delta_lags
+from spark_log.tables.publication_state import DELTA, TableKey
+from spark_log.tables.table_lag import TableLag, table_lags
 from spark_log.transactions.rules import ONGOING
 
 READ_TIMEOUT_MS = 2_000
@@ -82,9 +83,14 @@ class ClusterSnapshot:
     partitions: tuple[PartitionFacts, ...]
     members: Mapping[str, int]
     groups: tuple[GroupPartitionFacts, ...]
-    delta_lags: Mapping[tuple[TopicId, LogDirId], DeltaLag]
+    table_lags: Mapping[TableKey, TableLag]
     open_transactions: int
     oldest_transaction_ms: int | None
+
+    @property
+    def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
+        """Return the lags of the Delta tables, by topic and log dir."""
+        return {(key.topic_id, key.log_dir_id): lag for key, lag in self.table_lags.items() if key.target == DELTA}
 
     @property
     def needs_coordinator(self) -> bool:
@@ -132,7 +138,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         tuple(_partitions(connection, topics, alive_log_dirs(connection, now))),
         {group.group_id: group.members for group in read_groups(connection, now)},
         tuple(_group_partitions(connection, now.wall_ms)),
-        delta_lags(connection),
+        table_lags(connection),
         open_transactions,
         oldest_ms,
     )

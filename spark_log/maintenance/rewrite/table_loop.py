@@ -32,9 +32,9 @@ from spark_log.maintenance.rewrite.table_schedule import (
 from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
-from spark_log.tables.delta_lag import delta_lags
 from spark_log.tables.publication import try_publish
 from spark_log.tables.publication_state import ICEBERG
+from spark_log.tables.table_lag import delta_lags
 
 logger = logging.getLogger(__name__)
 

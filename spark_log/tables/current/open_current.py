@@ -7,7 +7,7 @@ records. A merged or compacted file shows what its inputs showed.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from spark_log.tables.current.hidden_rows import Mask, Rows
 from spark_log.tables.current.key_columns import read_rows
 from spark_log.tables.current.table import CurrentFile, CurrentTable, commit_actions, open_table, schema_of
 from spark_log.tables.current.vector_changes import PartitionFiles, SegmentFile, VectorChange
-from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
 from spark_log.tables.unopened_commit import as_lines, commit_path, is_newest
 
@@ -50,6 +50,15 @@ class OpenCurrent:
     @property
     def at(self) -> tuple[int, int]:
         return self._current.transaction_version, self._current.version
+
+    def listed(self) -> Collection[ListedFile]:
+        return [
+            ListedFile(file.path, file.partition, file.base_offset, file.bytes, file.record_count)
+            for file in self._current.files.values()
+        ]
+
+    def hidden(self, file: ListedFile) -> Mask:
+        return self._stored_mask(self._current.files[file.path])
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         """All files are added: the vectors of a table that is not as we left it may be wrong."""

@@ -1,11 +1,11 @@
 """The Iceberg format of publication."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from spark_log import clock
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg.table import IcebergTable, commit
-from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
 
 
@@ -18,6 +18,12 @@ class OpenIceberg:
     @property
     def at(self) -> tuple[int, int]:
         return self._iceberg.transaction_version, self._iceberg.version
+
+    def listed(self) -> Collection[ListedFile]:
+        return self._iceberg.active_files().values()
+
+    def hidden(self, file: ListedFile) -> None:
+        return None
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         return difference(wanted, self._iceberg.active_files())

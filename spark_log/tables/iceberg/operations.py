@@ -10,18 +10,8 @@ A stream of a reader reads `append` and ignores `replace`. https://iceberg.apach
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from spark_log.tables.publication_state import PublishedFile
-
-
-class Listed(NamedTuple):
-    """A file that the table lists. `path` is relative to the table."""
-
-    path: str
-    partition: int
-    base_offset: int
-    record_count: int
+from spark_log.tables.publication_state import ListedFile, PublishedFile
 
 
 @dataclass(frozen=True)
@@ -30,17 +20,17 @@ class Operation:
 
     name: str
     add: Sequence[PublishedFile]
-    remove: Sequence[Listed]
+    remove: Sequence[ListedFile]
 
 
 def operations(
-    add: Sequence[PublishedFile], remove: Sequence[Listed], has_seen: Callable[[PublishedFile], bool]
+    add: Sequence[PublishedFile], remove: Sequence[ListedFile], has_seen: Callable[[PublishedFile], bool]
 ) -> list[Operation]:
     """Return the operations that add and remove these files, in their order. `has_seen` is whether the records of an
     added file have been in the table before.
     """
     left = {each.path: each for each in remove}
-    replaced: dict[str, tuple[list[PublishedFile], list[Listed]]] = {"overwrite": ([], []), "replace": ([], [])}
+    replaced: dict[str, tuple[list[PublishedFile], list[ListedFile]]] = {"overwrite": ([], []), "replace": ([], [])}
     new: list[PublishedFile] = []
     for file in add:
         if not has_seen(file):

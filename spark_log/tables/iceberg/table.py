@@ -22,9 +22,9 @@ from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
 from spark_log.tables.iceberg.metrics import file_metrics
-from spark_log.tables.iceberg.operations import Listed, Operation, operations
+from spark_log.tables.iceberg.operations import Operation, operations
 from spark_log.tables.iceberg.schema import PARTITION_SPEC, iceberg_schema, last_column_id, name_mapping
-from spark_log.tables.publication_state import Cursor, PublishedFile
+from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 
 VERSION = "spark-log.transaction-version"
 """Key of a snapshot's summary: the version of the intent that the commit carries out."""
@@ -62,12 +62,12 @@ class IcebergTable:
         """Return the time of the last commit by the clock of its writer, 0 if there is no table yet."""
         return 0 if self.metadata is None else int(self.metadata["last-updated-ms"])
 
-    def active_files(self) -> dict[str, Listed]:
+    def active_files(self) -> dict[str, ListedFile]:
         """Return the files that the table lists, by their paths relative to its location."""
         entries = [entry for manifest in self._manifests() for entry in self._entries(manifest)]
         return {each.path: each for each in map(self._listed, entries)}
 
-    def find(self, paths: Iterable[str]) -> list[Listed]:
+    def find(self, paths: Iterable[str]) -> list[ListedFile]:
         """Return those of the files that the table lists. Manifests without their partitions are not read."""
         asked = set(paths)
         partitions = {int(match[1]) if (match := _SEGMENT.match(path)) else None for path in asked}
@@ -99,10 +99,11 @@ class IcebergTable:
         relative = location.removeprefix(self.location + "/")
         return b"".join(map(bytes, self.log_dir.read_blocks(f"{self.folder}/{relative}")))
 
-    def _listed(self, entry: Entry) -> Listed:
+    def _listed(self, entry: Entry) -> ListedFile:
         file = entry["data_file"]
         path = file["file_path"].removeprefix(self.location + "/")
-        return Listed(path, file["partition"]["partition"], file["partition"]["base_offset"], file["record_count"])
+        partition, base_offset = file["partition"]["partition"], file["partition"]["base_offset"]
+        return ListedFile(path, partition, base_offset, file["file_size_in_bytes"], file["record_count"])
 
 
 def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
@@ -121,7 +122,7 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
 def commit(
     table: IcebergTable,
     add: Sequence[PublishedFile],
-    remove: Sequence[Listed],
+    remove: Sequence[ListedFile],
     cursors: Mapping[int, Cursor],
     columns: TopicColumns | None,
     transaction_version: int,
@@ -221,7 +222,7 @@ class _Writer:
         metadata["current-snapshot-id"] = snapshot_id
         metadata["refs"] = {"main": {"snapshot-id": snapshot_id, "type": "branch"}}
 
-    def _remove(self, removed: Mapping[str, Listed], snapshot_id: int, sequence: int) -> None:
+    def _remove(self, removed: Mapping[str, ListedFile], snapshot_id: int, sequence: int) -> None:
         """Write the manifests that list removed files anew."""
         for number, manifest in enumerate(self._manifests):
             if not any(avro.may_contain(manifest, each.partition, each.base_offset) for each in removed.values()):

@@ -159,7 +159,7 @@ def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_
                 own = urljoin(login, "/api/v1/throughput")
                 tables = urljoin(login, "/api/v1/topics/t")
                 until(lambda: client.get(own).json()["times"], cluster.store)
-                until(lambda: client.get(tables).json()["delta_tables"][0]["version"] is not None, cluster.store)
+                until(lambda: client.get(tables).json()["tables"][0]["version"] is not None, cluster.store)
                 assert coordinator_status(cluster).left_ms > 0
                 assert client.get(metrics.replace("/metrics", "/ready")).status_code == 200
             process.send_signal(signal.SIGTERM)

@@ -143,9 +143,7 @@ def test_a_topic_shows_what_describe_shows(console, cluster_address, topics, clu
     assert facts["totals"]["records"] == 6
     assert facts["groups"] == [{"group": "readers", "members": 0, "partitions": 1, "lag": 3, "lag_s": pytest.approx(
         facts["groups"][0]["lag_s"])}]  # fmt: skip
-    assert [table["location"] for table in facts["delta_tables"]] == [
-        table["location"] for table in described["delta_tables"]
-    ]
+    assert [table["location"] for table in facts["tables"]] == [table["location"] for table in described["tables"]]
     retention = next(row for row in facts["configs"] if row["name"] == "retention.ms")
     assert (retention["value"], retention["is_set"]) == ("604800000", False)
     page = console.page("/topics/seen")

@@ -148,7 +148,7 @@ def test_a_stale_delta_table(running):
     alter_configs(cluster, "t", {"delta.max.lag.ms": "-1"})
     append(cluster, cluster.store.read(lambda connection: find_topic(connection, "t")), 1)
     commit(str(cluster.store.address), 4)
-    fires(*running, "SparkLogDeltaStale")
+    fires(*running, "SparkLogTableStale")
 
 
 def test_a_task_that_fails_again_and_again(running):

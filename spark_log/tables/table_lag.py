@@ -1,5 +1,5 @@
-"""Measures the lag of each Delta table of a topic: the records that readers of the log see and the table does not
-contain, and the age of the oldest of them.
+"""Measures the lag of each table of a topic: the records that readers of the log see and the table does not contain,
+and the age of the oldest of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +13,22 @@ from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
 from spark_log.tables.current.cut import HAS_CURRENT
-from spark_log.tables.publication_state import CURRENT, DELTA, REPLICA_LIMIT, TableKey, log_dirs_with_replicas, recorded
+from spark_log.tables.publication_state import (
+    CURRENT,
+    DELTA,
+    ICEBERG,
+    REPLICA_LIMIT,
+    TableKey,
+    log_dirs_with_replicas,
+    recorded_of,
+    table_folder,
+    targets,
+)
 
 
 @dataclass(frozen=True)
-class DeltaLag:
-    """The lag of a topic's Delta table in a log dir. `records` is the number of records that the table lacks.
+class TableLag:
+    """The lag of a topic's table in a log dir. `records` is the number of records that the table lacks.
 
     `oldest_ms` is the append time of the oldest of them, by the store's clock. `sealed_ms` is that of the oldest one in
     a segment file, which only has to be published; None if all are inline.
@@ -44,8 +54,20 @@ def _replicas_with_cursors(target: str) -> sa.FromClause:
 
 def delta_lags(
     connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
-) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
-    """Return the lags by topic and online log dir; None means all topics. Tables without a lag are left out.
+) -> dict[tuple[TopicId, LogDirId], TableLag]:
+    """Return the lags of Delta tables by topic and online log dir; None means all topics."""
+    lags = _lags(connection, DELTA, topic_ids)
+    return {(topic_id, log_dir_id): lag for (topic_id, log_dir_id, _), lag in lags.items()}
+
+
+def table_lags(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TableKey, TableLag]:
+    """Return the lags of all tables in online log dirs; None means all topics."""
+    lags = (_lags(connection, target, topic_ids) for target in (DELTA, ICEBERG, CURRENT))
+    return {key: lag for of_target in lags for key, lag in of_target.items()}
+
+
+def _lags(connection: sa.Connection, target: str, topic_ids: Collection[TopicId] | None) -> dict[TableKey, TableLag]:
+    """Return the lags of the tables of this format. Tables without a lag are left out.
 
     A table has shown every record below `seen_offset`. From there on follow the inline tail and later files, of which
     the table lists those that existed at the last publication. Only offsets that the replica has, below the high
@@ -70,7 +92,7 @@ def delta_lags(
             sa.func.min(SEGMENT.appended_ms),
             sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
         )
-        .select_from(_replicas_with_cursors(DELTA).join(t.segment, unseen))
+        .select_from(_replicas_with_cursors(target).join(t.segment, unseen))
         .where(
             LOG_DIR.online,
             (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
@@ -78,12 +100,21 @@ def delta_lags(
         .where(~sa.func.coalesce(listed, sa.false()))
         .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
+    if target != DELTA:
+        query = query.where(PARTITION.topic_id.in_(_topics_with(target)))
     if topic_ids is not None:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
     return {
-        (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
+        TableKey(TopicId(topic_id), LogDirId(log_dir_id), target): TableLag(int(records), oldest_ms, sealed_ms)
         for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query).all()
     }
+
+
+def _topics_with(target: str) -> sa.Select[tuple[int]]:
+    """Select the topics that have tables of another format than Delta."""
+    return sa.select(TOPIC.topic_id).where(
+        TOPIC.configs.contains(HAS_CURRENT if target == CURRENT else f"{DELTA},{target}")
+    )
 
 
 def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
@@ -92,9 +123,6 @@ def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
 
     A current-state table may also have shown only some of the records in files, as there was a tail then.
     """
-    named = sa.select(TOPIC.topic_id).where(
-        TOPIC.configs.contains(HAS_CURRENT if target == CURRENT else f"{DELTA},{target}")
-    )
     lacks_change = PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)
     if target == CURRENT:
         unseen = REPLICA_LIMIT > sa.func.coalesce(PUBLICATION_CURSOR.seen_offset, 0)
@@ -103,46 +131,51 @@ def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
         sa.select(PARTITION.topic_id)
         .distinct()
         .select_from(_replicas_with_cursors(target))
-        .where(LOG_DIR.online, lacks_change, PARTITION.topic_id.in_(named))
+        .where(LOG_DIR.online, lacks_change, PARTITION.topic_id.in_(_topics_with(target)))
     )
     return {TopicId(topic_id) for topic_id in connection.execute(query).scalars()}
 
 
 @dataclass(frozen=True)
-class DeltaTableInfo:
-    """A topic's Delta table in a log dir. `location` is a path or URI. `exists` is True after the first publication.
+class TableInfo:
+    """A topic's table of one format (`target`) in a log dir. `location` is a path or URI, `version` None before the
+    first publication.
 
     `lag_records` is the number of records that it lacks, and `lag_ms` the time since the oldest of them was appended.
     Both are 0 if the table is up to date, or its log dir is offline.
     """
 
     log_dir_id: int
+    target: str
     location: str
-    exists: bool
+    version: int | None
     lag_records: int
     lag_ms: int
 
 
-def describe_delta_tables(
+def describe_tables(
     connection: sa.Connection, topics: Sequence[Topic], log_dirs: Mapping[LogDirId, LogDirInfo], now_ms: int
-) -> dict[int, list[DeltaTableInfo]]:
-    """Return the tables of each topic by its id, one for each log dir with a replica. `__consumer_offsets` has none.
+) -> dict[int, list[TableInfo]]:
+    """Return the tables of each topic by its id, in each log dir with a replica. `__consumer_offsets` has none.
 
     `now_ms` is the present time of the store's clock.
     """
-    lags = delta_lags(connection, [topic.topic_id for topic in topics])
-    tables: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
+    ids = [topic.topic_id for topic in topics]
+    lags, versions = table_lags(connection, ids), recorded_of(connection, ids)
+    tables: dict[int, list[TableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:
         for log_dir_id in log_dirs_with_replicas(connection, topic):
-            info = log_dirs[log_dir_id]
-            lag = lags.get((topic.topic_id, log_dir_id))
-            tables[topic.topic_id].append(
-                DeltaTableInfo(
-                    log_dir_id,
-                    LogDir(info.uri).location(topic.folder),
-                    recorded(connection, TableKey(topic.topic_id, log_dir_id, DELTA)) is not None,
-                    lag.records if lag else 0,
-                    max(0, now_ms - lag.oldest_ms) if lag else 0,
+            for target in targets(topic):
+                key = TableKey(topic.topic_id, log_dir_id, target)
+                lag = lags.get(key)
+                tables[topic.topic_id].append(
+                    TableInfo(
+                        log_dir_id,
+                        target,
+                        LogDir(log_dirs[log_dir_id].uri).location(table_folder(topic, target)),
+                        versions[key][1] if key in versions else None,
+                        lag.records if lag else 0,
+                        max(0, now_ms - lag.oldest_ms) if lag else 0,
+                    )
                 )
-            )
     return tables

@@ -1,0 +1,155 @@
+"""How long a topic's current-state table takes to follow updates, beside a MERGE by delta-rs, and how fast Spark reads
+it. Part of `make bench-tables`.
+
+A topic of one partition has --keys keys in ten files. In each round, --changed random keys get a new value: their
+publication to `_current` is timed, and the MERGE of the same keys into a Delta table. Then Spark reads all columns of
+the table, of the files without vectors, and `read_table` without the table.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+from benchmarks.throughput import spark_session
+from spark_log import DELTA_SETTINGS, Cluster, create_topic
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic
+from spark_log.log.log import Records
+from spark_log.log.records.schema import normalise
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.spark.streams.compacted_tables import read_table
+from spark_log.tables import publication
+from spark_log.tables.publication_state import CURRENT, table_folder
+
+_FILES = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--changed", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--postgresql", help="not used")
+    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
+        rows = _measure(Path(name), arguments.keys, arguments.changed, arguments.rounds)
+    table = Table(title=f"{arguments.keys:,} keys, {arguments.changed:,} of them changed in each round")
+    for column in ("what", "ours", "peer", "ratio", "bar"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+
+
+def _measure(folder: Path, keys: int, changed: int, rounds: int) -> list[tuple[str, ...]]:
+    address = str(folder / "cluster")
+    with Cluster.init(address) as cluster:
+        configs = {"cleanup.policy": "compact", "delta.max.lag.ms": "-1", "table.current": "delta"}
+        topic = create_topic(cluster, "t", 1, configs={**configs, "inline.max.bytes": "1000000"})
+        assert topic is not None
+        log = ClientLog(cluster)
+        for number in range(_FILES):
+            _append(log, topic, range(number, keys, _FILES), "first")
+        log.close()
+        publication.publish(cluster, topic)
+        updates, bytes_of_updates = _updates(cluster, topic, folder / "merged", keys, changed, rounds)
+        [info] = cluster.log_dirs().values()
+        log_dir = LogDir(info.uri)
+        current = log_dir.location(table_folder(topic, CURRENT))
+        reads = _reads(folder, address, log_dir.location(topic.folder), current, rounds)
+    return [updates, bytes_of_updates, *reads]
+
+
+def _updates(
+    cluster: Cluster, topic: Topic, peer: Path, keys: int, changed: int, rounds: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    [info] = cluster.log_dirs().values()
+    folder = Path(LogDir(info.uri).location(table_folder(topic, CURRENT)))
+    write_deltalake(str(peer), _rows(range(keys), "first"))
+    chance, log = random.Random(0), ClientLog(cluster)
+    measured: list[tuple[float, float, int, int]] = []
+    for number in range(rounds + 1):
+        some = chance.sample(range(keys), changed)
+        _append(log, topic, some, f"round {number}")
+        before, peer_before = _bytes_in(folder), _bytes_in(peer)
+        ours_s = _seconds(lambda: log.seal(topic, [0]))  # and publish
+        table, changes = DeltaTable(str(peer)), _rows(some, f"round {number}")
+        peer_s = _seconds(lambda: _merge(table, changes))  # noqa: B023
+        measured.append((ours_s, peer_s, _bytes_in(folder) - before, _bytes_in(peer) - peer_before))
+    log.close()
+    ours, theirs, ours_bytes, peer_bytes = (statistics.median(each) for each in zip(*measured[1:], strict=True))
+    return (
+        ("seal and publish / MERGE by delta-rs", _ms(ours), _ms(theirs), f"{ours / theirs:.2f}", "<= 0.2"),
+        ("bytes written", f"{ours_bytes:,.0f}", f"{peer_bytes:,.0f}", f"{ours_bytes / peer_bytes:.4f}", "<= 0.01"),
+    )
+
+
+def _reads(folder: Path, address: str, files: str, current: str, rounds: int) -> list[tuple[str, ...]]:
+    spark = spark_session(folder, DELTA_SETTINGS)
+    count = [F.count("*"), *(F.sum(F.length(name)) for name in ("key", "value")), F.max("timestamp")]
+
+    def seconds(read: Callable[[], DataFrame]) -> float:
+        read().agg(*count).collect()
+        return statistics.median(_seconds(read().agg(*count).collect) for _ in range(rounds))
+
+    ours = seconds(lambda: spark.read.format("delta").load(current))
+    fresh = seconds(lambda: read_table(spark, address, "t"))
+    aggregated = seconds(lambda: read_table(spark, address, "t", current="never"))
+    without = seconds(lambda: spark.read.format("delta").load(files))
+    spark.stop()
+    return [
+        ("scan of _current / aggregation", _ms(ours), _ms(aggregated), f"{aggregated / ours:.2f}", ">= 2"),
+        ("read_table / aggregation", _ms(fresh), _ms(aggregated), f"{aggregated / fresh:.2f}", ""),
+        ("scan of _current / of the files without vectors", _ms(ours), _ms(without), f"{without / ours:.2f}", ">= 0.7"),
+    ]
+
+
+def _merge(table: DeltaTable, changes: pa.Table) -> None:
+    merge = table.merge(changes, "t.key = s.key", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _append(log: ClientLog, topic: Topic, keys: Iterable[int], value: str) -> None:
+    log.append(topic, [Records(0, _rows(keys, value))])
+
+
+def _rows(keys: Iterable[int], value: str) -> pa.Table:
+    names = [f"key-{key}".encode() for key in keys]
+    values = [f"{value} {name.decode() * 4}".encode() for name in names]
+    now = pa.array([int(time.time() * 1e6)] * len(names), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    columns = {"key": pa.array(names, pa.binary()), "value": pa.array(values, pa.binary()), "timestamp": now}
+    return normalise(pa.table(columns))
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The commands `spark-log table`, for the tables of a topic: Delta, Iceberg, and the current state of each key."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.output import count_of, note, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, TopicName
+from spark_log.cli.topics.topic_output import table_state
+
+app = typer.Typer(no_args_is_help=True, help="Show, verify and rebuild the tables of a topic.")
+
+
+class Target(StrEnum):
+    """The formats of tables."""
+
+    delta = "delta"
+    iceberg = "iceberg"
+    current = "current"
+
+
+class Rebuilt(StrEnum):
+    """The formats of the tables that can be made anew."""
+
+    iceberg = "iceberg"
+    current = "current"
+
+
+@app.callback()
+def _group() -> None:
+    """Show, verify and rebuild the tables of a topic: its Delta table, and those of table.formats and table.current."""
+
+
+@app.command()
+def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
+    """Show the tables of a topic: where they are, their versions, how many files they list, and what they lack.
+
+    **Examples**
+
+    - `spark-log table describe orders`
+    - `spark-log table describe orders --json`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.tables.publication import open_as_is, tables_of
+    from spark_log.tables.table_lag import describe_tables
+
+    with Cluster.open(cluster) as opened:
+        log_dirs = opened.log_dirs()
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        now_ms = opened.store.now().wall_ms
+        described = opened.store.read(lambda c: describe_tables(c, [topic], log_dirs, now_ms))[topic.topic_id]
+        tables = {(int(table.info.log_dir_id), table.target): table for table in tables_of(opened, topic)}
+        rows = []
+        for each in described:
+            table = tables.get((each.log_dir_id, each.target))
+            there = None if table is None else open_as_is(table)
+            sizes = {} if table is None else table.log_dir.list_files(table.metadata_folder)
+            files = {} if there is None else {"files": len(there.listed())}
+            rows.append({**asdict(each), **files, "metadata_files": len(sizes), "metadata_bytes": sum(sizes.values())})
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        None,
+        ["table", "log dir", "version", "files", "metadata bytes", "state"],
+        [
+            [
+                row["target"],
+                row["log_dir_id"],
+                "none yet" if row["version"] is None else row["version"],
+                row.get("files", ""),
+                row["metadata_bytes"],
+                table_state(row),
+            ]
+            for row in rows
+        ],
+    )
+    for row in rows:
+        say(f"{row['target']}: {row['location']}")
+
+
+@app.command()
+def verify(
+    name: TopicName,
+    cluster: Cluster_,
+    target: Annotated[Target | None, typer.Option("--target", help="Only tables of this format.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the records that the tables of a topic show with the log, offset by offset. Exit code 1: they differ.
+
+    Each table is brought up to date first, and compared up to the offsets that it shows then. It reads all records of
+    the topic, once from the log and once for each table.
+
+    **Examples**
+
+    - `spark-log table verify orders`
+    - `spark-log table verify orders --target current`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.tables.verification import verify as verified
+
+    rows = []
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        for done in verified(opened, topic, target):
+            rows.append(asdict(done))
+            if not as_json:
+                state = "equal to the log" if done.difference is None else f"NOT EQUAL: {done.difference}"
+                say(f"{done.target} table {done.location}: {count_of(done.records, 'record')}, {state}")
+    if as_json:
+        print_json(rows)
+    if not rows:
+        note(f"Topic {name} has no {'table' if target is None else f'{target} table'}.")
+    if not rows or any(row["difference"] is not None for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def rebuild(
+    name: TopicName,
+    cluster: Cluster_,
+    target: Annotated[Rebuilt, typer.Option("--target", help="The format of the tables.", show_default=False)],
+) -> None:
+    """Delete the metadata of a topic's Iceberg or current-state tables, and write them anew from the log. No record is
+    copied or deleted. Queries that are running on the table may fail, and its earlier versions are gone.
+
+    **Example**
+
+    - `spark-log table rebuild orders --target current`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.tables.verification import rebuild as rebuilt
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        count = rebuilt(opened, topic, target)
+    if not count:
+        note(f"Topic {name} has no {target} table: see `spark-log topic configs table.formats table.current`.")
+        raise typer.Exit(1)
+    say(f"Rebuilt {count_of(count, f'{target} table')} of topic {name}.")

@@ -1,0 +1,200 @@
+"""Compares the records that a topic's tables show with the log, and makes a table anew."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.errors import SparkLogError, StorageUnavailableError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.reader import LogReader, ReadPlan, Wanted
+from spark_log.log.records.arrow_numpy import to_numpy
+from spark_log.log.records.schema import TimestampType, read_schema
+from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
+from spark_log.log.records.winners import current_records
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.tables import publication, publication_state
+from spark_log.tables.publication_state import CURRENT, ListedFile
+from spark_log.tables.table_changes import OpenTable, TopicTable, find_changes
+
+_COMPARED = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The comparison of one table as of a version: the number of records that are equal, and the first difference from
+    the log, None if there is none.
+    """
+
+    target: str
+    location: str
+    version: int
+    records: int
+    difference: str | None
+
+
+def verify(cluster: Cluster, topic: Topic, target: str | None = None) -> Iterator[Verified]:
+    """Publish the topic, and compare each of its tables (with `target`, those of one format) in the log dirs that are
+    online with the log, record by record, below the offsets up to which the table shows the partitions.
+
+    The files of a table are read from its log dir, and the log from any good replica. Raises StorageUnavailableError if
+    a table cannot be opened, or changes all the time.
+    """
+    for table in publication.tables_of(cluster, topic):
+        if table.listing and target in (None, table.target):
+            yield _verify(cluster, table)
+
+
+def _verify(cluster: Cluster, table: TopicTable) -> Verified:
+    for _ in range(_ATTEMPTS):
+        publication.publish(cluster, table.topic)
+        there = publication.open_as_is(table)
+        if there is None:
+            raise StorageUnavailableError(f"{table.title} does not exist in {table.log_dir!r}")
+        plan = _plan(cluster, table, there)
+        if plan is not None:
+            break
+    else:
+        raise StorageUnavailableError(f"{table.title}: it changed during each of {_ATTEMPTS} attempts")
+    location, version = table.log_dir.location(table.folder), there.at[1]
+    records = 0
+    for partition, (start, end) in sorted(plan[1].items()):
+        expected = _rows_of_log(plan[0], partition, current=table.target == CURRENT)
+        equal, difference = _compare(expected, _rows_of_table(table, there, partition, start, end))
+        records += equal
+        if difference is not None:
+            return Verified(table.target, location, version, records, f"partition {partition}, {difference}")
+    return Verified(table.target, location, version, records, None)
+
+
+def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPlan, dict[int, OffsetRange]] | None:
+    """Return the part of the log that the open table is to show, and its offsets by partition; None if the log has
+    changed since the table was published.
+    """
+    ranges: dict[int, OffsetRange] | None = None
+
+    def find(connection: sa.Connection) -> Wanted:
+        nonlocal ranges
+        topic = find_topic(connection, table.topic.name)
+        cursors = publication_state.cursors(connection, table.key)
+        limits = planner.positions(connection, [topic])
+        ranges = None
+        if find_changes(connection, table, there.at) is None:
+            ends = {number: cursor.seen_offset for number, cursor in cursors.items()}
+            starts = {number: limits[TopicPartition(topic.name, number)].log_start_offset for number in ends}
+            ranges = {number: OffsetRange(starts[number], end) for number, end in ends.items() if starts[number] < end}
+        return Wanted({topic.name: topic}, {TopicPartition(topic.name, n): each for n, each in (ranges or {}).items()})
+
+    plan = LogReader(cluster).plan_in_snapshot(find)
+    return None if ranges is None else (plan, ranges)
+
+
+def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a partition; with `current` the last one of each key, unless it is a deletion."""
+    slices = [piece for piece in plan.slices if piece.partition == partition]
+    batches = Fetcher(plan.log_dirs).read(slices, _COMPARED)
+    if not current:
+        yield from batches
+        return
+    keys = [batch.select(["key", "offset"]) for batch in batches]
+    if keys:
+        rows = pa.Table.from_batches(keys).combine_chunks()
+        last = rows.take(current_records(pa.concat_arrays(rows.column("key").chunks))).column("offset")
+        for batch in Fetcher(plan.log_dirs).read(slices, _COMPARED):
+            shown = pc.is_in(batch.column("offset"), value_set=last)
+            yield batch.filter(pc.and_(shown, pc.is_valid(batch.column("value"))))
+
+
+def _rows_of_table(
+    table: TopicTable, there: OpenTable, partition: int, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a partition that the table shows, in the order of the offsets."""
+    files = [file for file in there.listed() if file.partition == partition and file.base_offset < end]
+    for file in sorted(files, key=lambda file: file.base_offset):
+        hidden, row = there.hidden(file), 0
+        for batch in _read(table, file):
+            offsets = to_numpy(batch.column("offset"))
+            shown: npt.NDArray[np.bool_] = (offsets >= start) & (offsets < end)
+            if hidden is not None:
+                shown &= ~hidden[row : row + batch.num_rows]
+            row += batch.num_rows
+            yield batch.filter(pa.array(shown))
+
+
+def _read(table: TopicTable, file: ListedFile) -> Iterator[pa.RecordBatch]:
+    path = f"{table.topic.folder}/{file.path}"
+    location = table.log_dir.location(path)
+    expected = ExpectedSegment(location, file.bytes, file.record_count)
+    with open_segment(table.log_dir.open(path), expected) as parquet:
+        yield from read_slice(
+            parquet,
+            topic=table.topic.name,
+            partition=file.partition,
+            base_offset=file.base_offset,
+            start=file.base_offset,
+            end=file.base_offset + 2**31,
+            timestamp_type=TimestampType.CREATE_TIME,
+            schema=_COMPARED,
+            path=location,
+        )
+
+
+def _compare(expected: Iterator[pa.RecordBatch], shown: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:
+    """Return the number of equal records, and the first difference."""
+    equal = 0
+    here, there = _NONE, _NONE
+    try:
+        while True:
+            here = here if here.num_rows else next((each for each in expected if each.num_rows), _NONE)
+            there = there if there.num_rows else next((each for each in shown if each.num_rows), _NONE)
+            rows = min(here.num_rows, there.num_rows)
+            if rows == 0 or not here.slice(0, rows).equals(there.slice(0, rows)):
+                return _first_difference(equal, here, there)
+            equal, here, there = equal + rows, here.slice(rows), there.slice(rows)
+    except SparkLogError as error:
+        return equal, str(error)
+
+
+_NONE = pa.RecordBatch.from_pylist([], schema=_COMPARED)
+
+
+def _first_difference(equal: int, here: pa.RecordBatch, there: pa.RecordBatch) -> tuple[int, str | None]:
+    for n in range(min(here.num_rows, there.num_rows)):
+        in_log, in_table = here.column("offset")[n].as_py(), there.column("offset")[n].as_py()
+        if in_log != in_table:
+            break
+        different = [name for name in _COMPARED.names if here.column(name)[n] != there.column(name)[n]]
+        if different:
+            return equal + n, f"offset {in_log}: the table has another {' and '.join(different)}"
+    else:
+        n = min(here.num_rows, there.num_rows)
+        in_log = here.column("offset")[n].as_py() if n < here.num_rows else None
+        in_table = there.column("offset")[n].as_py() if n < there.num_rows else None
+    if in_log is None and in_table is None:
+        return equal + n, None
+    if in_table is None or (in_log is not None and in_log < in_table):
+        return equal + n, f"offset {in_log}: the table lacks the record"
+    return equal + n, f"offset {in_table}: the table shows a record that the log does not have there"
+
+
+def rebuild(cluster: Cluster, topic: Topic, target: str) -> int:
+    """Delete the metadata of the topic's tables of a format other than Delta, and make them anew from the log. Readers
+    that have begun may fail. Returns the number of tables.
+    """
+    count = 0
+    for table in publication.tables_of(cluster, topic):
+        if table.listing and table.target == target:
+            table.log_dir.verify(table.info.uuid)
+            cluster.store.transact(lambda c, _, key=table.key: publication_state.forget(c, key))  # type: ignore[misc]
+            table.log_dir.delete_folder(table.metadata_folder)
+            count += 1
+    publication.publish(cluster, topic)
+    return count
