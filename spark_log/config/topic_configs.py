@@ -19,6 +19,8 @@ from spark_log.config.typed_configs import (
     part_format,
     part_framing,
     part_schema,
+    value_envelope,
+    value_envelope_sequence,
 )
 from spark_log.config.values import (
     DAY_MS,
@@ -300,6 +302,8 @@ class TopicConfig:
     value_framing: str = part_framing("value")
     value_columns: str = part_columns("value")
     value_bad_records: str = part_bad_records("value")
+    value_envelope: str = value_envelope()
+    value_envelope_sequence: str = value_envelope_sequence()
     schema_registry_url: str = config(
         "schema.registry.url",
         "",
@@ -340,7 +344,8 @@ class TopicConfig:
 
     def part(self, source: str) -> PartConfigs:
         """Return the configs of the keys or of the values. `source` is key or value."""
-        return PartConfigs(source, *(getattr(self, f"{source}_{name}") for name in PartConfigs._fields[1:]))
+        names = (name for name in PartConfigs._fields[1:] if hasattr(self, f"{source}_{name}"))
+        return PartConfigs(source, **{name: getattr(self, f"{source}_{name}") for name in names})
 
     def as_text(self) -> dict[str, str]:
         """Return every config's dotted name and value as text, from which `from_overrides` makes an equal config."""

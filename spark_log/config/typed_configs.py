@@ -18,6 +18,8 @@ class PartConfigs(NamedTuple):
     framing: str
     columns: str
     bad_records: str
+    envelope: str = "none"
+    envelope_sequence: str = ""
 
 
 _COLUMNS = {"key": ("key_record", "key_record_error"), "value": ("record", "record_error")}
@@ -77,4 +79,26 @@ def part_bad_records(source: str) -> Any:
         Choice(("keep", "reject")),
         f"Not in Kafka. A {source} that cannot be decoded: keep appends it, with a null in {record} and the reason in"
         f" {error}; reject refuses the append with InvalidRecordError.",
+    )
+
+
+def value_envelope() -> Any:
+    return config(
+        "value.envelope",
+        "none",
+        Choice(("none", "debezium")),
+        "Not in Kafka. debezium: the values are change events of Debezium, in JSON or Avro. record then has the row"
+        " (`after`, of a deletion `before`) with the columns __op (c, r, u or d) and __sequence. value.schema describes"
+        " the row with value.format=json, and the event with avro. In the current-state table (table.current), a row"
+        " that was deleted is gone.",
+    )
+
+
+def value_envelope_sequence() -> Any:
+    return config(
+        "value.envelope.sequence",
+        "source.lsn",
+        Text("the path of a whole number in an event"),
+        "Not in Kafka. The number of an event that becomes record.__sequence, such as source.lsn of PostgreSQL or"
+        " source.ts_ms. It is null in events that lack it.",
     )

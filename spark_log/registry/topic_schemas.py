@@ -67,11 +67,8 @@ def subject_name(part: PartConfigs) -> SubjectName | None:
 def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
     """Return the parts ("key", "value") whose typed columns depend on one of these configs."""
     both = "schema.registry.url" in configs
-    return tuple(
-        source
-        for source in SOURCES
-        if both or not {f"{source}.{name}" for name in ("columns", "format", "framing", "schema")}.isdisjoint(configs)
-    )
+    names = ("columns", "envelope", "envelope.sequence", "format", "framing", "schema")
+    return tuple(source for source in SOURCES if both or not {f"{source}.{name}" for name in names}.isdisjoint(configs))
 
 
 def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:

@@ -13,6 +13,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import SparkLogError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.columns.envelope import OP
+from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.reader import LogReader, ReadPlan, Wanted
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.schema import TimestampType, read_schema
@@ -100,17 +102,29 @@ def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPl
 def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[pa.RecordBatch]:
     """Yield the records of a partition; with `current` the last one of each key, unless it is a deletion."""
     slices = [piece for piece in plan.slices if piece.partition == partition]
-    batches = Fetcher(plan.log_dirs).read(slices, _COMPARED)
     if not current:
-        yield from batches
+        yield from Fetcher(plan.log_dirs).read(slices, _COMPARED)
         return
-    keys = [batch.select(["key", "offset"]) for batch in batches]
+    columns = next((piece.columns for piece in slices), None)
+    has_op = columns is not None and columns.value is not None and columns.value.envelope != "none"
+    names = ["key", "value", "offset", *([VALUE.record] if has_op else [])]
+    schema = read_schema(columns=names, typed=None if columns is None else columns.fields)
+    keys: list[pa.RecordBatch] = []
+    deletions: list[pa.BooleanArray] = []
+    for batch in Fetcher(plan.log_dirs).read(slices, schema):
+        deleted = pc.is_null(batch.column("value"))
+        if has_op:
+            deleted = pc.or_(
+                deleted, pc.fill_null(pc.equal(pc.struct_field(batch.column(VALUE.record), OP), "d"), False)
+            )
+        keys.append(batch.select(["key", "offset"]))
+        deletions.append(deleted)
     if keys:
-        rows = pa.Table.from_batches(keys).combine_chunks()
-        last = rows.take(current_records(pa.concat_arrays(rows.column("key").chunks))).column("offset")
+        rows = pa.Table.from_batches(keys).append_column("deletes", pa.chunked_array(deletions)).combine_chunks()
+        last = rows.take(current_records(pa.concat_arrays(rows.column("key").chunks)))
+        shown = last.filter(pc.invert(last.column("deletes"))).column("offset")
         for batch in Fetcher(plan.log_dirs).read(slices, _COMPARED):
-            shown = pc.is_in(batch.column("offset"), value_set=last)
-            yield batch.filter(pc.and_(shown, pc.is_valid(batch.column("value"))))
+            yield batch.filter(pc.is_in(batch.column("offset"), value_set=shown))
 
 
 def _rows_of_table(

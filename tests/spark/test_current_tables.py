@@ -99,3 +99,30 @@ def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluste
             check(spark, cluster, "t")
     finally:
         spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+
+
+def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
+    """With and without the table, in files and in the tail."""
+    typed = {"value_format": "json", "value_schema": "id BIGINT, price DOUBLE", "value_envelope": "debezium"}
+    topic = make(cluster, "t", 1, **CONFIGS, **typed)
+
+    def put(op: str, number: int, price: float) -> None:
+        row = {"id": number, "price": price}
+        value = {"op": op, "after": None if op == "d" else row, "before": row if op == "d" else None}
+        append_keyed(log, topic, (b"%d" % number, json.dumps(value).encode()))
+
+    def rows(current: str) -> dict[int, float]:
+        table = read_table(spark, cluster, "t", record=True, current=current)  # type: ignore[arg-type]
+        return {row.record.id: row.record.price for row in table.collect()}
+
+    for number in (1, 2, 3):
+        put("c", number, 1.0)
+    put("d", 1, 1.0)
+    put("u", 2, 2.0)
+    assert rows("auto") == {2: 2.0, 3: 1.0}
+    log.seal(topic, [0])
+    assert rows("auto") == rows("never") == {2: 2.0, 3: 1.0}
+    put("d", 3, 1.0)
+    put("c", 1, 4.0)
+    assert rows("auto") == rows("never") == {1: 4.0, 2: 2.0}
+    check(spark, cluster, "t")

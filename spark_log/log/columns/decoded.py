@@ -25,6 +25,8 @@ class ColumnsDefinition:
     `renamed`: maps each field of the present schema to its column, if a reset gave it a column of another name.
     `replaced`: the columns that the present schema does not fill any more, because of a reset.
     `previous`: the definition before the last reset.
+    `envelope`: none, or debezium: the values are change events, of which the columns have the row (envelope.py), and
+    `sequence` is the path of its number in an event.
     """
 
     format: str
@@ -35,6 +37,8 @@ class ColumnsDefinition:
     renamed: Mapping[str, str] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
     previous: "ColumnsDefinition | None" = None
+    envelope: str = "none"
+    sequence: str = ""
 
     def __hash__(self) -> int:
         return hash((self.format, self.framing, self.schema))

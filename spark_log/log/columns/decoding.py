@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoder
+from spark_log.log.columns.envelope import DEBEZIUM, EnvelopeDecoder
 from spark_log.log.columns.types import parse_ddl
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
         from spark_log.log.columns.resets import ResetDecoder
 
         return ResetDecoder(definition, decoder)
+    if definition.envelope == DEBEZIUM:
+        return EnvelopeDecoder(definition, decoder)
     if definition.format == "json":
         from spark_log.log.columns.json.decoder import JsonDecoder
 

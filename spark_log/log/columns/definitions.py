@@ -9,6 +9,7 @@ from spark_log.config import PartConfigs
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import schema_fields
+from spark_log.log.columns.envelope import DEBEZIUM, row_fields, with_event
 from spark_log.log.columns.field_paths import has_path, part_on_paths
 from spark_log.log.columns.resets import columns_after
 
@@ -52,8 +53,13 @@ def define(
     schema = configs.schema if subject is None else subject.schema
     if not schema:
         raise InvalidConfigurationError(f"{source}.format={format_} needs {source}.schema")
-    fields = _selected(schema_fields(format_, schema), configs)
-    after = ColumnsDefinition(format_, framing, schema, fields)
+    if configs.envelope != "none" and format_ not in ("json", "avro"):
+        raise InvalidConfigurationError(f"{source}.envelope={configs.envelope} needs {source}.format=json or avro")
+    fields = _selected(_version_fields(format_, schema, configs.envelope), configs)
+    after = ColumnsDefinition(format_, framing, schema, fields, envelope=configs.envelope)
+    if configs.envelope != "none":
+        after = replace(after, fields=with_event(fields), sequence=configs.envelope_sequence)
+        fields = after.fields
     if before is not None:
         columns = columns_after(before, fields, reset=reset)
         previous = before if columns.replaced != before.replaced else before.previous
@@ -64,7 +70,7 @@ def define(
     by_id: dict[int, str] = {}
     for number, text in sorted(known.items(), reverse=True):
         try:
-            own = _version_fields(format_, text)
+            own = _version_fields(format_, text, configs.envelope)
             both = after.fields if _has_all(after, own) else columns_after(after, own).fields
         except (IncompatibleSchemaError, InvalidSchemaError):
             continue
@@ -74,8 +80,13 @@ def define(
     return replace(after, schemas_by_id=by_id if framing == "confluent" else {})
 
 
-_version_fields = lru_cache(maxsize=1024)(schema_fields)
-"""`schema_fields` with a cache, because each new version of a subject needs the fields of all earlier versions."""
+@lru_cache(maxsize=1024)
+def _version_fields(format: str, schema: str, envelope: str) -> pa.StructType:
+    """Return the columns of a schema, without those of the envelope. The cache is there because each new version of a
+    subject needs the fields of all earlier versions.
+    """
+    fields = schema_fields(format, schema)
+    return row_fields(format, fields) if envelope == DEBEZIUM else fields
 
 
 def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:

@@ -116,7 +116,9 @@ def to_text(columns: TopicColumns) -> str:
 
 def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
     previous = definition.previous and _as_json(definition.previous)
-    return {**vars(definition), "fields": json.loads(types.to_json(definition.fields)), "previous": previous}
+    absent = ("envelope", "sequence") if definition.envelope == "none" else ()  # as in earlier stores
+    facts = {name: value for name, value in vars(definition).items() if name not in absent}
+    return {**facts, "fields": json.loads(types.to_json(definition.fields)), "previous": previous}
 
 
 def from_text(text: str) -> TopicColumns:

@@ -17,6 +17,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
+from spark_log.log.columns.envelope import OP
+from spark_log.log.columns.key_and_value import TYPED, VALUE
 from spark_log.log.segments import plan as planner
 from spark_log.spark.datasource.options.offset_json import LATEST
 from spark_log.spark.datasource.read.read_topic import read_topic
@@ -39,13 +41,15 @@ def read_table(
     topic: str,
     *,
     include_headers: bool = False,
+    record: bool = False,
     current: Literal["auto", "never"] = "auto",
 ) -> DataFrame:
     """Return the last value of each key below the current high watermarks. Keys whose last value is null are left out.
 
-    The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, and with
-    `include_headers` headers. The result does not depend on compaction. Any topic can be read. Records without a key
-    are left out.
+    The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, with `include_headers`
+    headers, and with `record` the topic's typed columns. The result does not depend on compaction. Any topic can be
+    read. Records without a key are left out. With value.envelope, an event that says that its row was deleted counts
+    as null.
 
     If the topic has a current-state table (table.current=delta) and the session has Delta's JARs, the result is that
     table with the records that followed it: a scan in place of an aggregation of all records. Then a key that is in
@@ -59,13 +63,15 @@ def read_table(
         state = _State.of(opened, topic) if current == "auto" and is_loaded(spark) else None
         if state is not None:
             with contextlib.suppress(OffsetOutOfRangeError):  # records that it shows have been deleted meanwhile
-                return _with_tail(spark, opened, topic, state, include_headers=include_headers)
-        rows = read_topic(spark, opened, topic, include_headers=include_headers)
+                return _with_tail(spark, opened, topic, state, include_headers=include_headers, record=record)
+        rows = _changes(spark, opened, topic, include_headers=include_headers, record=record)
     finally:
         if opened is not cluster:
             opened.close()
     return last_values(rows.repartition("key")).where(sf.col("value").isNotNull())
 
+
+_COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 
 _BROADCAST_MAX = 1_000_000
 """The number of records after a current-state table up to which their keys are sent to all executors."""
@@ -104,24 +110,22 @@ class _State:
         return cls(tables, ends, watermarks - sum(ends.values())) if tables else None
 
 
-def _with_tail(spark: SparkSession, cluster: Cluster, topic: str, state: _State, *, include_headers: bool) -> DataFrame:
+def _with_tail(
+    spark: SparkSession, cluster: Cluster, topic: str, state: _State, *, include_headers: bool, record: bool
+) -> DataFrame:
     """Return what the tables show, without the keys of the records that follow, and the last of these records.
 
     Both parts are of one moment, that of the tail's snapshot: the tables' versions are functions of the log below
     `ends`.
     """
-    tail = read_topic(
-        spark,
-        cluster,
-        topic,
-        offsets={number: (end, LATEST) for number, end in state.ends.items()},
-        include_headers=include_headers,
+    offsets = {number: (end, LATEST) for number, end in state.ends.items()}
+    last = _last_in_partitions(
+        _changes(spark, cluster, topic, include_headers=include_headers, record=record, offsets=offsets)
     )
-    last = _last_in_partitions(tail)
     changed = last.select("partition", "key")
     if state.tail_records <= _BROADCAST_MAX:
         changed = sf.broadcast(changed)
-    columns = ["key", "value", "partition", "offset", "timestamp", *(["headers"] if include_headers else [])]
+    columns = last.columns
     shown = [
         spark.read.format("delta")
         .option("versionAsOf", version)
@@ -132,7 +136,26 @@ def _with_tail(spark: SparkSession, cluster: Cluster, topic: str, state: _State,
         for location, version, partitions in state.tables
     ]
     unchanged = reduce(DataFrame.unionByName, shown).join(changed, ["partition", "key"], "left_anti")
-    return unchanged.select(*columns).unionByName(last.where(sf.col("value").isNotNull()).select(*columns))
+    return unchanged.select(*columns).unionByName(last.where(sf.col("value").isNotNull()))
+
+
+def _changes(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    *,
+    include_headers: bool,
+    record: bool,
+    offsets: Mapping[int, tuple[int, int]] | None = None,
+) -> DataFrame:
+    """Return the records of a topic, with a null value where they delete their key."""
+    columns = cluster.store.read(lambda connection: find_topic(connection, topic)).columns
+    has_op = columns is not None and columns.value is not None and columns.value.envelope != "none"
+    rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=record or has_op)
+    if has_op:
+        deleted = sf.coalesce(sf.col(f"{VALUE.record}.{OP}") == "d", sf.lit(False))
+        rows = rows.withColumn("value", sf.when(~deleted, sf.col("value")))
+    return rows if record else rows.drop(*TYPED)
 
 
 def last_values(records: DataFrame) -> DataFrame:
@@ -142,23 +165,23 @@ def last_values(records: DataFrame) -> DataFrame:
     partitioned by column key. The last record is the one with the largest offset. If partitions were added to the topic
     and a key has records in several, it is the last record with the largest timestamp.
     """
-    carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
     in_partition = _last_in_partitions(records)
+    columns = in_partition.columns
     last = in_partition.groupBy("key").agg(
-        sf.max_by(sf.struct("partition", "offset", *carried), sf.struct("timestamp", "partition")).alias("last")
+        sf.max_by(sf.struct(*columns[1:]), sf.struct("timestamp", "partition")).alias("last")
     )
-    return last.select("key", "last.value", *(f"last.{name}" for name in ("partition", "offset", *carried[1:])))
+    return last.select("key", *(f"last.{name}" for name in columns[1:]))
 
 
 def _last_in_partitions(records: DataFrame) -> DataFrame:
     """Return the last record of each key of each partition, with the columns of `last_values`."""
-    carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
+    more = [name for name in records.columns if name in ("headers", *TYPED)]
     last = (
         records.where(sf.col("key").isNotNull())
         .groupBy("key", "partition")
-        .agg(sf.max_by(sf.struct("offset", *carried), "offset").alias("last"))
+        .agg(sf.max_by(sf.struct("value", "offset", "timestamp", *more), "offset").alias("last"))
     )
-    return last.select("key", "partition", "last.*")
+    return last.select("key", *(f"last.{name}" if name != "partition" else name for name in (*_COLUMNS[1:], *more)))
 
 
 def table_changes(

@@ -1,15 +1,22 @@
 """Reads the offsets and keys of segment files, and keeps those that were used last in memory."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from threading import Lock
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from spark_log.cluster.log_dir import LogDir
+from spark_log.log.columns.envelope import OP
+from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.records.arrow_numpy import is_null, to_numpy
 from spark_log.log.records.schema import TimestampType, read_schema
 from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
-from spark_log.tables.current.hidden_rows import Rows, concatenated
+from spark_log.log.records.segment_open import corrupt_on_bad_bytes
+from spark_log.tables.current.hidden_rows import Mask, Rows, concatenated
 
 CACHE_BYTES = 256 * 2**20
 """The keys of all files that a process keeps in memory. Those of other files are read again when they are needed."""
@@ -71,7 +78,7 @@ def _read(log_dir: LogDir, path: str, location: str, base_offset: int, size: int
             schema=columns,
             path=location,
         )
-        return concatenated(
+        rows = concatenated(
             [
                 Rows(
                     to_numpy(batch.column("offset")),
@@ -81,3 +88,14 @@ def _read(log_dir: LogDir, path: str, location: str, base_offset: int, size: int
                 for batch in batches
             ]
         )
+        return replace(rows, deletions=rows.deletions | _deletions_by_op(file, location, len(rows.offsets)))
+
+
+def _deletions_by_op(file: pq.ParquetFile, location: str, rows: int) -> Mask:
+    """Return which events of Debezium say that their row was deleted."""
+    record = file.schema_arrow.field(VALUE.record).type if VALUE.record in file.schema_arrow.names else pa.struct([])
+    if record.get_field_index(OP) < 0:
+        return np.zeros(rows, bool)
+    with corrupt_on_bad_bytes(location):
+        ops = file.read(columns=[f"{VALUE.record}.{OP}"]).column(VALUE.record).combine_chunks().field(OP)
+    return np.asarray(pc.fill_null(pc.equal(ops, "d"), False))

@@ -32,6 +32,8 @@ class OpenCurrent:
 
     def __init__(self, table: TopicTable, current: CurrentTable) -> None:
         self._table, self._current = table, current
+        self._contents: dict[str, bytes] = {}
+        """The files of vectors that have been read, by name."""
 
     @classmethod
     def open(cls, table: TopicTable, *, create: bool) -> "OpenCurrent | None":
@@ -135,8 +137,10 @@ class OpenCurrent:
         vector = file.vector
         if vector is None:
             return np.zeros(file.record_count, bool)
-        content = b"".join(map(bytes, self._table.log_dir.read_blocks(f"{self._table.folder}/{vector.name}")))
-        return decode(content, vector, file.record_count)
+        if vector.name not in self._contents:
+            blocks = self._table.log_dir.read_blocks(f"{self._table.folder}/{vector.name}")
+            self._contents[vector.name] = b"".join(map(bytes, blocks))
+        return decode(self._contents[vector.name], vector, file.record_count)
 
     def _write(self, masks: Mapping[str, Mask]) -> dict[str, Vector]:
         """Write the vectors of these files into one file, durably. Files of vectors that they replace get the present

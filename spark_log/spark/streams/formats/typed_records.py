@@ -102,6 +102,11 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
             f"topic {topic.name!r} has {part.source}.framing={columns.framing}: make its {part.source}s with"
             " streams.encode, which takes a schema id"
         )
+    if columns.envelope != "none":
+        raise InvalidConfigurationError(
+            f"topic {topic.name!r} has {part.source}.envelope={columns.envelope}: its {part.source}s are change events,"
+            " which a connector writes"
+        )
     if columns.format == "json":
         fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
         return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields))

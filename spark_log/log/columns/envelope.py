@@ -1,0 +1,109 @@
+"""Unwraps the change events of Debezium: the columns of a topic are those of the row, with two more.
+
+    op    event                               columns of the row
+    c, r  a row was inserted, or was there    after
+    u     a row was updated                   after
+    d     a row was deleted                   before
+
+`__op` has the op, and `__sequence` the number at `value.envelope.sequence`, null if there is none. The names follow
+those of Debezium's event flattening (ExtractNewRecordState, `add.fields`). All other ops are bad records: t and m, a
+truncation and a message, change no row. JSON with `schema` and `payload` (`schemas.enable=true`) is unwrapped too.
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.decoded import ColumnsDefinition, Decoded, Decoder
+
+DEBEZIUM = "debezium"
+OP, SEQUENCE = "__op", "__sequence"
+_ADDED = (pa.field(OP, pa.string()), pa.field(SEQUENCE, pa.int64()))
+_NO_EVENT = "not a change event of Debezium: it has no op"
+_OTHER_OP = "op: expected c, r, u or d: other events change no row"
+_NO_ROW = "after: missing"
+
+
+def row_fields(format: str, fields: pa.StructType) -> pa.StructType:
+    """Return the fields of a row. `fields` are those of value.schema: the row itself with format json, and the event
+    with avro. Raises InvalidSchemaError.
+    """
+    if format == "avro":
+        if fields.get_field_index("after") < 0 or not pa.types.is_struct(fields.field("after").type):
+            raise InvalidSchemaError("schema: not an event of Debezium: it has no record `after`")
+        fields = fields.field("after").type
+    for name in (OP, SEQUENCE):
+        if fields.get_field_index(name) >= 0:
+            raise InvalidSchemaError(f"schema: {name}: a row cannot have a field of this name")
+    return fields
+
+
+def with_event(row: pa.StructType) -> pa.StructType:
+    """Return the fields of the columns: those of a row, and the added ones."""
+    return pa.struct([*row, *_ADDED])
+
+
+class EnvelopeDecoder:
+    """Decodes events to the columns of a definition with an envelope. `decoder` makes the decoder of the event."""
+
+    def __init__(self, definition: ColumnsDefinition, decoder: Callable[[ColumnsDefinition], Decoder]) -> None:
+        self._fields = definition.fields
+        row = pa.struct([field for field in definition.fields if field.name not in (OP, SEQUENCE)])
+        self._path = definition.sequence.split(".")
+        sequence: pa.DataType = pa.int64()
+        for name in reversed(self._path[1:]):
+            sequence = pa.struct([(name, sequence)])
+        event = pa.struct([("before", row), ("after", row), ("op", pa.string()), (self._path[0], sequence)])
+        self._wrapped = definition.format == "json"
+        inner = pa.struct([*event, ("payload", event)]) if self._wrapped else event
+        self._decoder = decoder(replace(definition, envelope="none", fields=inner))
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """See Decoder."""
+        events, reasons = self._decoder.decode(values)
+        if self._wrapped:
+            payload = events.field("payload")
+            if payload.null_count < len(payload):
+                wrapped = payload.is_valid()
+                columns = [
+                    pc.if_else(wrapped, of_payload, plain)
+                    for of_payload, plain in zip(payload.flatten(), events.flatten()[:-1], strict=True)
+                ]
+                fields = list(payload.type)
+                events = pa.StructArray.from_arrays(columns, fields=fields, mask=events.is_null())
+        return self._unwrapped(events, pa.nulls(len(events), pa.string()) if reasons is None else reasons)
+
+    def most_values(self, values: pa.BinaryArray) -> float:
+        """See Decoder."""
+        return self._decoder.most_values(values)
+
+    def _unwrapped(self, events: pa.StructArray, reasons: pa.StringArray) -> Decoded:
+        flat = dict(zip((field.name for field in events.type), events.flatten(), strict=True))
+        op, before, after, sequence = flat["op"], flat["before"], flat["after"], flat[self._path[0]]
+        for name in self._path[1:]:
+            sequence = pc.struct_field(sequence, name)
+        deletes = pc.fill_null(pc.equal(op, "d"), False)
+        changes = pc.is_in(op, value_set=pa.array(["c", "r", "u"]))
+        fault = pc.if_else(
+            op.is_null(),
+            _NO_EVENT,
+            pc.if_else(
+                pc.or_(changes, deletes),
+                pc.if_else(pc.and_(changes, after.is_null()), _NO_ROW, pa.scalar(None, pa.string())),
+                _OTHER_OP,
+            ),
+        )
+        fault = pc.if_else(events.is_valid(), fault, pa.scalar(None, pa.string()))
+        reasons = pc.coalesce(reasons, fault)
+        row = pc.if_else(deletes, before, after)
+        columns = {**dict(zip((f.name for f in row.type), row.flatten(), strict=True)), OP: op, SEQUENCE: sequence}
+        record = pa.StructArray.from_arrays(
+            [columns[field.name] for field in self._fields],
+            fields=list(self._fields),
+            mask=pc.or_(events.is_null(), reasons.is_valid()),
+        )
+        return Decoded(record, reasons if reasons.null_count < len(reasons) else None)
