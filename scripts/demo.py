@@ -7,7 +7,8 @@
 column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
 Parquet, and every record is compared with what pandas reads from the package. The topic is typed: its Delta table has
 the fields as columns, so the mean delays by carrier are one SQL query over that table (scripts/demo_carriers.py), and
-a few lines of deltalake and pyarrow; both are compared with pandas' own. Then two consumers of one group share the
+a few lines of deltalake and pyarrow; both are compared with pandas' own. DuckDB reads its Iceberg table, and the table
+of the last flight of each plane (scripts/demo_tables.py). Then two consumers of one group share the
 topic, and one of them is killed (scripts/demo_group.py); and the topic is copied into one with three replicas, whose
 disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
 the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
@@ -31,6 +32,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import demo_tables
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,6 +107,11 @@ def main() -> int:
             by_spark = pd.DataFrame(json.loads((work / "carriers.json").read_text())).set_index("carrier")
             differences += _compare_carriers(by_spark, tables, expected)
             _show(by_spark, pd.read_csv(package / "airlines.csv", index_col="carrier")["name"])
+        with _Step("Ask DuckDB: the topic's Iceberg table, and the last flight of each plane"):
+            lines, wrong = demo_tables.queries(demo_tables.tables(address, topic.name), expected)
+            differences += wrong
+            for line in lines:
+                console.print(f"  {line}", markup=False, soft_wrap=True)
         with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
             differences += _group(address, topic.name)
         with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
@@ -220,7 +227,7 @@ def _topic(cluster: Cluster, name: str, *, fresh: bool) -> tuple[Topic, bool]:
                 f"topic {name!r} holds {records:,} records that the demo did not write: choose another with --topic"
             )
         return existing, records == FLIGHTS
-    configs = {"retention.ms": "-1", "value.format": "json", "value.schema": INPUT_SCHEMA}
+    configs = {"retention.ms": "-1", "value.format": "json", "value.schema": INPUT_SCHEMA, **demo_tables.CONFIGS}
     made = create_topic(cluster, name, PARTITIONS, configs=configs)
     assert made is not None
     return made, False

@@ -18,7 +18,9 @@ def demo() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DEMO.parent))
+        spec.loader.exec_module(module)
     return module
 
 
