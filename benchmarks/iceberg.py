@@ -1,9 +1,9 @@
 """How long a commit to a topic's Iceberg table takes as its history grows, beside pyiceberg's `add_files` on a SQL
-catalog. Part of `make bench-tables`.
+catalog; and how fast DuckDB reads it, beside the Delta table of the same files. Part of `make bench-tables`.
 
 Each side makes commits of one file. Ours are a minute apart by their own clock, as iceberg.max.lag.ms demands, with
 snapshots of 6 hours. Medians of 20 commits are compared. The peer stops after --peer-commits: its commits take longer
-and longer.
+and longer. DuckDB aggregates --records records in ten files of one topic, in turns.
 """
 
 import argparse
@@ -12,8 +12,10 @@ import statistics
 import tempfile
 import time
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
@@ -21,9 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
+from spark_log import Cluster, create_topic
 from spark_log.cluster.log_dir import LogDir
-from spark_log.log.records.schema import SEGMENT_SCHEMA
+from spark_log.log.log import Records
+from spark_log.log.records.schema import SEGMENT_SCHEMA, normalise
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.tables.iceberg.table import commit, open_table
+from spark_log.tables.publication import publish
 from spark_log.tables.publication_state import PublishedFile
 
 _MEDIAN_OF = 20
@@ -35,12 +41,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=2_000)
     parser.add_argument("--peer-commits", type=int, default=120)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--postgresql", help="not used")
     parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         ours = _ours(Path(name), arguments.commits)
         peer = _peer(Path(name), arguments.peer_commits)
+        iceberg_s, delta_s = _reads(Path(name), arguments.records, arguments.rounds)
     table = Table(title="Iceberg commits of one file, p50")
     for column in ("commit", "spark-log", "pyiceberg", "ratio"):
         table.add_column(column)
@@ -53,6 +62,8 @@ def main() -> None:
     console.print(table)
     growth = _median_ms(ours, arguments.commits) / _median_ms(ours, 100)
     console.print(f"spark-log: commit {arguments.commits:,} takes {growth:.2f} times as long as commit 100")
+    times = f"iceberg_scan {1000 * iceberg_s:.0f} ms, delta_scan {1000 * delta_s:.0f} ms"
+    console.print(f"DuckDB: {times}, {delta_s / iceberg_s:.2f} of its rate")
     console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
 
 
@@ -88,6 +99,39 @@ def _peer(folder: Path, commits: int) -> list[float]:
         table.add_files([str(path)], check_duplicate_files=False)
         seconds.append(time.perf_counter() - began_s)
     return seconds
+
+
+def _reads(folder: Path, records: int, rounds: int) -> tuple[float, float]:
+    """Return the seconds of a query on the Iceberg table and on the Delta table of the same files."""
+    configs = {"table.formats": "delta,iceberg", "inline.max.bytes": "0"}
+    with Cluster.init(str(folder / "cluster")) as cluster:
+        topic = create_topic(cluster, "t", 1, configs=configs)
+        assert topic is not None
+        log = ClientLog(cluster)
+        for number in range(10):
+            names = [f"value {number} of {each}".encode() for each in range(records // 10)]
+            rows = pa.table({"value": pa.array(names, pa.binary())})
+            log.append(topic, [Records(0, normalise(rows, timestamp_ms=_MINUTE_MS))])
+        log.close()
+        publish(cluster, topic)
+        [info] = cluster.log_dirs().values()
+        location = LogDir(info.uri).location(topic.folder)
+    database = duckdb.connect()
+    for name in ("avro", "iceberg", "delta"):
+        extensions = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
+        database.execute(f"INSTALL '{extensions / f'{name}.duckdb_extension'}'")
+        database.execute(f"LOAD {name}")
+    seconds: dict[str, list[float]] = {"iceberg_scan": [], "delta_scan": []}
+    for _ in range(rounds):
+        for scan, measured in seconds.items():
+            began_s = time.perf_counter()
+            columns = "count(*), sum(octet_length(value)), max(timestamp), max(offset_delta)"
+            query = f"SELECT {columns} FROM {scan}('{location}')"
+            [(count, *_)] = database.execute(query).fetchall()
+            assert count == records // 10 * 10
+            measured.append(time.perf_counter() - began_s)
+    iceberg, delta = (statistics.median(each[rounds // 4 :]) for each in seconds.values())
+    return iceberg, delta
 
 
 if __name__ == "__main__":

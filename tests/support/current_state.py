@@ -1,7 +1,10 @@
-"""Compares a topic's current-state table, as its readers see it, with a fold over the records of the log."""
+"""Compares a topic's tables, as their readers see them, with the log: the records of its files, and in the table of
+the current state a fold over them.
+"""
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -11,12 +14,12 @@ from deltalake import DeltaTable, QueryBuilder
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.ids import OffsetRange
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.tables.publication_state import CURRENT, table_folder
 
-Row = tuple[int, int, bytes, bytes]
+Row = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key and value."""
 
 
@@ -38,14 +41,15 @@ def ends_of(cluster: Cluster, topic: Topic, log_dir_id: int = 1) -> dict[int, in
 @cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
-    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
-    connection.execute(f"INSTALL '{extension}'")
-    connection.execute("LOAD delta")
+    for name in ("avro", "delta", "iceberg"):
+        folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
+        connection.execute(f"INSTALL '{folder / f'{name}.duckdb_extension'}'")
+        connection.execute(f"LOAD {name}")
     return connection
 
 
-def by_duckdb(location: str) -> list[Row]:
-    return _rows(_duckdb().execute(f"SELECT * FROM delta_scan('{location}')").to_arrow_table())
+def by_duckdb(location: str, scan: str = "delta_scan") -> list[Row]:
+    return _rows(_duckdb().execute(f"SELECT * FROM {scan}('{location}')").to_arrow_table())
 
 
 def by_deltalake(location: str) -> list[Row]:
@@ -54,10 +58,11 @@ def by_deltalake(location: str) -> list[Row]:
 
 
 def _rows(table: pa.Table) -> list[Row]:
-    return sorted(
+    rows = (
         (row["partition"], row["base_offset"] + row["offset_delta"], row["key"], row["value"])
         for row in table.select(["partition", "base_offset", "offset_delta", "key", "value"]).to_pylist()
     )
+    return sorted(rows, key=lambda row: row[:2])
 
 
 def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
@@ -71,9 +76,42 @@ def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
                     if row["offset"] < ends.get(row["partition"], 0) and row["key"] is not None:
                         values = (row["partition"], row["offset"], row["key"], row["value"])
                         last[row["partition"], row["key"]] = values
-        return sorted(row for row in last.values() if row[3] is not None)
+        return sorted((row for row in last.values() if row[3] is not None), key=lambda row: row[:2])
     finally:
         log.close()
+
+
+def in_files(cluster: Cluster, topic: Topic) -> list[Row]:
+    """The records of the log that are in files."""
+    query = sa.select(t.segment.c.partition, t.segment.c.base_offset, t.segment.c.end_offset).where(
+        t.segment.c.topic_id == topic.topic_id, ~t.segment.c.inline
+    )
+    files = cluster.store.read(lambda connection: connection.execute(query).all())
+    log = ClientLog(cluster)
+    try:
+        limits = log.positions(topic)
+        rows: list[Row] = []
+        for number, base, end in files:
+            start = max(base, limits[TopicPartition(topic.name, number)].log_start_offset)
+            if start < end:
+                for batch in log.read({TopicPartition(topic.name, number): OffsetRange(start, end)}):
+                    rows += [(row["partition"], row["offset"], row["key"], row["value"]) for row in batch.to_pylist()]
+        return sorted(rows, key=lambda row: row[:2])
+    finally:
+        log.close()
+
+
+def assert_files(cluster: Cluster, topic: Topic) -> None:
+    """The Delta table and the Iceberg table show the records that are in files, if the log starts with a file. There is
+    no Iceberg table before the first file.
+    """
+    [info] = cluster.log_dirs().values()
+    location, expected = LogDir(info.uri).location(topic.folder), in_files(cluster, topic)
+    for scan in ("delta_scan", "iceberg_scan"):
+        if scan == "iceberg_scan" and not expected and not Path(location, "metadata").exists():
+            continue
+        rows = by_duckdb(location, scan)
+        assert rows == expected, f"{scan}: {set(rows) ^ set(expected)}"
 
 
 def assert_current(cluster: Cluster, topic: Topic) -> list[Row]:

@@ -1,4 +1,4 @@
-"""A current-state table over random histories: its readers always see the fold over the log below its offsets."""
+"""All tables of a topic over random histories: their readers see the records of the log at the tables' offsets."""
 
 import os
 import tempfile
@@ -15,30 +15,39 @@ from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
+from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.tables import unopened_publication
 from spark_log.tables.current import key_columns, open_current, vector_changes
 from spark_log.tables.current.cut import NO_CUTS, cuts
 from spark_log.tables.publication import publish_all
-from tests.support.current_state import assert_current, ends_of
+from tests.support.current_state import assert_current, assert_files, ends_of
 from tests.support.keyed_log import keyed
 from tests.support.topics import make
 
 pytestmark = pytest.mark.delta
+
+SCHEMAS = ("a BIGINT", "a BIGINT, b STRING", "b STRING, c STRUCT<d: DOUBLE>")
+VALUES = [None, b"", b"1", b'{"a": 1}', b'{"a": 2, "b": "x", "c": {"d": 0.5}}']
 
 CONFIGS = {
     "delta_max_lag_ms": "-1",
     "retention_ms": "-1",
     "min_cleanable_dirty_ratio": "0",
     "delete_retention_ms": "0",
+    "table_formats": "delta,iceberg",
     "table_current": "delta",
+    "value_format": "json",
+    "value_schema": SCHEMAS[0],
 }
 EXAMPLES = int(os.environ.get("SPARK_LOG_TEST_EXAMPLES", "8"))
 """A search by hand takes more."""
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 """None becomes b"x" in a compacted topic, which needs keys."""
-RECORDS = st.lists(st.tuples(KEYS, st.sampled_from([None, b"", b"1", b"2"])), min_size=1, max_size=6)
+RECORDS = st.lists(st.tuples(KEYS, st.sampled_from(VALUES)), min_size=1, max_size=6)
 
 
 class Histories(RuleBasedStateMachine):
@@ -96,9 +105,24 @@ class Histories(RuleBasedStateMachine):
         self.compacted |= task == "compact"
         list(run_tasks(self.cluster, [task], now=True))
 
+    @rule(schema=st.sampled_from(SCHEMAS))
+    def change_schema(self, schema):
+        self.topic = alter_configs(self.cluster, "t", {"value.schema": schema})
+
+    @rule(key=KEYS.filter(bool))
+    def erase(self, key):
+        erase(self.cluster, "t", [key])
+
+    @rule()
+    def publisher_dies_after_its_commits(self):
+        with mock.patch("spark_log.tables.publication_intent.settle", side_effect=OSError("killed")):
+            publish_all(self.cluster, [self.topic], cuts=self.cut, eager=True)
+        self.restart()
+
     @rule()
     def restart(self):
         open_current._opened.clear()
+        unopened_publication.opened.clear()
 
     @rule(data=st.data())
     @precondition(lambda self: not self.compacted)
@@ -115,6 +139,7 @@ class Histories(RuleBasedStateMachine):
         ends = ends_of(self.cluster, self.topic)
         assert len(set(ends.values())) <= 1, f"an append is divided: {ends}"
         assert_current(self.cluster, self.topic)
+        assert_files(self.cluster, self.topic)
 
     @rule()
     def publish_all_records(self):
