@@ -28,6 +28,7 @@ from spark_log.cluster.new_file import (
     make_folders,
     make_root,
 )
+from spark_log.cluster.object_puts import can_create, create_object, object_store_options
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -172,12 +173,24 @@ class LogDir:
                 return LocalFile(Path(path), Path(self._root), f"-{uuids.uuid4().hex[:12]}")
             return RemoteCopy(self._fs, path)
 
+    @property
+    def creates_whole(self) -> bool:
+        """Whether `create_whole` works here: in folders, and in S3 with the package obstore."""
+        return self.local or can_create(self.uri)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Return deltalake's storage options."""
+        return {} if self.local else object_store_options(self.uri)
+
     def create_whole(self, relative: str, data: bytes) -> bool:
         """Create a file with this content, durably. Returns False if it exists: only one of several processes succeeds.
 
-        The log dir must be local, and the folder must exist.
+        The log dir must be one that `creates_whole`, and a local folder must exist. In an object store whose answer is
+        lost, the object may exist although this method raised StorageUnavailableError, or returned False.
         """
-        assert self.local, "pyarrow.fs has no conditional put"
+        if not self.local:
+            return create_object(self.uri, relative, data)
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
@@ -315,6 +328,14 @@ class LogDir:
             Entry(info.path[start:], not info.is_file, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
             for info in found
         ]
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none if it does not exist. In a local folder it is cheaper than `entries`."""
+        if not self.local:
+            return [entry.name for entry in self.entries(folder)]
+        with self._storage_errors(folder), contextlib.suppress(FileNotFoundError):
+            return os.listdir(self._resolve(folder))
+        return []
 
     def delete_folder(self, relative: str) -> None:
         """Remove a folder and its contents, if it exists. Only clean-up may call this. Follows no symlink."""

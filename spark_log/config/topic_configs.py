@@ -231,7 +231,7 @@ class TopicConfig:
         "delta",
         Choice(("delta", "delta,iceberg")),
         "Not in Kafka. The formats of the topic's tables, over the same files: a Delta table, and with delta,iceberg "
-        "also an Iceberg table (format version 2), which needs the extra `iceberg` and log dirs in folders.",
+        "also an Iceberg table (format version 2), which needs the extra `iceberg` and log dirs in folders or S3.",
     )
     table_current: str = config(
         "table.current",

@@ -18,7 +18,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.tables import publication_state
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
-from spark_log.tables.delta_table import CHECKPOINT_COMMITS, storage_options
+from spark_log.tables.delta_table import CHECKPOINT_COMMITS
 from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
 from spark_log.tables.log_clean_up import clean_up
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
@@ -121,7 +121,7 @@ def _due_table(cluster: Cluster, log_dir: LogDir, key: TableKey, info: LogDirInf
 
     log_dir.verify(info.uuid)
     folder = publication_state.table_folder(topic, key.target)
-    location, options = log_dir.location(folder), storage_options(log_dir)
+    location, options = log_dir.location(folder), log_dir.storage_options
     recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, key))
     checkpointed = _checkpointed_version(log_dir, folder)
     if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, folder, recorded[1]):

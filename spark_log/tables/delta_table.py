@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 
@@ -55,7 +54,7 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    location, options = log_dir.location(topic.folder), log_dir.storage_options
     try:
         return DeltaTable(location, storage_options=options)
     except TableNotFoundError:
@@ -174,30 +173,6 @@ def commit_changes(
         ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
-
-
-def storage_options(log_dir: LogDir) -> dict[str, str]:
-    """Return deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
-
-    Both take settings that are not in the URI from the same AWS_... environment variables.
-    """
-    parts = urlsplit(log_dir.uri)
-    if log_dir.local or parts.scheme != "s3":
-        return {}
-    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    # An http:// endpoint was chosen by the user, in the URI or in AWS_ENDPOINT_URL, and gets the records anyway.
-    options = {"aws_allow_http": "true"}
-    if parts.username:
-        options["aws_access_key_id"] = unquote(parts.username)
-    if parts.password:
-        options["aws_secret_access_key"] = unquote(parts.password)
-    if "region" in query:
-        options["aws_region"] = query["region"]
-    if "endpoint_override" in query:
-        endpoint = query["endpoint_override"]
-        scheme = query.get("scheme", "https")
-        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-    return options
 
 
 class OpenDelta:

@@ -3,7 +3,7 @@
 Opening a table reads the actions of all its files, and deltalake's commit reads them again. Neither is needed if the
 newest version is the one that publication recorded: then the metadata contains which files the table lists. The commit
 creates the next file of the log, which fails if another process was first, as Delta's protocol demands of every writer.
-It is only for local log dirs: on object stores deltalake makes the conditional put.
+In an object store this needs a conditional put (`LogDir.create_whole`).
 """
 
 import json

@@ -33,7 +33,8 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     """Publish to those of the tables that need not be opened. Returns their Delta versions; the others must be opened.
 
     A table must be opened if it has changed, must be compared as a whole, may lack typed columns, or has not been
-    opened by this process; or if its log dir is an object store and there is something to commit.
+    opened by this process; or if there is something to commit and its log dir is an object store where spark-log cannot
+    create a commit file (`LogDir.creates_whole`).
     """
     tables = _verified([table for table in tables if table.target == DELTA and table.application in opened])
     if not tables:
@@ -47,7 +48,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
             continue
         if found is None:
             versions[table.key] = at[1]
-        elif found.recorded == at and found.incremental and table.log_dir.local and not _may_lack_columns(table, found):
+        elif found.recorded == at and found.incremental and _can_commit(table, found):
             due.append((table, found, Difference(found.wanted, found.gone)))
     versions |= _record_without_commit(cluster, [(table, found) for table, found, what in due if not what])
     return versions | _commit(cluster, [each for each in due if each[2]])
@@ -88,6 +89,10 @@ def _is_newest(table: TopicTable, version: int) -> bool:
         return is_newest(table.log_dir, table.folder, version)
     except (SparkLogError, OSError):  # opening the table raises it again
         return False
+
+
+def _can_commit(table: TopicTable, found: Changes) -> bool:
+    return table.log_dir.creates_whole and not _may_lack_columns(table, found)
 
 
 def _may_lack_columns(table: TopicTable, found: Changes) -> bool:

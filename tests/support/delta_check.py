@@ -19,7 +19,6 @@ from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
-from spark_log.tables.delta_table import storage_options
 from spark_log.tables.table_lag import delta_lags
 
 
@@ -45,7 +44,7 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
             wanted = sorted(f"_segments/{row.partition}/{row.name}" for row in rows)
             where = f"topic {topic.name}, log dir {info.uri}"
             try:
-                table = DeltaTable(log_dir.location(topic.folder), storage_options=storage_options(log_dir))
+                table = DeltaTable(log_dir.location(topic.folder), storage_options=log_dir.storage_options)
             except TableNotFoundError:
                 assert not wanted, f"{where}: no Delta table for {wanted}"
                 continue

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
+from spark_log.cluster.object_puts import can_create
 from spark_log.cluster.topics import (
     Topic,
     delete_topic_rows,
@@ -321,6 +322,10 @@ def _check_tables(cluster: Cluster, config: TopicConfig) -> None:
             continue
         if importlib.util.find_spec(package) is None:
             raise InvalidConfigurationError(f"{name} needs a package: {install_extra(extra)}")
-        remote = [redact(info.uri) for info in cluster.log_dirs().values() if not info.uri.startswith("file:")]
-        if remote:
-            raise InvalidConfigurationError(f"{name}: {remote[0]} is an object store: only the Delta table is there")
+        for info in cluster.log_dirs().values():
+            local = info.uri.startswith("file:")
+            if not (local or (extra == "iceberg" and can_create(info.uri))):
+                raise InvalidConfigurationError(
+                    f"{name}: log dir {redact(info.uri)} is an object store"
+                    + (": S3 needs the package obstore, and no other is supported" if extra == "iceberg" else "")
+                )

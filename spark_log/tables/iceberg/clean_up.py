@@ -20,8 +20,6 @@ def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
     A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
     the list of neither the first nor the last of them, is in none.
     """
-    if not log_dir.local:
-        return 0
     folder = topic.folder
     table = open_table(log_dir, folder, "")
     if table.metadata is None:

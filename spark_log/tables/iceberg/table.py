@@ -1,4 +1,4 @@
-"""Opens a topic's Iceberg table in a local log dir, and commits to it.
+"""Opens a topic's Iceberg table, and commits to it.
 
 The table's location is the topic's folder; its files are those of the log. A commit writes manifests, and creates
 `metadata/v<N>.metadata.json`, which fails if another process was first. `version-hint.text` follows it: a reader with
@@ -7,7 +7,6 @@ an old hint sees an older snapshot.
 
 import hashlib
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,9 +107,9 @@ class IcebergTable:
 
 def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
     """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
-    if not log_dir.local:
+    if not log_dir.creates_whole:
         raise InvalidConfigurationError(
-            f"table.formats=iceberg: {log_dir!r} is in an object store, which supports Delta tables only"
+            f"table.formats=iceberg: {log_dir!r} is neither a folder nor in S3 with obstore"
         )
     version = newest_version(log_dir, folder)
     if version == 0:
@@ -364,10 +363,7 @@ def newest_version(log_dir: LogDir, folder: str) -> int:
 
 
 def _last_listed(log_dir: LogDir, folder: str) -> int:
-    try:
-        names = os.listdir(log_dir.location(f"{folder}/metadata"))
-    except FileNotFoundError:
-        return 0
+    names = log_dir.names(f"{folder}/metadata")
     return max((int(match[1]) for match in map(_METADATA.fullmatch, names) if match), default=0)
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 import pytest
+from pyiceberg.table import StaticTable
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import StorageUnavailableError, StoreChangedError
@@ -19,7 +20,10 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables import delta_table
+from spark_log.tables.iceberg.table import newest_version
 from spark_log.tables.publication import publish
+from spark_log.tables.verification import verify
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change
 from tests.support.records import read_all, table
@@ -94,6 +98,71 @@ def test_one_bad_response_is_retried(cluster, log, proxy):
         assert len(proxy.seen) == number + 1, (fault, method, part)
     everything_is_right(cluster, log, topic, [f"{number}" for number in range(len(faults))])
     assert len(segment_files(cluster, topic)) == len(faults)
+
+
+def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monkeypatch):
+    topic, opened = create_topic(cluster, "t", configs=FILES), []
+
+    def open_table(*arguments, **options):
+        opened.append(arguments)
+        return delta_table.open_table(*arguments, **options)
+
+    monkeypatch.setattr("spark_log.tables.publication.open_table", open_table)
+    for value in ("a", "b", "c"):
+        appended(log, topic, value)
+    assert len(opened) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_log.cluster.log_dir.can_create", lambda _uri: False)
+        appended(log, topic, "d")
+        assert len(opened) == 2
+    monkeypatch.setattr("spark_log.cluster.object_puts._process", -1)  # as in a forked child
+    appended(log, topic, "e")
+    assert len(opened) == 3, "another way leads to the table"
+    everything_is_right(cluster, log, topic, ["a", "b", "c", "d", "e"])
+
+
+def test_an_iceberg_table_has_each_file_once_whatever_a_put_answers(cluster, log, proxy, s3_server):
+    topic = create_topic(cluster, "t", configs={**FILES, "table.formats": "delta,iceberg"})
+    faults = [
+        ("refuse", "PUT", "metadata/v"),
+        ("lose the answer", "PUT", "metadata/v"),
+        ("lose the answer", "PUT", "metadata/v"),
+        ("refuse", "PUT", ".avro"),
+        ("lose the answer", "PUT", "version-hint"),
+        ("cut the answer", "GET", "metadata/v"),
+        ("refuse", "GET", ".avro"),
+    ]
+    appended(log, topic, "0")  # and published; later appends leave the Iceberg table behind
+    for number, (fault, method, part) in enumerate(faults, 1):
+        appended(log, topic, f"{number}")
+        proxy.times(1, fault, method, part)
+        with suppress(StorageUnavailableError):  # the next publication continues
+            publish(cluster, topic)
+        proxy.rule = lambda _method, _path: None
+        assert [value for *_, value in sorted(by_pyiceberg(cluster, topic, s3_server))] == [
+            f"{n}".encode() for n in range(number + 1)
+        ], (fault, method, part)
+        assert len(proxy.seen) == number, (fault, method, part)
+    list(run_tasks(cluster, ["merge", "delta"]))
+    assert [each.difference for each in verify(cluster, topic)] == [None, None]
+
+
+def by_pyiceberg(cluster, topic, s3_server):
+    """Rows after a further publication."""
+    publish(cluster, topic)
+    [info] = cluster.log_dirs().values()
+    log_dir = cluster.log_dir(info)
+    version = newest_version(log_dir, topic.folder)
+    location = f"{log_dir.location(topic.folder)}/metadata/v{version}.metadata.json"
+    options = s3_server.storage_options()
+    properties = {
+        "s3.endpoint": options["AWS_ENDPOINT_URL"],
+        "s3.access-key-id": options["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": options["AWS_SECRET_ACCESS_KEY"],
+        "s3.region": options["AWS_REGION"],
+    }
+    rows = StaticTable.from_metadata(location, properties).scan().to_arrow().to_pylist()
+    return [(row["partition"], row["base_offset"] + row["offset_delta"], row["value"]) for row in rows]
 
 
 def test_an_object_store_that_refuses_requests_is_unavailable_and_not_damaged(cluster, log, proxy):

@@ -31,7 +31,6 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.tables.delta_table import storage_options
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
@@ -82,7 +81,7 @@ def test_append_seal_read_and_publish(stored):
     assert read_all(log, topic) == [*expected, (1, 1, "tail")]
 
     ((log_dir_id, location),) = delta_tables(stored, topic).items()
-    options = storage_options(stored.log_dir(stored.log_dirs()[log_dir_id]))
+    options = stored.log_dir(stored.log_dirs()[log_dir_id]).storage_options
     rows = deltalake.DeltaTable(location, storage_options=options).to_pyarrow_table().to_pylist()
     found = sorted((row["partition"], row["base_offset"] + row["offset_delta"], row["value"].decode()) for row in rows)
     assert found == expected

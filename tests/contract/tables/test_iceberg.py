@@ -413,7 +413,7 @@ def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypa
     topic = make(cluster, "t", 1, **{**CONFIGS, "table_formats": "delta"})
     append(log, topic, "a")
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
-    message = "table.formats=iceberg: .* is in an object store"
+    message = "table.formats=iceberg: .* is neither a folder nor in S3 with obstore"
     monkeypatch.setattr("spark_log.tables.publication.point_readers", lambda *_: 0)
     monkeypatch.setattr("spark_log.tables.publication.open_iceberg", lambda log_dir, *_: open_table(Remote(), "f", "a"))
     [published] = publish_all(cluster, [topic], eager=True).values()
@@ -423,7 +423,7 @@ def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypa
 
 
 class Remote:
-    local = False
+    creates_whole = False
 
     def __repr__(self):
         return "LogDir('s3://bucket')"
