@@ -258,8 +258,8 @@ class LogDir:
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
     def touch(self, relative: str) -> None:
-        """Set the time of the last change of a local file to the present."""
-        with self._storage_errors(relative):
+        """Set the time of the last change of a local file, if it exists, to the present."""
+        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             os.utime(self._resolve(relative))
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:

@@ -18,6 +18,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.tables import publication_state
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
+from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
 from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
 from spark_log.tables.log_clean_up import clean_up
@@ -138,7 +139,8 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
     log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
     if key.target != DELTA and cluster.store.clock_is_steady():
         clean_up_files = clean_up_iceberg if key.target == ICEBERG else clean_up_vectors
-        clean_up_files(log_dir, topic, cluster.store.now().wall_ms)
+        with _delta_errors(topic, info):
+            clean_up_files(log_dir, topic, cluster.store.now().wall_ms)
     if key.target == ICEBERG:
         return None
     folder = f"{table_folder}/_delta_log"
@@ -167,9 +169,9 @@ def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
     except BaseException as error:
         # An object store that does not complete its answer raises OSError. deltalake panics, with an exception class of
         # its own, in a forked child of a process that has used it.
-        if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
+        if not (isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"):
             raise
-        raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
+        raise StorageUnavailableError(redact(f"table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
 def _checkpointed_version(log_dir: LogDir, folder: str) -> int:

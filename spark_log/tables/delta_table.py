@@ -114,8 +114,8 @@ def shorten_tombstones(table: "DeltaTable") -> bool:
     return True
 
 
-def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """Return the table's active files by path, with the values that a remove action repeats (the size in bytes,
+def active_files(table: "DeltaTable") -> list[tuple[str, dict[str, Any]]]:
+    """Return the paths of the table's active files, with the values that a remove action repeats (the size in bytes,
     `partition` and `base_offset`), and the number of records.
     """
     columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
@@ -126,7 +126,7 @@ def active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
         "records": "num_records",
     }
     rows = zip(columns["path"].to_pylist(), *(columns[name].to_pylist() for name in facts.values()), strict=True)
-    return {path: dict(zip(facts, values, strict=True)) for path, *values in rows}
+    return [(path, dict(zip(facts, values, strict=True))) for path, *values in rows]
 
 
 def commit_changes(
@@ -188,7 +188,7 @@ class OpenDelta:
 
     def _active_paths(self) -> Collection[str]:
         if self._active is None:
-            self._active = active_files(self._delta)
+            self._active = dict(active_files(self._delta))
         return self._active.keys()
 
     def listed(self) -> Collection[ListedFile]:
@@ -219,11 +219,19 @@ class OpenDelta:
         self._sync(self._delta.version())
         return True
 
-    def commit(
+    def prepare(
         self,
         what: Difference,
         before: Mapping[int, Cursor],
         after: Mapping[int, Cursor],
+        columns: TopicColumns | None,
+    ) -> None:
+        pass
+
+    def commit(
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:

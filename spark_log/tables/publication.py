@@ -290,6 +290,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
         return compared[1]
     if there.has_to_change_first(columns):
         return None
+    there.prepare(what, changes.cursors, due.cursors, columns)
     opened[table.application] = None if columns is None else columns.fields
     intent = Intent(topic, table.key, recorded, compared, what.add, due)
     transaction_version = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, [intent])).get(
@@ -298,7 +299,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     if transaction_version is None:
         return None
     failpoint("publish.before-commit")
-    version = there.commit(what, changes.cursors, due.cursors, columns, transaction_version)
+    version = there.commit(what, changes.cursors, columns, transaction_version)
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
     return version

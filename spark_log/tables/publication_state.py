@@ -132,6 +132,12 @@ _CURSORS_HERE = (
     & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
     & (PUBLICATION_CURSOR.target == _TARGET)
 )
+LISTS_FILES = (PUBLICATION_CURSOR.high_watermark > 0) | (
+    (PUBLICATION_CURSOR.target == CURRENT) & (PUBLICATION_CURSOR.seen_offset > 0)
+)
+"""Whether the table of a cursor may list files of its partition: that of the current state also lists the file at its
+limit (`due_below_cut`).
+"""
 _CURSORS = sa.select(
     PUBLICATION_CURSOR.partition,
     PUBLICATION_CURSOR.change,
@@ -140,7 +146,7 @@ _CURSORS = sa.select(
 ).where(_CURSORS_HERE)
 LOST = (
     sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
-    .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
+    .where(_CURSORS_HERE, LISTS_FILES)
     # not a correlated EXISTS, with which SQLite would search all replicas of the log dir for each partition
     .where(
         PUBLICATION_CURSOR.partition.not_in(sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR))

@@ -128,16 +128,26 @@ class OpenTable(Protocol):
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
         """Make a commit of its own that the table needs before it gets files, and return True; else return False."""
 
-    def commit(
+    def prepare(
         self,
         what: Difference,
         before: Mapping[int, Cursor],
         after: Mapping[int, Cursor],
         columns: TopicColumns | None,
+    ) -> None:
+        """Do the work of a commit that may fail, before its intent is noted. The cursors `before` decide which records
+        of added files the table has shown; `after` are those of the changed partitions.
+        """
+
+    def commit(
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
+        columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:
-        """Commit a change, durably, and return the new version of the table. The cursors `before` decide which records
-        of added files the table has shown; `after` are those of the changed partitions. Raises ConflictingCommitError.
+        """Commit the prepared change, durably, and return the new version of the table. Raises
+        ConflictingCommitError.
         """
 
     def committed_ms(self) -> int:

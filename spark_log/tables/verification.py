@@ -13,7 +13,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import SparkLogError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.columns.envelope import OP
+from spark_log.log.columns.envelope import OP, has_op
 from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.reader import LogReader, ReadPlan, Wanted
 from spark_log.log.records.arrow_numpy import to_numpy
@@ -106,14 +106,14 @@ def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[p
         yield from Fetcher(plan.log_dirs).read(slices, _COMPARED)
         return
     columns = next((piece.columns for piece in slices), None)
-    has_op = columns is not None and columns.value is not None and columns.value.envelope != "none"
-    names = ["key", "value", "offset", *([VALUE.record] if has_op else [])]
+    by_op = columns is not None and has_op(columns.value)
+    names = ["key", "value", "offset", *([VALUE.record] if by_op else [])]
     schema = read_schema(columns=names, typed=None if columns is None else columns.fields)
     keys: list[pa.RecordBatch] = []
     deletions: list[pa.BooleanArray] = []
     for batch in Fetcher(plan.log_dirs).read(slices, schema):
         deleted = pc.is_null(batch.column("value"))
-        if has_op:
+        if by_op:
             deleted = pc.or_(
                 deleted, pc.fill_null(pc.equal(pc.struct_field(batch.column(VALUE.record), OP), "d"), False)
             )

@@ -30,6 +30,8 @@ NOT_FROM_METADATA = {
     "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
     "tables/log_clean_up.py:clean_up": "old versions of a Delta log, read from the log dir",
     "tables/iceberg/clean_up.py:clean_up": "old metadata of an Iceberg table, read from the log dir",
+    "tables/current/clean_up.py:clean_up": "old deletion vectors, read from the log dir",
+    "tables/verification.py:rebuild": "the metadata of a table that is made anew",
     "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",
 }

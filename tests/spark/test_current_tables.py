@@ -13,6 +13,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams.compacted_tables import read_table
 from spark_log.tables.publication import publish
 from tests.support.current_state import assert_current, by_duckdb, location_of
@@ -127,4 +128,22 @@ def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Clust
     put("d", 3, 1.0)
     put("c", 1, 4.0)
     assert rows("auto") == rows("never") == {1: 4.0, 2: 2.0}
+    check(spark, cluster, "t")
+
+
+def test_a_read_with_new_typed_columns_and_a_new_log_start(
+    spark: SparkSession, cluster: Cluster, log: ClientLog
+) -> None:
+    """The table has neither before the next publication, and files keep records before the log start."""
+    typed = {"value_format": "json", "value_schema": "a BIGINT"}
+    topic = make(cluster, "t", 1, **{**CONFIGS, "cleanup_policy": "compact,delete", "retention_ms": "-1"}, **typed)
+    rows = [(b"%d" % n, json.dumps({"a": n, "b": n + 1}).encode()) for n in range(3)]
+    append_keyed(log, topic, *rows)
+    log.seal(topic, [0])
+    publish(cluster, topic)
+    alter_configs(cluster, "t", {"value.schema": "a BIGINT, b BIGINT"})
+    delete_records(cluster, {TopicPartition("t", 0): 1})
+    for current in ("auto", "never"):
+        found = read_table(spark, cluster, "t", record=True, current=current)  # type: ignore[arg-type]
+        assert sorted((row.offset, row.record.b) for row in found.collect()) == [(1, 2), (2, 3)], current
     check(spark, cluster, "t")

@@ -9,7 +9,7 @@ from spark_log.config import PartConfigs
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import schema_fields
-from spark_log.log.columns.envelope import DEBEZIUM, row_fields, with_event
+from spark_log.log.columns.envelope import DEBEZIUM, OP, SEQUENCE, row_fields, sequence_path, with_event
 from spark_log.log.columns.field_paths import has_path, part_on_paths
 from spark_log.log.columns.resets import columns_after
 
@@ -58,8 +58,11 @@ def define(
     fields = _selected(_version_fields(format_, schema, configs.envelope), configs)
     after = ColumnsDefinition(format_, framing, schema, fields, envelope=configs.envelope)
     if configs.envelope != "none":
-        after = replace(after, fields=with_event(fields), sequence=configs.envelope_sequence)
-        fields = after.fields
+        sequence = sequence_path(configs.envelope_sequence, format_, schema_fields(format_, schema))
+        fields = with_event(fields)
+        after = replace(after, fields=fields, sequence=sequence)
+    if before is not None and before.envelope != configs.envelope:
+        _check_change_of_envelope(before, reset=reset)
     if before is not None:
         columns = columns_after(before, fields, reset=reset)
         previous = before if columns.replaced != before.replaced else before.previous
@@ -87,6 +90,16 @@ def _version_fields(format: str, schema: str, envelope: str) -> pa.StructType:
     """
     fields = schema_fields(format, schema)
     return row_fields(format, fields) if envelope == DEBEZIUM else fields
+
+
+def _check_change_of_envelope(before: ColumnsDefinition, *, reset: bool) -> None:
+    """An earlier schema would decode what the envelope refuses, and a column of the topic may have its names."""
+    names = {field.name for field in before.fields}
+    if reset or before.previous is not None or (before.envelope == "none" and names & {OP, SEQUENCE}):
+        raise InvalidConfigurationError(
+            f"value.envelope: the topic has columns that were reset, or of the names {OP} and {SEQUENCE}: take another"
+            " topic"
+        )
 
 
 def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:

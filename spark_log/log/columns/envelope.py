@@ -5,9 +5,9 @@
     u     a row was updated                   after
     d     a row was deleted                   before
 
-`__op` has the op, and `__sequence` the number at `value.envelope.sequence`, null if there is none. The names follow
-those of Debezium's event flattening (ExtractNewRecordState, `add.fields`). All other ops are bad records: t and m, a
-truncation and a message, change no row. JSON with `schema` and `payload` (`schemas.enable=true`) is unwrapped too.
+`__op` has the op, and `__sequence` the whole number at `value.envelope.sequence`, null if there is none. The names are
+like those of Debezium's event flattening (ExtractNewRecordState, `add.fields`). All other ops are bad records: t and m,
+a truncation and a message, change no row. JSON with `schema` and `payload` (`schemas.enable=true`) is unwrapped too.
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
 """
 
@@ -17,7 +17,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.errors import InvalidSchemaError
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoded, Decoder
 
 DEBEZIUM = "debezium"
@@ -42,9 +42,31 @@ def row_fields(format: str, fields: pa.StructType) -> pa.StructType:
     return fields
 
 
+def sequence_path(path: str, format: str, fields: pa.StructType) -> str:
+    """Return the path of the sequence in an event, empty if its schema has no whole number there. `fields` are those of
+    value.schema. Raises InvalidConfigurationError for a path that cannot have one.
+    """
+    names = path.split(".")
+    if not all(names) or names[0] in ("before", "after", "op", "payload", "schema"):
+        raise InvalidConfigurationError(
+            f"value.envelope.sequence {path!r}: expected the path of a whole number in an event, such as source.lsn"
+        )
+    kind: pa.DataType = fields
+    for name in names if format == "avro" else ():
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return ""
+        kind = kind.field(name).type
+    return path if format != "avro" or pa.types.is_int64(kind) else ""
+
+
 def with_event(row: pa.StructType) -> pa.StructType:
     """Return the fields of the columns: those of a row, and the added ones."""
     return pa.struct([*row, *_ADDED])
+
+
+def has_op(definition: ColumnsDefinition | None) -> bool:
+    """Whether column record has the op of its event."""
+    return definition is not None and definition.envelope == DEBEZIUM and definition.format != "bytes"
 
 
 class EnvelopeDecoder:
@@ -53,12 +75,14 @@ class EnvelopeDecoder:
     def __init__(self, definition: ColumnsDefinition, decoder: Callable[[ColumnsDefinition], Decoder]) -> None:
         self._fields = definition.fields
         row = pa.struct([field for field in definition.fields if field.name not in (OP, SEQUENCE)])
-        self._path = definition.sequence.split(".")
-        sequence: pa.DataType = pa.int64()
+        self._wrapped = definition.format == "json"
+        self._path = definition.sequence.split(".") if definition.sequence else []
+        # JSON may have any value there, whose text a string takes
+        sequence: pa.DataType = pa.string() if self._wrapped else pa.int64()
         for name in reversed(self._path[1:]):
             sequence = pa.struct([(name, sequence)])
-        event = pa.struct([("before", row), ("after", row), ("op", pa.string()), (self._path[0], sequence)])
-        self._wrapped = definition.format == "json"
+        at_path = [(self._path[0], sequence)] if self._path else []
+        event = pa.struct([("before", row), ("after", row), ("op", pa.string()), *at_path])
         inner = pa.struct([*event, ("payload", event)]) if self._wrapped else event
         self._decoder = decoder(replace(definition, envelope="none", fields=inner))
 
@@ -83,9 +107,13 @@ class EnvelopeDecoder:
 
     def _unwrapped(self, events: pa.StructArray, reasons: pa.StringArray) -> Decoded:
         flat = dict(zip((field.name for field in events.type), events.flatten(), strict=True))
-        op, before, after, sequence = flat["op"], flat["before"], flat["after"], flat[self._path[0]]
+        op, before, after = flat["op"], flat["before"], flat["after"]
+        sequence = flat[self._path[0]] if self._path else pa.nulls(len(events), pa.int64())
         for name in self._path[1:]:
             sequence = pc.struct_field(sequence, name)
+        if pa.types.is_string(sequence.type):
+            whole = pc.match_substring_regex(sequence, r"^-?[0-9]{1,18}$")
+            sequence = pc.if_else(whole, sequence, pa.scalar(None, pa.string())).cast(pa.int64())
         deletes = pc.fill_null(pc.equal(op, "d"), False)
         changes = pc.is_in(op, value_set=pa.array(["c", "r", "u"]))
         fault = pc.if_else(

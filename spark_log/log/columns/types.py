@@ -35,6 +35,11 @@ _DDL_NAMES = {
 _JSON_NAMES = {kind: {"BIGINT": "long"}.get(name, name.lower()) for kind, name in _DDL_NAMES.items()}
 _OF_JSON = {name: kind for kind, name in _JSON_NAMES.items()}
 
+FIRST_TIMESTAMP, LAST_TIMESTAMP = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""Microseconds since 1970: the years 1 to 9999, which every reader supports."""
+FIRST_DATE, LAST_DATE = -719_162, 2_932_896
+"""Days since 1970."""
+
 
 def parse_ddl(text: str) -> pa.StructType:
     """Return the struct of a DDL such as "item STRING, lines ARRAY<STRUCT<sku: STRING, n: INT>>".

@@ -33,6 +33,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
 from spark_log.tables.publication import check_publication, publish, try_publish
 from spark_log.tables.publication_resets import compare_whole_tables
+from spark_log.tables.publication_state import LISTS_FILES
 from spark_log.text import count_of
 
 D = TypeVar("D")
@@ -200,11 +201,11 @@ _LISTED = (
         PUBLICATION_CURSOR.topic_id == RETIRED_FILE.topic_id,
         PUBLICATION_CURSOR.partition == RETIRED_FILE.partition,
         PUBLICATION_CURSOR.change < RETIRED_FILE.change,
-        PUBLICATION_CURSOR.high_watermark > 0,
+        LISTS_FILES,
     )
     .where(LOG_DIR.log_dir_id == PUBLICATION_CURSOR.log_dir_id, LOG_DIR.online)
 )
-"""A Delta table in an online log dir still lists the file."""
+"""A table in an online log dir still lists the file."""
 
 
 def delete_retired_files(
@@ -251,7 +252,7 @@ def delete_retired_files(
         # a Delta table in an offline log dir still lists them: compare the whole table when it is back
         listed = sa.exists().where(
             RETIRED_FILE.path.in_(paths), RETIRED_FILE.partition == PUBLICATION_CURSOR.partition, RETIRED_FILE.change
-            > PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.high_watermark > 0,
+            > PUBLICATION_CURSOR.change, LISTS_FILES,
             PUBLICATION_CURSOR.topic_id == PUBLICATION.topic_id, PUBLICATION_CURSOR.log_dir_id ==
             PUBLICATION.log_dir_id, PUBLICATION_CURSOR.target == PUBLICATION.target,
         )  # fmt: skip

@@ -17,9 +17,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
-from spark_log.log.columns.envelope import OP
+from spark_log.log.columns.envelope import OP, has_op
 from spark_log.log.columns.key_and_value import TYPED, VALUE
 from spark_log.log.segments import plan as planner
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.spark.datasource.options.offset_json import LATEST
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from spark_log.cluster.topics import Topic
-    from spark_log.ids import LogDirId
+    from spark_log.ids import LogDirId, TopicPartition
+    from spark_log.log.segments.slices import Positions
 
 
 def read_table(
@@ -60,10 +62,12 @@ def read_table(
         raise InvalidOptionError(f"current {current!r}: expected 'auto' or 'never'")
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     try:
-        state = _State.of(opened, topic) if current == "auto" and is_loaded(spark) else None
+        state = _State.of(opened, topic, record=record) if current == "auto" and is_loaded(spark) else None
         if state is not None:
             with contextlib.suppress(OffsetOutOfRangeError):  # records that it shows have been deleted meanwhile
-                return _with_tail(spark, opened, topic, state, include_headers=include_headers, record=record)
+                frame = _with_tail(spark, opened, topic, state, include_headers=include_headers, record=record)
+                if frame is not None:
+                    return frame
         rows = _changes(spark, opened, topic, include_headers=include_headers, record=record)
     finally:
         if opened is not cluster:
@@ -80,24 +84,31 @@ _BROADCAST_MAX = 1_000_000
 @dataclass(frozen=True)
 class _State:
     """Versions of current-state tables that together show a topic: of each, its location, its version, and the offset
-    below which it shows each partition that is read from it. `ends` has every partition of the topic. `tail_records`
-    is the number of offsets that follow.
+    below which it shows each partition that is read from it. `ends` has every partition of the topic, and `starts` the
+    log start offsets above 0. `tail_records` is the number of offsets that follow.
     """
 
     tables: Sequence[tuple[str, int, Collection[int]]]
     ends: Mapping[int, int]
+    starts: Mapping[int, int]
     tail_records: int
 
     @classmethod
-    def of(cls, cluster: Cluster, topic: str) -> "_State | None":
-        """Return the state of a topic, None if it has no current-state table."""
+    def of(cls, cluster: Cluster, topic: str, *, record: bool) -> "_State | None":
+        """Return the state of a topic, None if it has no current-state table, or if with `record` some of its files
+        lack the present typed columns.
+        """
 
-        def read(connection: "sa.Connection") -> "tuple[Topic, dict[LogDirId, tuple[int, dict[int, int]]], int]":
+        def read(
+            connection: "sa.Connection",
+        ) -> "tuple[Topic, dict[LogDirId, tuple[int, dict[int, int]]], dict[TopicPartition, Positions]]":
             found = find_topic(connection, topic)
-            limits = planner.positions(connection, [found])
-            return found, shown_tables(connection, found), sum(limit.high_watermark for limit in limits.values())
+            shown = {} if record and _has_other_columns(connection, found) else shown_tables(connection, found)
+            return found, shown, planner.positions(connection, [found])
 
-        found, shown, watermarks = cluster.store.read(read)
+        found, shown, limits = cluster.store.read(read)
+        watermarks = sum(limit.high_watermark for limit in limits.values())
+        starts = {each.partition: limit.log_start_offset for each, limit in limits.items() if limit.log_start_offset}
         infos = cluster.log_dirs()
         ends = dict.fromkeys(range(found.partition_count), 0)
         tables: list[tuple[str, int, Collection[int]]] = []
@@ -107,13 +118,22 @@ class _State:
                 location = LogDir(infos[log_dir_id].uri).location(table_folder(found, CURRENT))
                 tables.append((location, version, partitions))
                 ends |= {number: ends_here[number] for number in partitions}
-        return cls(tables, ends, watermarks - sum(ends.values())) if tables else None
+        return cls(tables, ends, starts, watermarks - sum(ends.values())) if tables else None
+
+
+def _has_other_columns(connection: "sa.Connection", topic: "Topic") -> bool:
+    """Whether some file of the topic was written with other typed columns than the present ones."""
+    version = None if topic.columns is None else topic.columns.version
+    others = SEGMENT.columns_version.is_distinct_from(version)
+    query = SEGMENT.table.select().where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, others).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def _with_tail(
     spark: SparkSession, cluster: Cluster, topic: str, state: _State, *, include_headers: bool, record: bool
-) -> DataFrame:
-    """Return what the tables show, without the keys of the records that follow, and the last of these records.
+) -> DataFrame | None:
+    """Return what the tables show, without the keys of the records that follow, and the last of these records; None if
+    a table lacks typed columns that are new.
 
     Both parts are of one moment, that of the tail's snapshot: the tables' versions are functions of the log below
     `ends`.
@@ -126,15 +146,19 @@ def _with_tail(
     if state.tail_records <= _BROADCAST_MAX:
         changed = sf.broadcast(changed)
     columns = last.columns
-    shown = [
-        spark.read.format("delta")
-        .option("versionAsOf", version)
-        .load(location)
-        .where(sf.col("partition").isin(list(partitions)))
-        .withColumn("offset", sf.col("base_offset") + sf.col("offset_delta"))
-        .select(*columns)
-        for location, version, partitions in state.tables
-    ]
+    shown: list[DataFrame] = []
+    for location, version, partitions in state.tables:
+        table = spark.read.format("delta").option("versionAsOf", version).load(location)
+        table = table.withColumn("offset", sf.col("base_offset") + sf.col("offset_delta"))
+        if any(name not in table.columns for name in columns) or any(
+            table.schema[name].dataType != last.schema[name].dataType for name in TYPED if name in columns
+        ):
+            return None
+        table = table.where(sf.col("partition").isin(list(partitions)))
+        for number, start in state.starts.items():
+            if number in partitions:
+                table = table.where((sf.col("partition") != number) | (sf.col("offset") >= start))
+        shown.append(table.select(*columns))
     unchanged = reduce(DataFrame.unionByName, shown).join(changed, ["partition", "key"], "left_anti")
     return unchanged.select(*columns).unionByName(last.where(sf.col("value").isNotNull()))
 
@@ -150,9 +174,9 @@ def _changes(
 ) -> DataFrame:
     """Return the records of a topic, with a null value where they delete their key."""
     columns = cluster.store.read(lambda connection: find_topic(connection, topic)).columns
-    has_op = columns is not None and columns.value is not None and columns.value.envelope != "none"
-    rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=record or has_op)
-    if has_op:
+    by_op = columns is not None and has_op(columns.value)
+    rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=record or by_op)
+    if by_op:
         deleted = sf.coalesce(sf.col(f"{VALUE.record}.{OP}") == "d", sf.lit(False))
         rows = rows.withColumn("value", sf.when(~deleted, sf.col("value")))
     return rows if record else rows.drop(*TYPED)

@@ -7,6 +7,8 @@ from spark_log.cluster.topics import Topic
 from spark_log.tables.current.table import open_table
 from spark_log.tables.publication_state import CURRENT, table_folder
 
+_COMMIT_MS = 3_600_000
+"""A commit takes less time after it has written its vectors."""
 _VECTORS = re.compile(r"deletion_vector_.*\.bin")
 
 
@@ -16,16 +18,15 @@ def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
 
     A commit changes the time of the files whose vectors it replaces, before it is made (`OpenCurrent`).
     """
-    folder, delay_ms = table_folder(topic, CURRENT), topic.config.file_delete_delay_fresh_ms
-    before_ms = now_ms - min(delay_ms, topic.config.file_delete_delay_ms)
-    # listed first: a commit may come between, and its files are younger
-    old = [
-        entry for entry in log_dir.entries(folder) if _VECTORS.fullmatch(entry.name) and entry.modified_ms < before_ms
-    ]
-    if not old:
-        return 0
+    folder, config = table_folder(topic, CURRENT), topic.config
+    delay_ms = max(_COMMIT_MS, min(config.file_delete_delay_fresh_ms, config.file_delete_delay_ms))
     needed = {file.vector.name for file in open_table(log_dir, folder, "").files.values() if file.vector is not None}
-    unneeded = [entry for entry in old if entry.name not in needed]
+    # listed after that: the files of a later commit, and those that it replaces, have a later time
+    unneeded = [
+        entry
+        for entry in log_dir.entries(folder)
+        if _VECTORS.fullmatch(entry.name) and entry.name not in needed and entry.modified_ms < now_ms - delay_ms
+    ]
     for entry in unneeded:
         log_dir.delete(entry.path)
     return len(unneeded)

@@ -53,7 +53,7 @@ def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *
             break
     crossing = _crossing_files(connection, table, {n: end for n, end in chosen.items() if end < limits[n]})
     lost = {partition: Cursor(change, 0, 0) for partition, change, _ in connection.execute(LOST, here)}
-    everything = everything or fallen
+    everything = everything or fallen or bool(lost)
     cursors = {
         number: Cursor(change, crossing.get(number, chosen[number]), chosen[number])
         for number, change, _, _, _, change_before in rows

@@ -7,24 +7,39 @@ records. A merged or compacted file shows what its inputs showed.
 """
 
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pyarrow as pa
 
 from spark_log import clock
+from spark_log.errors import CorruptRecordError
 from spark_log.failpoints import failpoint
+from spark_log.log.columns.envelope import has_op
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.current.deletion_vectors import Vector, decode, encode, file_name
 from spark_log.tables.current.hidden_rows import Mask, Rows
 from spark_log.tables.current.key_columns import read_rows
 from spark_log.tables.current.table import CurrentFile, CurrentTable, commit_actions, open_table, schema_of
 from spark_log.tables.current.vector_changes import PartitionFiles, SegmentFile, VectorChange
+from spark_log.tables.delta_table import active_files
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
 from spark_log.tables.unopened_commit import as_lines, commit_path, is_newest
 
-_opened: dict[str, CurrentTable] = {}
-"""The last version of each table that this process has read or written, by application id."""
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_OPENED_MAX = 1_000
+"""The number of tables that a process remembers."""
+
+_opened: dict[str, tuple[CurrentTable, bytes]] = {}
+"""The last versions of tables that this process has written, by application id, with the content of the commit."""
 
 
 class OpenCurrent:
@@ -34,19 +49,20 @@ class OpenCurrent:
         self._table, self._current = table, current
         self._contents: dict[str, bytes] = {}
         """The files of vectors that have been read, by name."""
+        self._columns: TopicColumns | None = None
+        self._prepared: tuple[list[VectorChange], dict[str, Vector], dict[int, int]] = ([], {}, {})
 
     @classmethod
     def open(cls, table: TopicTable, *, create: bool) -> "OpenCurrent | None":
         """Open the table. If there is none, it is created with `create`, else the result is None."""
-        current = _opened.get(table.application)
-        if current is None or not is_newest(table.log_dir, table.folder, current.version):
+        current, content = _opened.get(table.application, (None, b""))
+        if current is None or not _is_as_left(table, current.version, content):
             current = open_table(table.log_dir, table.folder, table.application)
         opened = cls(table, current)
         if current.version < 0:
             if not create:
                 return None
-            opened._commit([], [], None, 0, {})
-        _opened[table.application] = opened._current
+            opened._commit([], None, 0)
         return opened
 
     @property
@@ -54,13 +70,28 @@ class OpenCurrent:
         return self._current.transaction_version, self._current.version
 
     def listed(self) -> Collection[ListedFile]:
+        """Return the files as deltalake reads the table, as other readers do."""
+        active, folder = active_files(self._delta), Path(self._table.folder).name
         return [
-            ListedFile(file.path, file.partition, file.base_offset, file.bytes, file.record_count)
-            for file in self._current.files.values()
+            ListedFile(
+                path.removeprefix("../") if path.startswith("../") else f"{folder}/{path}",
+                -1 if each["partition"] is None else each["partition"],
+                each["base_offset"] or 0,
+                each["size"],
+                each["records"] or 0,
+            )
+            for path, each in active
         ]
 
-    def hidden(self, file: ListedFile) -> Mask:
-        return self._stored_mask(self._current.files[file.path])
+    def hidden(self, file: ListedFile) -> Mask | None:
+        """Return the mask of a file, also as deltalake reads it. Raises CorruptRecordError."""
+        from deltalake.exceptions import DeltaError
+
+        location = self._table.log_dir.location(f"{self._table.topic.folder}/{file.path}")
+        try:
+            return self._masks.get(location)
+        except DeltaError as error:
+            raise CorruptRecordError(" ".join(str(error).split())) from error
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         """All files are added: the vectors of a table that is not as we left it may be wrong."""
@@ -70,68 +101,79 @@ class OpenCurrent:
         return Difference(wanted, [path for path in gone if path in self._current.files])
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        return False
+        """With another rule of which records are deletions, all vectors are found anew, since that is a commit without
+        our transaction.
+        """
+        if self._current.deletes_by_op == _deletes_by_op(columns):
+            return False
+        self._commit([], columns, None)
+        return True
 
-    def commit(
+    def prepare(
         self,
         what: Difference,
         before: Mapping[int, Cursor],
         after: Mapping[int, Cursor],
         columns: TopicColumns | None,
-        transaction_version: int,
-    ) -> int:
-        changes = [change for number, cursor in after.items() for change in self._changes(what, number, before, cursor)]
-        ends = {number: cursor.seen_offset for number, cursor in after.items()}
-        self._commit(changes, what.remove, columns, transaction_version, ends)
-        _opened[self._table.application] = self._current
-        return self._current.version
+    ) -> None:
+        """Find the new vectors, and write them."""
+        self._columns = columns
+        listed: dict[int, dict[str, CurrentFile]] = defaultdict(dict)
+        for path, file in self._current.files.items():
+            listed[file.partition][path] = file
+        added: dict[int, list[PublishedFile]] = defaultdict(list)
+        for segment in what.add:
+            added[segment.partition].append(segment)
+        gone = set(what.remove)
+        changes: list[VectorChange] = []
+        for number, cursor in after.items():
+            removed = [path for path in listed[number] if path in gone]
+            files = PartitionFiles(listed[number], removed, added[number], self._read, self._stored_mask)
+            changes += files.changes(before.get(number, Cursor()).seen_offset, cursor.seen_offset)
+        self._table.log_dir.make_folder(f"{self._table.folder}/_delta_log")
+        vectors = self._write({each.file.path: each.hidden for each in changes}, gone)
+        self._prepared = changes, vectors, {number: cursor.seen_offset for number, cursor in after.items()}
 
-    def _commit(
+    def commit(
         self,
-        changes: Sequence[VectorChange],
-        remove: Sequence[str],
+        what: Difference,
+        before: Mapping[int, Cursor],
         columns: TopicColumns | None,
         transaction_version: int,
-        ends: Mapping[int, int],
-    ) -> None:
-        table, current = self._table, self._current
-        table.log_dir.make_folder(f"{table.folder}/_delta_log")
-        vectors = self._write({each.file.path: each.hidden for each in changes})
+    ) -> int:
         failpoint("current.vectors-written")
+        self._commit(what.remove, columns, transaction_version)
+        return self._current.version
+
+    def _commit(self, remove: Sequence[str], columns: TopicColumns | None, transaction_version: int | None) -> None:
+        table, current = self._table, self._current
+        changes, vectors, ends = self._prepared
+        table.log_dir.make_folder(f"{table.folder}/_delta_log")
         actions = commit_actions(
             current,
             [(each.file, vectors.get(each.file.path), each.is_data) for each in changes],
             remove,
             schema_of(columns),
+            _deletes_by_op(columns),
             table.application,
             transaction_version,
             ends,
             max(clock.wall_ms(), current.committed_ms),
         )
-        version = current.version + 1
-        if not table.log_dir.create_whole(commit_path(table.folder, version), as_lines(actions)):
+        version, content = current.version + 1, as_lines(actions)
+        if not table.log_dir.create_whole(commit_path(table.folder, version), content):
             raise ConflictingCommitError
         self._current = current.after(version, actions, table.application)
+        if len(_opened) >= _OPENED_MAX:
+            _opened.clear()
+        _opened[table.application] = self._current, content
 
     def committed_ms(self) -> int:
         return self._current.committed_ms
 
-    def _changes(
-        self, what: Difference, partition: int, before: Mapping[int, Cursor], after: Cursor
-    ) -> list[VectorChange]:
-        listed = {path: file for path, file in self._current.files.items() if file.partition == partition}
-        files = PartitionFiles(
-            listed,
-            [path for path in what.remove if path in listed],
-            [file for file in what.add if file.partition == partition],
-            self._read,
-            self._stored_mask,
-        )
-        return files.changes(before.get(partition, Cursor()).seen_offset, after.seen_offset)
-
     def _read(self, file: SegmentFile) -> Rows:
         path = f"{self._table.topic.folder}/{file.path}"
-        return read_rows(self._table.log_dir, path, file.base_offset, file.bytes, file.record_count)
+        return read_rows(self._table.log_dir, path, file.base_offset, file.bytes, file.record_count, self._columns)
 
     def _stored_mask(self, file: CurrentFile) -> Mask:
         vector = file.vector
@@ -142,11 +184,12 @@ class OpenCurrent:
             self._contents[vector.name] = b"".join(map(bytes, blocks))
         return decode(self._contents[vector.name], vector, file.record_count)
 
-    def _write(self, masks: Mapping[str, Mask]) -> dict[str, Vector]:
-        """Write the vectors of these files into one file, durably. Files of vectors that they replace get the present
-        time, from which clean-up counts.
+    def _write(self, masks: Mapping[str, Mask], removed: Collection[str]) -> dict[str, Vector]:
+        """Write the vectors of these files into one file, durably. Files of vectors that they replace, and of those of
+        removed files, get the present time, from which clean-up counts.
         """
-        replaced = {self._current.files[path].vector for path in masks if path in self._current.files}
+        paths = [path for path in [*masks, *removed] if path in self._current.files]
+        replaced = {self._current.files[path].vector for path in paths}
         for name in {vector.name for vector in replaced if vector is not None}:
             self._table.log_dir.touch(f"{self._table.folder}/{name}")
         file_id = uuid.uuid4()
@@ -156,3 +199,37 @@ class OpenCurrent:
             file.write(content)
             file.commit()
         return vectors
+
+    # As deltalake reads the table ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _delta(self) -> "DeltaTable":
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._table.log_dir.location(self._table.folder), version=self._current.version)
+
+    @cached_property
+    def _masks(self) -> dict[str, Mask]:
+        """The masks of the files that have one, by location."""
+        rows = pa.RecordBatchReader.from_stream(self._delta.deletion_vectors()).read_all()
+        return {
+            unquote(urlsplit(file).path): ~np.asarray(shown.values)
+            for file, shown in zip(rows.column(0).to_pylist(), rows.column(1), strict=True)
+        }
+
+
+def _deletes_by_op(columns: TopicColumns | None) -> bool:
+    return columns is not None and has_op(columns.value)
+
+
+def _is_as_left(table: TopicTable, version: int, content: bytes) -> bool:
+    """Whether the newest version is the commit that this process has made. Another table may have the same versions:
+    one that was rebuilt.
+    """
+    if not is_newest(table.log_dir, table.folder, version):
+        return False
+    try:
+        blocks = table.log_dir.read_blocks(commit_path(table.folder, version))
+        return b"".join(map(bytes, blocks)) == content
+    except CorruptRecordError:  # it has been deleted meanwhile
+        return False

@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ _PROTOCOL = {
     "writerFeatures": ["deletionVectors"],
 }
 _PROPERTIES = {"delta.enableDeletionVectors": "true", TOMBSTONES: TOMBSTONES_KEPT}
+_DELETES_BY_OP = "spark-log.deletes-by-op"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class CurrentFile:
 
     @property
     def partition(self) -> int:
-        return int(self.action["partitionValues"]["partition"])
+        """Return the partition, -1 for a file of another program without one."""
+        number = self.action["partitionValues"].get("partition")
+        return -1 if number is None else int(number)
 
     @property
     def base_offset(self) -> int:
@@ -59,7 +63,7 @@ class CurrentFile:
     def bytes(self) -> int:
         return int(self.action["size"])
 
-    @property
+    @cached_property
     def record_count(self) -> int:
         return int(json.loads(self.action["stats"])["numRecords"])
 
@@ -77,22 +81,30 @@ class CurrentTable:
     transaction_version: int = 0
     schema: str | None = None
     table_id: str | None = None
+    deletes_by_op: bool = False
+    """Whether events of Debezium with op d were deletions when the vectors were found."""
     committed_ms: int = 0
     files: Mapping[str, CurrentFile] = field(default_factory=dict)
 
     def after(self, version: int, actions: Iterable[Mapping[str, Any]], application: str) -> "CurrentTable":
-        """Return the table after a commit, or after the actions of a checkpoint on an empty table."""
-        files = dict(self.files)
-        changed: dict[str, Any] = {}
-        for action in actions:
+        """Return the table after a commit, or after the actions of a checkpoint on an empty table.
+
+        The actions of a commit have no order: a file is removed with its old vector and added with its new one.
+        """
+        files, commit = dict(self.files), list(actions)
+        for action in commit:
             if removed := action.get("remove"):
                 files.pop(CurrentFile(removed).path, None)
-            elif added := action.get("add"):
+        changed: dict[str, Any] = {}
+        for action in commit:
+            if added := action.get("add"):
                 files[CurrentFile(added).path] = CurrentFile(added)
             elif (txn := action.get("txn")) and txn["appId"] == application:
                 changed["transaction_version"] = txn["version"]
             elif metadata := action.get("metaData"):
+                properties = metadata.get("configuration") or {}
                 changed |= {"schema": metadata["schemaString"], "table_id": metadata["id"]}
+                changed["deletes_by_op"] = properties.get(_DELETES_BY_OP) == "true"
             elif info := action.get("commitInfo"):
                 changed["committed_ms"] = info.get("timestamp", 0)
         return replace(self, version=version, files=files, **changed)
@@ -109,6 +121,9 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> CurrentTable:
     if checkpointed >= 0:
         actions = _checkpoint(_content(log_dir, f"{folder}/_delta_log/{checkpointed:020d}.checkpoint.parquet"))
         table = table.after(checkpointed, actions, application)
+        if checkpointed in commits:  # no checkpoint has the time of its commit
+            info = (action.get("commitInfo", {}) for action in read_commit(log_dir, folder, checkpointed))
+            table = replace(table, committed_ms=max(each.get("timestamp", 0) for each in info))
     elif commits and 0 not in commits:
         raise TornLogError(f"{folder}: neither the first commit nor a checkpoint exists")
     while table.version + 1 in commits:
@@ -133,7 +148,12 @@ def _checkpoint(content: bytes) -> Iterator[Mapping[str, Any]]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TornLogError(f"a checkpoint is torn: {error}") from error
     for row in columns.to_pylist(maps_as_pydicts="strict"):
-        yield {name: action for name, action in row.items() if action is not None}
+        # Parquet has a null for each field that an action lacks
+        yield {
+            name: {field: value for field, value in action.items() if value is not None}
+            for name, action in row.items()
+            if action is not None
+        }
 
 
 def _content(log_dir: LogDir, path: str) -> bytes:
@@ -156,15 +176,17 @@ def commit_actions(
     add: Iterable[tuple[PublishedFile | CurrentFile, Vector | None, bool]],
     remove: Iterable[str],
     schema: str,
+    deletes_by_op: bool,
     application: str,
-    transaction_version: int,
+    transaction_version: int | None,
     offsets: Mapping[int, int],
     now_ms: int,
 ) -> list[dict[str, Any]]:
     """Return the actions of the commit that follows `table`.
 
     `add` has the files with a new vector, which may be listed already, each with whether readers see other rows by it,
-    and `remove` the files that the table no longer lists. `offsets` has the new end of each changed partition.
+    and `remove` the files that the table no longer lists. `offsets` has the new end of each changed partition. Without
+    `transaction_version` the commit is not one of ours to the next publication, which finds all vectors anew.
     """
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}}
     actions: list[dict[str, Any]] = [
@@ -172,13 +194,13 @@ def commit_actions(
     ]
     if table.schema is None:
         actions.append({"protocol": _PROTOCOL})
-    if table.schema != schema:
+    if table.schema != schema or table.deletes_by_op != deletes_by_op:
         metadata = {
             "id": table.table_id or str(uuid.uuid4()),
             "format": {"provider": "parquet", "options": {}},
             "schemaString": schema,
             "partitionColumns": PARTITION_COLUMNS,
-            "configuration": _PROPERTIES,
+            "configuration": {**_PROPERTIES, **({_DELETES_BY_OP: "true"} if deletes_by_op else {})},
             "createdTime": now_ms,
         }
         actions.append({"metaData": metadata})
@@ -195,7 +217,8 @@ def commit_actions(
         if path in table.files
     ]
     actions += [{"add": _addition(file, vector, changes, now_ms)} for file, vector, changes in added.values()]
-    actions.append({"txn": {"appId": application, "version": transaction_version}})
+    if transaction_version is not None:
+        actions.append({"txn": {"appId": application, "version": transaction_version}})
     return actions
 
 

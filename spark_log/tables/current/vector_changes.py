@@ -1,5 +1,6 @@
 """Finds the new deletion vectors of the files of one partition, when a commit shows further records of it."""
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ from spark_log.tables.current.hidden_rows import Mask, Rows, carried, concatenat
 from spark_log.tables.current.table import CurrentFile
 from spark_log.tables.publication_state import PublishedFile
 
-_ROWS_AT_ONCE = 4 * 2**20
-"""The number of new records whose keys are searched for in the files of the partition at the same time."""
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 4 * 2**20, 256 * 2**20
+"""Limits of the new records, and of the bytes of their files, whose keys are searched for in the files of the partition
+at the same time.
+"""
 
 SegmentFile = PublishedFile | CurrentFile
 
@@ -43,16 +46,18 @@ class PartitionFiles:
     def changes(self, start: int, end: int) -> list[VectorChange]:
         """Return the changed vectors, and those of all added files, once the table shows the records below `end`.
 
-        It has shown those below `start`, so its vectors are right for them; with 0 all vectors are found anew.
+        It has shown those below `start`, so its vectors are right for them; with 0 all vectors are found anew. They are
+        also found anew if clean-up has deleted a file that another one replaced, or a vector is damaged.
         """
+        if start:
+            with contextlib.suppress(CorruptRecordError):
+                return self._changes(start, end)
+        return self._changes(0, end)
+
+    def _changes(self, start: int, end: int) -> list[VectorChange]:
         gone = {*self.removed, *(file.path for file in self.added)}
         kept = [file for path, file in self.listed.items() if path not in gone]
-        masks: dict[str, Mask] = {}
-        if start:
-            try:
-                masks = self._carried(start)
-            except CorruptRecordError:  # clean-up has deleted a file that another one replaced
-                start = 0
+        masks = self._carried(start) if start else {}
         unchanged = dict(masks)
         files: list[SegmentFile] = sorted([*kept, *self.added], key=lambda file: file.base_offset)
         for group in _groups([file for file in files if not start or isinstance(file, PublishedFile)]):
@@ -106,12 +111,14 @@ class PartitionFiles:
 
 
 def _groups(files: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
-    """Divide files into groups with at most _ROWS_AT_ONCE records, but at least one file."""
+    """Divide files into groups with at most _ROWS_AT_ONCE records and _BYTES_AT_ONCE, but at least one file."""
     group: list[SegmentFile] = []
+    rows = size = 0
     for file in files:
-        if group and sum(each.record_count for each in group) + file.record_count > _ROWS_AT_ONCE:
+        rows, size = rows + file.record_count, size + file.bytes
+        if group and (rows > _ROWS_AT_ONCE or size > _BYTES_AT_ONCE):
             yield group
-            group = []
+            group, rows, size = [], file.record_count, file.bytes
         group.append(file)
     if group:
         yield group

@@ -37,11 +37,19 @@ class OpenIceberg:
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
         return False
 
-    def commit(
+    def prepare(
         self,
         what: Difference,
         before: Mapping[int, Cursor],
         after: Mapping[int, Cursor],
+        columns: TopicColumns | None,
+    ) -> None:
+        pass
+
+    def commit(
+        self,
+        what: Difference,
+        before: Mapping[int, Cursor],
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:

@@ -10,8 +10,8 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.types import DateType, DecimalType, DoubleType, IntegerType, LongType, StringType, TimestamptzType
 
 from spark_log.tables.iceberg.metrics import encode
-from spark_log.tables.iceberg.operations import Listed, operations
-from spark_log.tables.publication_state import PublishedFile
+from spark_log.tables.iceberg.operations import operations
+from spark_log.tables.publication_state import ListedFile, PublishedFile
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KINDS = {
@@ -47,7 +47,7 @@ def file(base, end, count=None, partition=0):
 
 
 def listed(base, count, partition=0):
-    return Listed(f"_segments/{partition}/{base}", partition, base, count)
+    return ListedFile(f"_segments/{partition}/{base}", partition, base, 1, count)
 
 
 SEEN = 10

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_log.log.columns.avro.cursor import Cursor
-from spark_log.log.columns.times import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP
-from spark_log.log.columns.types import type_name
+from spark_log.log.columns.types import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP, type_name
 from spark_log.log.columns.value_bytes import slices
 
 _DECIMAL_BYTES = 16

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.log.columns.python_columns import Convert, Leaf, Values
-from spark_log.log.columns.times import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP
-from spark_log.log.columns.types import type_ddl
+from spark_log.log.columns.types import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP, type_ddl
 
 _UTC = pa.timestamp("us", "UTC")
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
