@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
+import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
@@ -30,8 +31,6 @@ from spark_log.tables.current.cut import shown_tables
 from spark_log.tables.publication_state import CURRENT, table_folder
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from spark_log.cluster.topics import Topic
     from spark_log.ids import LogDirId, TopicPartition
     from spark_log.log.segments.slices import Positions
@@ -100,7 +99,7 @@ class _State:
         """
 
         def read(
-            connection: "sa.Connection",
+            connection: sa.Connection,
         ) -> "tuple[Topic, dict[LogDirId, tuple[int, dict[int, int]]], dict[TopicPartition, Positions]]":
             found = find_topic(connection, topic)
             shown = {} if record and _has_other_columns(connection, found) else shown_tables(connection, found)
@@ -121,11 +120,11 @@ class _State:
         return cls(tables, ends, starts, watermarks - sum(ends.values())) if tables else None
 
 
-def _has_other_columns(connection: "sa.Connection", topic: "Topic") -> bool:
+def _has_other_columns(connection: sa.Connection, topic: "Topic") -> bool:
     """Whether some file of the topic was written with other typed columns than the present ones."""
     version = None if topic.columns is None else topic.columns.version
     others = SEGMENT.columns_version.is_distinct_from(version)
-    query = SEGMENT.table.select().where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, others).limit(1)
+    query = sa.select(SEGMENT.base_offset).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, others).limit(1)
     return connection.execute(query).first() is not None
 
 
