@@ -259,6 +259,8 @@ class LogDir:
 
     def touch(self, relative: str) -> None:
         """Set the time of the last change of a local file, if it exists, to the present."""
+        if not self.local:
+            return
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             os.utime(self._resolve(relative))
 

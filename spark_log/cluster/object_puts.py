@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from spark_log.errors import StorageUnavailableError, redact
+from spark_log.errors import StorageUnavailableError, install_extra, redact
 
 _RETRIES = 2
 _TIMEOUT_S = 30
@@ -24,8 +24,11 @@ def create_object(uri: str, relative: str, data: bytes) -> bool:
     exist although this function raised StorageUnavailableError, or returned False.
     """
     global _process
-    import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
+    try:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+    except ImportError as error:
+        raise StorageUnavailableError(f"objects cannot be created in S3: {install_extra('s3')}") from error
 
     if _process not in (None, os.getpid()):
         raise StorageUnavailableError("objects cannot be created in a forked child of a process that has created some")
@@ -48,7 +51,7 @@ def _store(uri: str) -> Any:
     plain_http = options.pop("aws_allow_http") == "true"
     return S3Store(
         parts.hostname or "",
-        prefix=parts.path.strip("/") or None,
+        prefix=unquote(parts.path.strip("/")) or None,
         config={name.removeprefix("aws_"): value for name, value in options.items()},  # type: ignore[arg-type]
         client_options={"allow_http": plain_http, "timeout": f"{_TIMEOUT_S}s"},
         retry_config={"max_retries": _RETRIES},

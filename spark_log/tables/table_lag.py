@@ -84,6 +84,9 @@ def _lags(connection: sa.Connection, target: str, topic_ids: Collection[TopicId]
         & (SEGMENT.change <= PUBLICATION_CURSOR.change)
         & (SEGMENT.end_offset <= PUBLICATION_CURSOR.high_watermark)
     )
+    may_lag = (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+    if target == CURRENT:  # the tail of another partition may hold it back
+        may_lag |= REPLICA_LIMIT > sa.func.coalesce(PUBLICATION_CURSOR.seen_offset, 0)
     query = (
         sa.select(
             REPLICA.topic_id,
@@ -93,11 +96,8 @@ def _lags(connection: sa.Connection, target: str, topic_ids: Collection[TopicId]
             sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
         )
         .select_from(_replicas_with_cursors(target).join(t.segment, unseen))
-        .where(
-            LOG_DIR.online,
-            (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
-        )
-        .where(~sa.func.coalesce(listed, sa.false()))
+        .where(LOG_DIR.online, may_lag)
+        .where(sa.true() if target == CURRENT else ~sa.func.coalesce(listed, sa.false()))
         .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
     if target != DELTA:

@@ -1,6 +1,7 @@
 """Compares the records that a topic's tables show with the log, and makes a table anew."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.errors import SparkLogError, StorageUnavailableError
+from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.columns.envelope import OP, has_op
 from spark_log.log.columns.key_and_value import VALUE
@@ -27,6 +28,7 @@ from spark_log.tables.publication_state import CURRENT, ListedFile
 from spark_log.tables.table_changes import OpenTable, TopicTable, find_changes
 
 _COMPARED = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
+_KEYS = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])
 _ATTEMPTS = 20
 
 
@@ -67,10 +69,13 @@ def _verify(cluster: Cluster, table: TopicTable) -> Verified:
     else:
         raise StorageUnavailableError(f"{table.title}: it changed during each of {_ATTEMPTS} attempts")
     location, version = table.log_dir.location(table.folder), there.at[1]
+    files: dict[int, list[ListedFile]] = defaultdict(list)
+    for file in sorted(there.listed(), key=lambda file: file.base_offset):
+        files[file.partition].append(file)
     records = 0
     for partition, (start, end) in sorted(plan[1].items()):
         expected = _rows_of_log(plan[0], partition, current=table.target == CURRENT)
-        equal, difference = _compare(expected, _rows_of_table(table, there, partition, start, end))
+        equal, difference = _compare(expected, _rows_of_table(table, there, files[partition], start, end))
         records += equal
         if difference is not None:
             return Verified(table.target, location, version, records, f"partition {partition}, {difference}")
@@ -90,7 +95,11 @@ def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPl
         limits = planner.positions(connection, [topic])
         ranges = None
         if find_changes(connection, table, there.at) is None:
-            ends = {number: cursor.seen_offset for number, cursor in cursors.items()}
+            # a table whose replica was moved, or has lost records, has shown more than it lists
+            ends = {
+                number: cursor.seen_offset if table.target == CURRENT else min(cursor.seen_offset, cursor.limit)
+                for number, cursor in cursors.items()
+            }
             starts = {number: limits[TopicPartition(topic.name, number)].log_start_offset for number in ends}
             ranges = {number: OffsetRange(starts[number], end) for number, end in ends.items() if starts[number] < end}
         return Wanted({topic.name: topic}, {TopicPartition(topic.name, n): each for n, each in (ranges or {}).items()})
@@ -117,7 +126,7 @@ def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[p
             deleted = pc.or_(
                 deleted, pc.fill_null(pc.equal(pc.struct_field(batch.column(VALUE.record), OP), "d"), False)
             )
-        keys.append(batch.select(["key", "offset"]))
+        keys.append(batch.select(["key", "offset"]).cast(_KEYS))
         deletions.append(deleted)
     if keys:
         rows = pa.Table.from_batches(keys).append_column("deletes", pa.chunked_array(deletions)).combine_chunks()
@@ -128,15 +137,18 @@ def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[p
 
 
 def _rows_of_table(
-    table: TopicTable, there: OpenTable, partition: int, start: int, end: int
+    table: TopicTable, there: OpenTable, files: Sequence[ListedFile], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a partition that the table shows, in the order of the offsets."""
-    files = [file for file in there.listed() if file.partition == partition and file.base_offset < end]
-    for file in sorted(files, key=lambda file: file.base_offset):
+    """Yield the records of a partition's files, by offset, that the table shows. A table of the current state must not
+    show any from `end` on.
+    """
+    for file in files:
+        if file.base_offset >= end and table.target != CURRENT:
+            continue
         hidden, row = there.hidden(file), 0
         for batch in _read(table, file):
             offsets = to_numpy(batch.column("offset"))
-            shown: npt.NDArray[np.bool_] = (offsets >= start) & (offsets < end)
+            shown: npt.NDArray[np.bool_] = (offsets >= start) & ((offsets < end) | (table.target == CURRENT))
             if hidden is not None:
                 shown &= ~hidden[row : row + batch.num_rows]
             row += batch.num_rows
@@ -162,19 +174,21 @@ def _read(table: TopicTable, file: ListedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _compare(expected: Iterator[pa.RecordBatch], shown: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:
-    """Return the number of equal records, and the first difference."""
+    """Return the number of equal records, and the first difference. A file that the table lists and that cannot be read
+    is one; an error of the log is raised.
+    """
     equal = 0
     here, there = _NONE, _NONE
-    try:
-        while True:
-            here = here if here.num_rows else next((each for each in expected if each.num_rows), _NONE)
+    while True:
+        here = here if here.num_rows else next((each for each in expected if each.num_rows), _NONE)
+        try:
             there = there if there.num_rows else next((each for each in shown if each.num_rows), _NONE)
-            rows = min(here.num_rows, there.num_rows)
-            if rows == 0 or not here.slice(0, rows).equals(there.slice(0, rows)):
-                return _first_difference(equal, here, there)
-            equal, here, there = equal + rows, here.slice(rows), there.slice(rows)
-    except SparkLogError as error:
-        return equal, str(error)
+        except (CorruptRecordError, StorageUnavailableError) as error:
+            return equal, str(error)
+        rows = min(here.num_rows, there.num_rows)
+        if rows == 0 or not here.slice(0, rows).equals(there.slice(0, rows)):
+            return _first_difference(equal, here, there)
+        equal, here, there = equal + rows, here.slice(rows), there.slice(rows)
 
 
 _NONE = pa.RecordBatch.from_pylist([], schema=_COMPARED)

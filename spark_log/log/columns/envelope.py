@@ -23,6 +23,7 @@ from spark_log.log.columns.decoded import ColumnsDefinition, Decoded, Decoder
 DEBEZIUM = "debezium"
 OP, SEQUENCE = "__op", "__sequence"
 _ADDED = (pa.field(OP, pa.string()), pa.field(SEQUENCE, pa.int64()))
+_INT64_MAX = 2**63 - 1
 _NO_EVENT = "not a change event of Debezium: it has no op"
 _OTHER_OP = "op: expected c, r, u or d: other events change no row"
 _NO_ROW = "after: missing"
@@ -112,8 +113,10 @@ class EnvelopeDecoder:
         for name in self._path[1:]:
             sequence = pc.struct_field(sequence, name)
         if pa.types.is_string(sequence.type):
-            whole = pc.match_substring_regex(sequence, r"^-?[0-9]{1,18}$")
-            sequence = pc.if_else(whole, sequence, pa.scalar(None, pa.string())).cast(pa.int64())
+            whole = pc.match_substring_regex(sequence, r"^-?[0-9]{1,19}$")
+            numbers = pc.if_else(whole, sequence, pa.scalar(None, pa.string())).cast(pa.decimal128(19))
+            fits = pc.and_(pc.less_equal(numbers, _INT64_MAX), pc.greater_equal(numbers, -_INT64_MAX))
+            sequence = pc.if_else(fits, numbers, pa.scalar(None, numbers.type)).cast(pa.int64())
         deletes = pc.fill_null(pc.equal(op, "d"), False)
         changes = pc.is_in(op, value_set=pa.array(["c", "r", "u"]))
         fault = pc.if_else(

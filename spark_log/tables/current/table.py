@@ -204,17 +204,18 @@ def commit_actions(
             "createdTime": now_ms,
         }
         actions.append({"metaData": metadata})
-    added = {
-        file.path: (file, vector, changes)
-        for file, vector, changes in add
-        # a commit must not remove and add the same file with the same vector
-        if file.path not in table.files or vector is not None or "deletionVector" in table.files[file.path].action
+    added = {file.path: (file, vector, changes) for file, vector, changes in add}
+    # a commit must not remove and add the same file with the same vector: adding it again is enough
+    same = {
+        path
+        for path, (_, vector, _) in added.items()
+        if path in table.files and vector is None and "deletionVector" not in table.files[path].action
     }
     gone = dict.fromkeys(remove, False) | {path: changes for path, (_, _, changes) in added.items()}
     actions += [
         {"remove": _removal(table.files[path], changes, now_ms)}
         for path, changes in gone.items()
-        if path in table.files
+        if path in table.files and path not in same
     ]
     actions += [{"add": _addition(file, vector, changes, now_ms)} for file, vector, changes in added.values()]
     if transaction_version is not None:

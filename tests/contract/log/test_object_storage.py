@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import StorageUnavailableError, StoreChangedError
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -119,6 +120,13 @@ def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monke
     appended(log, topic, "e")
     assert len(opened) == 3, "another way leads to the table"
     everything_is_right(cluster, log, topic, ["a", "b", "c", "d", "e"])
+
+
+def test_objects_are_created_where_they_are_read(s3_server):
+    for prefix in ("a%20b/c", "plus+and=more", "~x/(y)"):
+        log_dir = LogDir(s3_server.uri(f"{uuid4().hex}/{prefix}"))
+        assert log_dir.create_whole("t/x y/v1.json", b"1") and not log_dir.create_whole("t/x y/v1.json", b"2")
+        assert log_dir.sizes(["t/x y/v1.json"]) == [1], prefix
 
 
 def test_an_iceberg_table_has_each_file_once_whatever_a_put_answers(cluster, log, proxy, s3_server):

@@ -13,8 +13,10 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.current import deletion_vectors, open_current
 from spark_log.tables.publication import publish, publish_all
+from spark_log.tables.table_lag import table_lags
 from spark_log.tables.verification import rebuild, verify
 from tests.support.current_state import assert_current, by_duckdb, ends_of, location_of
+from tests.support.records import LARGE
 from tests.support.replicas import add_brokers
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
@@ -96,6 +98,25 @@ def test_a_file_of_another_program_is_removed(cluster, log, topic):
     check(cluster, topic, a="1")
 
 
+def test_a_file_that_another_program_adds_again_without_statistics_is_read(cluster, log, topic):
+    put(log, topic, "a", "1")
+    publish(cluster, topic)
+    [shown] = last_actions(location_of(cluster, topic), "add")
+    foreign_commit(location_of(cluster, topic), {"add": {name: shown[name] for name in shown if name != "stats"}})
+    check(cluster, topic, a="1")
+    put(log, topic, "a", "2")
+    check(cluster, topic, a="2")
+
+
+def test_the_lag_counts_files_behind_the_tail_of_another_partition(cluster, log):
+    topic = make(cluster, "t", 2, **{**CONFIGS, "inline_max_bytes": "2000"})
+    put(log, topic, "a", "small")
+    put(log, topic, "b", LARGE, partition=1)
+    publish(cluster, topic)
+    lags = cluster.store.read(table_lags)
+    assert {key.target: lag.records for key, lag in lags.items()} == {"delta": 1, "current": 2}
+
+
 def test_a_process_notices_that_another_one_has_rebuilt_the_table(cluster, log, topic):
     put(log, topic, "a", "1")
     put(log, topic, "a", "2")
@@ -143,6 +164,7 @@ def test_replicas_that_leave_a_log_dir_leave_its_table(cluster, log, topic, tmp_
     for number, partition in ((1, 1), (2, 0)):
         [file] = DeltaTable(location_of(cluster, topic, infos[number].log_dir_id)).file_uris()
         assert f"_segments/{partition}/" in file
+    assert {each.difference for each in verify(cluster, topic)} == {None}
 
 
 def test_a_publisher_that_fails_each_time_leaves_no_intents(cluster, log, topic, monkeypatch):

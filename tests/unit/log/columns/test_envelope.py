@@ -123,6 +123,31 @@ def test_the_sequence_may_be_elsewhere():
     assert [each["__sequence"] for each in decoded(definition, [json.dumps(EVENTS[0]).encode()])[0]] == [1]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1764000000000000000", 1764000000000000000),
+        ('"12"', 12),
+        ("-5", -5),
+        ("9223372036854775808", None),
+        ("1.5", None),
+        ('"0/16B3748"', None),
+        ("null", None),
+        ("[1]", None),
+    ],
+)
+def test_a_sequence_that_is_no_whole_number_of_64_bits_is_null(text, number):
+    value = f'{{"op": "c", "after": {{"id": 1}}, "source": {{"lsn": {text}}}}}'.encode()
+    [record], reasons = decoded(define(CONFIGS, None), [value])
+    assert (record["__sequence"], reasons) == (number, None)
+
+
+@pytest.mark.parametrize("path", ["", "after.id", "op", "payload.x", "source.", "before"])
+def test_a_path_that_has_no_sequence_is_refused(path):
+    with pytest.raises(InvalidConfigurationError, match=r"value\.envelope\.sequence"):
+        define(CONFIGS._replace(envelope_sequence=path), None)
+
+
 def test_a_row_gets_new_fields():
     before = define(CONFIGS, None)
     after = define(CONFIGS._replace(schema="id BIGINT, name STRING, price DOUBLE"), before)
