@@ -14,7 +14,7 @@ from spark_log.log.columns.field_paths import contains
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable, difference
 from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
@@ -175,7 +175,7 @@ def commit_changes(
     )
 
 
-class OpenDelta:
+class OpenDelta(OpenTable):
     """See OpenTable."""
 
     def __init__(self, table: TopicTable, delta: "DeltaTable") -> None:
@@ -199,9 +199,6 @@ class OpenDelta:
             for path, each in self._active.items()
         ]
 
-    def hidden(self, file: ListedFile) -> None:
-        return None
-
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         return difference(wanted, self._active_paths())
 
@@ -218,15 +215,6 @@ class OpenDelta:
             return False
         self._sync(self._delta.version())
         return True
-
-    def prepare(
-        self,
-        what: Difference,
-        before: Mapping[int, Cursor],
-        after: Mapping[int, Cursor],
-        columns: TopicColumns | None,
-    ) -> None:
-        pass
 
     def commit(
         self,

@@ -118,6 +118,7 @@ class OpenTable(Protocol):
 
     def hidden(self, file: ListedFile) -> npt.NDArray[np.bool_] | None:
         """Return which rows of a listed file the table does not show, shape (rows,); None: it shows all."""
+        return None
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         """Return the change of a table in any state that is to list these files."""
@@ -127,6 +128,7 @@ class OpenTable(Protocol):
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
         """Make a commit of its own that the table needs before it gets files, and return True; else return False."""
+        return False
 
     def prepare(
         self,
@@ -138,6 +140,7 @@ class OpenTable(Protocol):
         """Do the work of a commit that may fail, before its intent is noted. The cursors `before` decide which records
         of added files the table has shown; `after` are those of the changed partitions.
         """
+        return None
 
     def commit(
         self,

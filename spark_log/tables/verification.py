@@ -178,34 +178,34 @@ def _compare(expected: Iterator[pa.RecordBatch], shown: Iterator[pa.RecordBatch]
     is one; an error of the log is raised.
     """
     equal = 0
-    here, there = _NONE, _NONE
+    of_log, of_table = _NONE, _NONE
     while True:
-        here = here if here.num_rows else next((each for each in expected if each.num_rows), _NONE)
+        of_log = of_log if of_log.num_rows else next((each for each in expected if each.num_rows), _NONE)
         try:
-            there = there if there.num_rows else next((each for each in shown if each.num_rows), _NONE)
+            of_table = of_table if of_table.num_rows else next((each for each in shown if each.num_rows), _NONE)
         except (CorruptRecordError, StorageUnavailableError) as error:
             return equal, str(error)
-        rows = min(here.num_rows, there.num_rows)
-        if rows == 0 or not here.slice(0, rows).equals(there.slice(0, rows)):
-            return _first_difference(equal, here, there)
-        equal, here, there = equal + rows, here.slice(rows), there.slice(rows)
+        rows = min(of_log.num_rows, of_table.num_rows)
+        if rows == 0 or not of_log.slice(0, rows).equals(of_table.slice(0, rows)):
+            return _first_difference(equal, of_log, of_table)
+        equal, of_log, of_table = equal + rows, of_log.slice(rows), of_table.slice(rows)
 
 
 _NONE = pa.RecordBatch.from_pylist([], schema=_COMPARED)
 
 
-def _first_difference(equal: int, here: pa.RecordBatch, there: pa.RecordBatch) -> tuple[int, str | None]:
-    for n in range(min(here.num_rows, there.num_rows)):
-        in_log, in_table = here.column("offset")[n].as_py(), there.column("offset")[n].as_py()
+def _first_difference(equal: int, of_log: pa.RecordBatch, of_table: pa.RecordBatch) -> tuple[int, str | None]:
+    for n in range(min(of_log.num_rows, of_table.num_rows)):
+        in_log, in_table = of_log.column("offset")[n].as_py(), of_table.column("offset")[n].as_py()
         if in_log != in_table:
             break
-        different = [name for name in _COMPARED.names if here.column(name)[n] != there.column(name)[n]]
+        different = [name for name in _COMPARED.names if of_log.column(name)[n] != of_table.column(name)[n]]
         if different:
             return equal + n, f"offset {in_log}: the table has another {' and '.join(different)}"
     else:
-        n = min(here.num_rows, there.num_rows)
-        in_log = here.column("offset")[n].as_py() if n < here.num_rows else None
-        in_table = there.column("offset")[n].as_py() if n < there.num_rows else None
+        n = min(of_log.num_rows, of_table.num_rows)
+        in_log = of_log.column("offset")[n].as_py() if n < of_log.num_rows else None
+        in_table = of_table.column("offset")[n].as_py() if n < of_table.num_rows else None
     if in_log is None and in_table is None:
         return equal + n, None
     if in_table is None or (in_log is not None and in_log < in_table):

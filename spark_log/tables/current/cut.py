@@ -39,8 +39,8 @@ def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *
     the recorded one. The cursor of a partition has the cut as `seen_offset`, and as `limit` the base offset of the file
     that crosses it, if there is one. With `everything`, unchanged partitions have cursors too.
     """
-    here = parameters_of(table)
-    rows = connection.execute(PARTITIONS, here).all()
+    parameters = parameters_of(table)
+    rows = connection.execute(PARTITIONS, parameters).all()
     limits = {row[0]: row[2] for row in rows}
     recorded_cut = {row[0]: row[4] or 0 for row in rows}
     blobs_from: dict[int, int] = dict(tuple(row) for row in rows_of_partitions(connection, FIRST_BLOBS, table, limits))
@@ -52,7 +52,7 @@ def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *
             chosen = ahead
             break
     crossing = _crossing_files(connection, table, {n: end for n, end in chosen.items() if end < limits[n]})
-    lost = {partition: Cursor(change, 0, 0) for partition, change, _ in connection.execute(LOST, here)}
+    lost = {partition: Cursor(change, 0, 0) for partition, change, _ in connection.execute(LOST, parameters)}
     everything = everything or fallen or bool(lost)
     cursors = {
         number: Cursor(change, crossing.get(number, chosen[number]), chosen[number])
@@ -66,7 +66,7 @@ def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[in
     """Return the base offset of the file that has records below and from the end of its partition on, for each
     partition with such a file.
     """
-    found: dict[int, int] = {}
+    bases: dict[int, int] = {}
     asked = sorted(ends.items())
     for first in range(0, len(asked), CHUNK):
         values = sa.values(sa.column("partition", sa.Integer), sa.column("end_offset", sa.BigInteger), name="given")
@@ -90,8 +90,8 @@ def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[in
             )
             .where(SEGMENT.end_offset > below.c.end_offset)
         )
-        found |= dict(tuple(row) for row in connection.execute(query))
-    return found
+        bases |= dict(tuple(row) for row in connection.execute(query))
+    return bases
 
 
 def cuts(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, Cut]:
@@ -103,10 +103,10 @@ def cuts(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[Topi
         .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
         .where(PARTITION.topic_id.in_(topic_ids), TOPIC.configs.contains(HAS_CURRENT))
     )
-    found: dict[TopicId, dict[int, int]] = {}
+    by_topic: dict[TopicId, dict[int, int]] = {}
     for topic_id, number, high_watermark in connection.execute(query):
-        found.setdefault(TopicId(topic_id), {})[number] = high_watermark
-    return dict(found)
+        by_topic.setdefault(TopicId(topic_id), {})[number] = high_watermark
+    return dict(by_topic)
 
 
 def shown_tables(connection: sa.Connection, topic: Topic) -> dict[LogDirId, tuple[int, dict[int, int]]]:

@@ -29,7 +29,7 @@ from spark_log.tables.current.table import CurrentFile, CurrentTable, commit_act
 from spark_log.tables.current.vector_changes import PartitionFiles, SegmentFile, VectorChange
 from spark_log.tables.delta_table import active_files
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable
 from spark_log.tables.unopened_commit import as_lines, commit_path, is_newest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _opened: dict[str, tuple[CurrentTable, bytes]] = {}
 """The last versions of tables that this process has written, by application id, with the content of the commit."""
 
 
-class OpenCurrent:
+class OpenCurrent(OpenTable):
     """See OpenTable. A file that is added may be listed already: then its vector changes."""
 
     def __init__(self, table: TopicTable, current: CurrentTable) -> None:

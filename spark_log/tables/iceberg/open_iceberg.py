@@ -6,10 +6,10 @@ from spark_log import clock
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg.table import IcebergTable, commit
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, TopicTable, difference
+from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable, difference
 
 
-class OpenIceberg:
+class OpenIceberg(OpenTable):
     """See OpenTable."""
 
     def __init__(self, table: TopicTable, iceberg: IcebergTable) -> None:
@@ -22,9 +22,6 @@ class OpenIceberg:
     def listed(self) -> Collection[ListedFile]:
         return self._iceberg.active_files().values()
 
-    def hidden(self, file: ListedFile) -> None:
-        return None
-
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
         return difference(wanted, self._iceberg.active_files())
 
@@ -33,18 +30,6 @@ class OpenIceberg:
         after that.
         """
         return Difference(wanted, [each.path for each in self._iceberg.find(gone)])
-
-    def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        return False
-
-    def prepare(
-        self,
-        what: Difference,
-        before: Mapping[int, Cursor],
-        after: Mapping[int, Cursor],
-        columns: TopicColumns | None,
-    ) -> None:
-        pass
 
     def commit(
         self,
