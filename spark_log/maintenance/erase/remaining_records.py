@@ -22,7 +22,8 @@ from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
-from spark_log.tables.publication_state import named_paths
+from spark_log.tables.iceberg.manifests import files_with_bounds
+from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, named_paths, table_folder
 from spark_log.text import count_of
 
 _NAMED_MAX = 10
@@ -63,33 +64,58 @@ def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, work
         if log_dirs.open(log_dir_id) is not None:
             try:
                 notes += _unnamed_files(cluster, log_dirs, info, topic, workers)
-                notes += _bounds_in_delta_log(cluster, log_dirs, info, topic)
+                notes += _bounds_in_tables(cluster, log_dirs, info, topic)
             except (SparkLogError, OSError) as error:
                 notes.append(f"log dir {redact(info.uri)} may still hold such records: {redact(str(error))}")
     return notes
 
 
-def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
-    """Return a note if the log of the topic's Delta table has bounds of typed columns of files that no metadata names,
-    which may be values of erased records; or if it cannot be read.
+_BOUNDS = {
+    DELTA: ("Delta log", "/_delta_log", "delta.log.retention.ms, which is 30 days by default"),
+    CURRENT: ("Delta log of the current state", "/_delta_log", "delta.log.retention.ms, which is 30 days by default"),
+    ICEBERG: ("Iceberg metadata", "/metadata", "iceberg.snapshot.retention.ms, which is 6 hours by default"),
+}
+"""The names of the metadata that have bounds, their folders in that of the table, and when maintenance deletes them."""
+
+
+def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
+    """Return a note for each table of the topic whose metadata have bounds of typed columns of files that the store
+    does not name, which may be values of erased records; or whose metadata cannot be read.
     """
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
     if topic.typed_columns is None:
         return []
-    files = [path for path in log_dir.list_files(f"{topic.folder}/_delta_log") if path.endswith((".json", ".parquet"))]
+    notes: list[str] = []
     named = cluster.store.read(lambda connection: named_paths(connection, topic))
-    try:
-        contents = (b"".join(map(bytes, log_dir.read_blocks(file))) for file in files)
-        if all(path in named for content in contents for path in _files_with_bounds(content)):
-            return []
-    except ValueError:  # a power loss has cut off a file
-        pass
-    return [
-        f"the Delta log of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed columns"
-        " in files that were removed, which may be those of such records. Maintenance deletes them after"
-        " delta.log.retention.ms, which is 30 days by default"
-    ]
+    for target, (what, folder, retention) in _BOUNDS.items():
+        files = log_dir.list_files(table_folder(topic, target) + folder)
+        contents = (
+            b"".join(map(bytes, log_dir.read_blocks(file)))
+            for file in files
+            if file.endswith((".json", ".parquet") if target != ICEBERG else "-m0.avro")
+        )
+        with_bounds = files_with_bounds if target == ICEBERG else _files_with_bounds
+        location = log_dir.location(topic.folder)
+        try:
+            bounded = (path for content in contents for path in with_bounds(content))
+            if all(path.removeprefix(f"{location}/").removeprefix("../") in named for path in bounded):
+                continue
+        except ValueError:  # a power loss has cut off a file
+            pass
+        notes.append(
+            f"the {what} of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed"
+            " columns in files that were removed, which may be those of such records. Maintenance deletes them after"
+            f" {retention}"
+        )
+    return notes
+
+
+def _is_metadata_of_table(path: str, folder: str) -> bool:
+    """Whether a file in a topic's folder has no records: it belongs to the metadata of a table."""
+    return path.startswith((f"{folder}/_delta_log/", f"{folder}/metadata/", f"{folder}/_current/_delta_log/")) or (
+        path.startswith(f"{folder}/_current/deletion_vector_") and path.endswith(".bin")
+    )
 
 
 def _files_with_bounds(content: bytes) -> Iterator[str]:
@@ -133,7 +159,7 @@ def _unnamed_files(
     assert log_dir is not None
     paths: list[str] = []
     for folder in [topic.folder, *previous_folders(log_dirs, info.log_dir_id, topic)]:
-        paths += [path for path in log_dir.list_files(folder) if not path.startswith(f"{folder}/_delta_log/")]
+        paths += [path for path in log_dir.list_files(folder) if not _is_metadata_of_table(path, folder)]
     # after the listing: files that were appended meanwhile are named by now
     named = cluster.store.read(lambda connection: named_paths(connection, topic))
     unnamed = [path for path in sorted(paths) if path.removeprefix(f"{topic.folder}/") not in named]

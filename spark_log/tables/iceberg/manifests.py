@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spark_log.errors import InvalidConfigurationError, install_extra
+from spark_log.log.columns.field_paths import FIRST_TYPED_ID
 from spark_log.tables.iceberg.schema import PARTITION_FIELDS, PARTITION_SPEC
 
 EXISTING, ADDED, DELETED = 0, 1, 2
@@ -123,6 +124,18 @@ def read_manifest(data: bytes, manifest: Manifest) -> list[Entry]:
             if entry[name] is None:
                 entry[name] = manifest["sequence_number"]
     return [entry for entry in entries if entry["status"] != DELETED]
+
+
+def files_with_bounds(data: bytes) -> list[str]:
+    """Return the paths of the files for which a manifest has bounds of fields within the typed columns, also of files
+    that are deleted.
+    """
+    files = [entry["data_file"] for entry in _read(_ENTRY, data)]
+    return [
+        str(file["file_path"])
+        for file in files
+        if any(bound["key"] >= FIRST_TYPED_ID for bound in file.get("lower_bounds") or ())
+    ]
 
 
 def describe_manifest(

@@ -19,6 +19,7 @@ from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
+from spark_log.tables.publication import publish
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
@@ -239,3 +240,20 @@ def test_a_file_that_its_writer_may_still_append_is_named_with_the_writer(sqlite
     source.with_name(f".{'0' * 32}-1.parquet-0123456789ab.tmp").unlink()
     assert purge(cluster).notes == ()
     assert places_with(cluster, tmp_path, GONE, PRIVATE) == {}
+
+
+@pytest.mark.delta
+def test_bounds_in_the_metadata_of_each_table_are_named_and_no_table_is_foreign(cluster):
+    """Each table has statistics of the erased files until their retention is over."""
+    configs = {"inline.max.bytes": "0", "cleanup.policy": "compact", "value.format": "json", "value.schema": "a STRING"}
+    tables = {"table.formats": "delta,iceberg", "table.current": "delta"}
+    topic = create_topic(cluster, "t", configs={**configs, **tables})
+    log = ClientLog(cluster)
+    append_keyed(log, topic, (GONE, b'{"a": "x"}'))
+    append_keyed(log, topic, (b"other", b'{"a": "y"}'))
+    log.close()
+    publish(cluster, topic)
+    notes = purge(cluster).notes
+    names = ("the Delta log of the topic", "the Delta log of the current state", "the Iceberg metadata of the topic")
+    assert [sum(name in note for note in notes) for name in names] == [1, 1, 1], notes
+    assert len(notes) == 3, notes
