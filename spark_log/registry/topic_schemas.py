@@ -118,6 +118,8 @@ def typed_columns(
     Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
     the columns of the topic, and SchemaNotFoundError.
     """
+    if sources and config.value_envelope != "none" and config.value_format not in ("json", "avro"):
+        raise InvalidConfigurationError(f"value.envelope={config.value_envelope} needs value.format=json or avro")
     if not sources or (current is None and all(part.format == "bytes" for part in config.parts)):
         return current
     subjects = [

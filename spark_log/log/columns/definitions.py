@@ -53,8 +53,6 @@ def define(
     schema = configs.schema if subject is None else subject.schema
     if not schema:
         raise InvalidConfigurationError(f"{source}.format={format_} needs {source}.schema")
-    if configs.envelope != "none" and format_ not in ("json", "avro"):
-        raise InvalidConfigurationError(f"{source}.envelope={configs.envelope} needs {source}.format=json or avro")
     fields = _selected(_version_fields(format_, schema, configs.envelope), configs)
     after = ColumnsDefinition(format_, framing, schema, fields, envelope=configs.envelope)
     if configs.envelope != "none":

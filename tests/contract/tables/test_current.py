@@ -337,6 +337,9 @@ def test_transfers_between_partitions_never_change_the_total(cluster, produce):
 
 
 def test_configs_that_a_table_cannot_follow_are_refused(cluster, log):
+    for typed in ({}, {"value_format": "protobuf", "value_schema": "x"}):
+        with pytest.raises(InvalidConfigurationError, match="json or avro"):
+            make(cluster, "e", 1, **CONFIGS, **typed, value_envelope="debezium")
     with pytest.raises(InvalidConfigurationError, match="retention would remove"):
         make(cluster, "r", 1, table_current="delta")
     make(cluster, "unlimited", 1, table_current="delta", retention_ms="-1")

@@ -160,7 +160,6 @@ def test_a_row_gets_new_fields():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"format": "protobuf"}, InvalidConfigurationError, "json or avro"),
         ({"schema": "id BIGINT, __op STRING"}, InvalidSchemaError, "__op"),
         (
             {"format": "avro", "schema": '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'},
