@@ -1,6 +1,7 @@
 """A current-state table after events that its publishers do not make: its readers see the log again."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -9,9 +10,15 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 
+from spark_log.cluster.log_dir import LogDir
+from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.rewrite.tail_seal import seal
+from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.current import deletion_vectors, open_current
+from spark_log.tables.current.clean_up import clean_up
+from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
 from spark_log.tables.table_lag import table_lags
 from spark_log.tables.verification import rebuild, verify
@@ -145,11 +152,9 @@ def test_a_damaged_vector_is_found_anew(cluster, log, topic):
     check(cluster, topic, a="3")
 
 
-def test_replicas_that_leave_a_log_dir_leave_its_table(cluster, log, topic, tmp_path):
-    put(log, topic, "a", "1")
-    put(log, topic, "b", "1", partition=1)
-    publish(cluster, topic)
-    add_brokers(cluster, tmp_path / "brokers", 2)
+def move_first_partition(cluster, topic, folder):
+    """Move the replica of partition 0 to a new broker. Returns the log dirs by broker."""
+    add_brokers(cluster, folder, 2)
     infos = {info.broker_id: info for info in cluster.log_dirs().values()}
     here, there = (Path(infos[number].uri.removeprefix("file://"), topic.folder, "_segments") for number in (1, 2))
     shutil.copytree(here, there)
@@ -161,11 +166,54 @@ def test_replicas_that_leave_a_log_dir_leave_its_table(cluster, log, topic, tmp_
         connection.execute(t.partition.update().where(t.partition.c.partition == 0).values(leader=2, change=change))
 
     cluster.store.transact(move)
+    return infos
+
+
+def test_replicas_that_leave_a_log_dir_leave_its_table(cluster, log, topic, tmp_path):
+    put(log, topic, "a", "1")
+    put(log, topic, "b", "1", partition=1)
+    publish(cluster, topic)
+    infos = move_first_partition(cluster, topic, tmp_path / "brokers")
     assert publish_all(cluster, [topic], eager=True)[topic.topic_id].error is None
     for number, partition in ((1, 1), (2, 0)):
         [file] = DeltaTable(location_of(cluster, topic, infos[number].log_dir_id)).file_uris()
         assert f"_segments/{partition}/" in file
     assert {each.difference for each in verify(cluster, topic)} == {None}
+
+
+def test_a_replica_leaves_whose_first_file_crosses_the_cut(cluster, log, tmp_path):
+    topic = make(cluster, "t", 2, **{**CONFIGS, "inline_max_bytes": "65536"})
+    writer = Writer(cluster.store, "test", 60_000)
+    for value in ("1", "2"):
+        if value == "2":
+            cut = cluster.store.read(lambda connection: cuts(connection, [topic.topic_id]))
+        for partition in (0, 1):
+            put(log, topic, "k", value, partition=partition)
+    for partition in (0, 1):
+        seal(cluster, writer, topic, partition)
+    put(log, topic, "k", "3", partition=1)  # inline
+    publish_all(cluster, [topic], cuts=cut)
+    assert ends_of(cluster, topic) == {0: 1, 1: 1}
+    move_first_partition(cluster, topic, tmp_path / "brokers")
+    publish_all(cluster, [topic], eager=True)
+    [file] = DeltaTable(location_of(cluster, topic)).file_uris()
+    assert "_segments/1/" in file
+
+
+def test_vectors_of_merged_files_stay_for_readers(cluster, log, topic):
+    for n in range(3):
+        put(log, topic, "a", str(n))
+    publish(cluster, topic)
+    vectors = set(Path(location_of(cluster, topic)).glob("*.bin"))
+    for path in vectors:
+        os.utime(path, (0, 0))
+    list(run_tasks(cluster, ["merge"]))
+    publish(cluster, topic)
+    [info] = cluster.log_dirs().values()
+    clean_up(LogDir(info.uri), topic, cluster.store.now().wall_ms)
+    needed = {path.name for path in vectors if path.exists()}
+    assert len(needed) == 2, "the last version before the merge has vectors in two of the files"
+    check(cluster, topic, a="2")
 
 
 def test_a_publisher_that_fails_each_time_leaves_no_intents(cluster, log, topic, monkeypatch):
