@@ -39,7 +39,8 @@ def ends_of(cluster: Cluster, topic: Topic, log_dir_id: int = 1) -> dict[int, in
 
 
 @cache
-def _duckdb() -> duckdb.DuckDBPyConnection:
+def duckdb_connection() -> duckdb.DuckDBPyConnection:
+    """A connection with the extensions of Delta and Iceberg."""
     connection = duckdb.connect()
     for name in ("avro", "delta", "iceberg"):
         folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
@@ -49,7 +50,7 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def by_duckdb(location: str, scan: str = "delta_scan") -> list[Row]:
-    return _rows(_duckdb().execute(f"SELECT * FROM {scan}('{location}')").to_arrow_table())
+    return _rows(duckdb_connection().execute(f"SELECT * FROM {scan}('{location}')").to_arrow_table())
 
 
 def by_deltalake(location: str) -> list[Row]:

@@ -15,6 +15,10 @@ from spark_log.tables.iceberg.schema import PARTITION_FIELDS, PARTITION_SPEC
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 """Values of an entry's `status`."""
+DATA = 0
+"""The `content` of a manifest of data files. Other manifests have files that say which rows are deleted: spark-log
+writes none.
+"""
 
 Entry = dict[str, Any]
 """An entry of a manifest: status, snapshot_id, sequence_number, file_sequence_number, and data_file."""
@@ -164,6 +168,8 @@ def describe_manifest(
 
 def may_contain(manifest: Manifest, partition: int | None, base_offset: int | None = None) -> bool:
     """Whether the bounds of a manifest include a partition and a base offset, those that are given."""
+    if manifest["partition_spec_id"] != 0:  # another program has changed the table's partitions
+        return True
     place = zip((partition, base_offset), PARTITION_FIELDS, manifest["partitions"] or (), strict=False)
     return all(
         value is None

@@ -62,7 +62,9 @@ class IcebergTable:
         return 0 if self.metadata is None else int(self.metadata["last-updated-ms"])
 
     def active_files(self) -> dict[str, ListedFile]:
-        """Return the files that the table lists, by their paths relative to its location."""
+        """Return the files that the table lists, by their paths relative to its location. Another program may have
+        added files that delete rows: they are files too.
+        """
         entries = [entry for manifest in self._manifests() for entry in self._entries(manifest)]
         return {each.path: each for each in map(self._listed, entries)}
 
@@ -222,18 +224,21 @@ class _Writer:
         metadata["refs"] = {"main": {"snapshot-id": snapshot_id, "type": "branch"}}
 
     def _remove(self, removed: Mapping[str, ListedFile], snapshot_id: int, sequence: int) -> None:
-        """Write the manifests that list removed files anew."""
-        for number, manifest in enumerate(self._manifests):
-            if not any(avro.may_contain(manifest, each.partition, each.base_offset) for each in removed.values()):
-                continue
-            entries = self._live(manifest)
+        """Write the manifests that list removed files anew, and drop those of files that delete rows."""
+        kept: list[Manifest] = []
+        for manifest in self._manifests:
+            may_list = any(avro.may_contain(manifest, each.partition, each.base_offset) for each in removed.values())
+            entries = self._live(manifest) if may_list else []
             gone = [self._table._listed(entry).path in removed for entry in entries]
-            if any(gone):
+            if not any(gone):
+                kept.append(manifest)
+            elif manifest["content"] == avro.DATA:
                 entries = [
                     {**entry, "status": avro.DELETED, "snapshot_id": snapshot_id} if is_gone else entry
                     for entry, is_gone in zip(entries, gone, strict=True)
                 ]
-                self._manifests[number] = self._write_manifest(entries, snapshot_id, sequence)
+                kept.append(self._write_manifest(entries, snapshot_id, sequence))
+        self._manifests = kept
 
     def _add(self, added: list[Entry], snapshot_id: int, sequence: int) -> None:
         """Write a manifest with the added files, and with those of a small manifest, or of all of them if there are

@@ -2,109 +2,39 @@
 
 import json
 import os
-import shutil
 import signal
-from importlib.resources import files
 from pathlib import Path
 
-import duckdb
 import pytest
 from pyiceberg.table import StaticTable
 
 from spark_log import Producer, clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
-from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.maintenance.client_log import ClientLog
+from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
 from spark_log.tables.iceberg.clean_up import clean_up
-from spark_log.tables.iceberg.table import MANIFEST_FILES, commit, open_table
+from spark_log.tables.iceberg.table import MANIFEST_FILES, open_table
 from spark_log.tables.publication import publish, publish_all, try_publish
-from spark_log.tables.publication_state import PublishedFile
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.iceberg import (
+    CONFIGS,
+    by_duckdb,
+    by_pyiceberg,
+    check,
+    folder_of,
+    metadata_path,
+    snapshots_of,
+)
 from tests.support.python_process import run_process
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 
 pytestmark = pytest.mark.delta
-
-CONFIGS = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "retention_ms": "-1", "table_formats": "delta,iceberg"}
-"""Each append writes a file."""
-
-
-def folder_of(cluster, topic):
-    (info,) = cluster.log_dirs().values()
-    return LogDir(info.uri), topic.folder
-
-
-def metadata_path(cluster, topic):
-    log_dir, folder = folder_of(cluster, topic)
-    version = Path(log_dir.location(f"{folder}/metadata/version-hint.text")).read_text()
-    return Path(log_dir.location(f"{folder}/metadata/v{version}.metadata.json"))
-
-
-def snapshots_of(cluster, topic):
-    return json.loads(metadata_path(cluster, topic).read_text())["snapshots"]
-
-
-def by_pyiceberg(cluster, topic):
-    return values_of(StaticTable.from_metadata(str(metadata_path(cluster, topic))).scan().to_arrow())
-
-
-def by_duckdb(cluster, topic):
-    connection = duckdb.connect()
-    for name in ("avro", "iceberg"):
-        extension = (
-            files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
-        )
-        connection.execute(f"INSTALL '{extension}'")
-        connection.execute(f"LOAD {name}")
-    log_dir, folder = folder_of(cluster, topic)
-    return values_of(connection.execute(f"SELECT * FROM iceberg_scan('{log_dir.location(folder)}')").to_arrow_table())
-
-
-def values_of(table):
-    """The values of each partition in the order of their offsets."""
-    rows = sorted(
-        (row["partition"], row["base_offset"] + row["offset_delta"], row["value"]) for row in table.to_pylist()
-    )
-    assert len({row[:2] for row in rows}) == len(rows), "an offset is there twice"
-    found = {}
-    for partition, _, value in rows:
-        found.setdefault(partition, []).append(value.decode())
-    return found
-
-
-def values_in(cluster, topic):
-    """The values of the log, of each partition that has some."""
-    log = ClientLog(cluster)
-    try:
-        ranges = {each: OffsetRange(*limits) for each, limits in log.positions(topic).items()}
-        found = {}
-        for batch in log.read(ranges):
-            for row in batch.to_pylist():
-                found.setdefault(row["partition"], []).append(row["value"].decode())
-        return found
-    finally:
-        log.close()
-
-
-def check(cluster, topic, operations=None):
-    """The readers see what the log has. `operations` are those of the last commit's snapshots."""
-    publish(cluster, topic)
-    in_log = values_in(cluster, topic)
-    assert by_pyiceberg(cluster, topic) == in_log
-    assert by_duckdb(cluster, topic) == in_log
-    snapshots = snapshots_of(cluster, topic)
-    last = snapshots[-1]["summary"]["spark-log.transaction-version"]
-    done = [each["summary"] for each in snapshots if each["summary"]["spark-log.transaction-version"] == last]
-    if operations is not None:
-        assert [each["operation"] for each in done] == operations
-    assert int(done[-1]["total-records"]) == sum(map(len, in_log.values()))
 
 
 def test_the_readers_follow_appends_merges_and_removals(cluster, log):
@@ -292,21 +222,6 @@ def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
     assert others
 
 
-def test_files_that_another_writer_has_removed_return(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
-    append(log, topic, "a")
-    append(log, topic, "b")
-    publish(cluster, topic)
-    log_dir, folder = folder_of(cluster, topic)
-    table = open_table(log_dir, folder, "other")
-    foreign = json.loads(metadata_path(cluster, topic).read_text())
-    foreign["current-snapshot-id"] = foreign["snapshots"][0]["snapshot-id"]
-    foreign["refs"]["main"]["snapshot-id"] = foreign["current-snapshot-id"]
-    path = Path(log_dir.location(f"{folder}/metadata/v{table.version + 1}.metadata.json"))
-    path.write_text(json.dumps(foreign))
-    check(cluster, topic)
-
-
 def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
@@ -321,24 +236,6 @@ def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
     check(cluster, topic)
     append(log, topic, "c")
-    check(cluster, topic, ["append"])
-
-
-@pytest.mark.parametrize("deleted_first", [False, True])
-def test_a_table_that_was_deleted_is_made_again(cluster, log, deleted_first):
-    """Its folder is deleted before or after the publication that empties the table."""
-    topic = make(cluster, "t", 2, **CONFIGS)
-    fill(log, topic, [2, 1])
-    publish(cluster, topic)
-    folder = metadata_path(cluster, topic).parent
-    if deleted_first:
-        shutil.rmtree(folder)
-    publish(cluster, alter_configs(cluster, "t", {"table.formats": "delta"}))
-    if not deleted_first:
-        shutil.rmtree(folder)
-    assert "iceberg" not in str(rows_of(cluster, t.publication, t.publication_cursor))
-    topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
-    append(log, topic, "more", partition=1)
     check(cluster, topic, ["append"])
 
 
@@ -360,21 +257,6 @@ def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, mo
     append(log, topic, "b")
     check(cluster, topic, ["append"])
     assert metadata_path(cluster, topic).name == "v201.metadata.json"
-
-
-def test_a_file_of_another_writer_is_removed(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
-    append(log, topic, "a")
-    publish(cluster, topic)
-    log_dir, folder = folder_of(cluster, topic)
-    foreign = PublishedFile("data/partition=0/x.parquet", 0, 7, 8, 9, 1, 1, False)
-    table = open_table(log_dir, folder, "other")
-    assert commit(table, [foreign], [], {}, topic.columns, 0, 0, 10**9)
-    Path(log_dir.location(f"{folder}/metadata/version-hint.text")).write_bytes(b"\xff")
-    append(log, topic, "b")
-    check(cluster, topic, ["delete", "append"])
-    times = [each["timestamp-ms"] for each in snapshots_of(cluster, topic)]
-    assert times == sorted(times), "the other writer's clock was behind"
 
 
 def test_old_snapshots_and_their_files_go(cluster, log):
