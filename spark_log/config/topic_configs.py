@@ -241,6 +241,14 @@ class TopicConfig:
         "each key of each partition, unless it is a tombstone. It needs the extra `current`, log dirs in folders, and "
         "cleanup.policy=compact or unlimited retention. The topic gets no further partitions.",
     )
+    table_current_order: str = config(
+        "table.current.order",
+        "offset",
+        Choice(("offset", "sequence")),
+        "Not in Kafka. Which record of a key table.current shows, and compaction keeps. offset: the last one. "
+        "sequence: the event with the largest number at value.envelope.sequence, since Debezium may repeat older ones; "
+        "a tombstone changes nothing then. It needs table.current and value.envelope.",
+    )
     iceberg_max_lag_ms: int = config(
         "iceberg.max.lag.ms",
         60_000,

@@ -14,21 +14,19 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.columns.envelope import OP, has_op
-from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.reader import LogReader, ReadPlan, Wanted
 from spark_log.log.records.arrow_numpy import to_numpy
+from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.schema import TimestampType, read_schema
 from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
-from spark_log.log.records.winners import current_records
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.tables import publication, publication_state
+from spark_log.tables.current.hidden_rows import Rows, concatenated, hidden
 from spark_log.tables.publication_state import CURRENT, ListedFile
 from spark_log.tables.table_changes import OpenTable, TopicTable, find_changes
 
 _COMPARED = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
-_KEYS = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])
 _ATTEMPTS = 20
 
 
@@ -74,7 +72,7 @@ def _verify(cluster: Cluster, table: TopicTable) -> Verified:
         files[file.partition].append(file)
     records = 0
     for partition, (start, end) in sorted(plan[1].items()):
-        expected = _rows_of_log(plan[0], partition, current=table.target == CURRENT)
+        expected = _rows_of_log(plan[0], partition, table.topic if table.target == CURRENT else None)
         equal, difference = _compare(expected, _rows_of_table(table, there, files[partition], start, end))
         records += equal
         if difference is not None:
@@ -108,32 +106,24 @@ def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPl
     return None if ranges is None else (plan, ranges)
 
 
-def _rows_of_log(plan: ReadPlan, partition: int, *, current: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a partition; with `current` the last one of each key, unless it is a deletion."""
+def _rows_of_log(plan: ReadPlan, partition: int, topic: Topic | None) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a partition; with a topic only those that its current-state table shows."""
     slices = [piece for piece in plan.slices if piece.partition == partition]
-    if not current:
+    if topic is None:
         yield from Fetcher(plan.log_dirs).read(slices, _COMPARED)
         return
     columns = next((piece.columns for piece in slices), None)
-    by_op = columns is not None and has_op(columns.value)
-    names = ["key", "value", "offset", *([VALUE.record] if by_op else [])]
-    schema = read_schema(columns=names, typed=None if columns is None else columns.fields)
-    keys: list[pa.RecordBatch] = []
-    deletions: list[pa.BooleanArray] = []
-    for batch in Fetcher(plan.log_dirs).read(slices, schema):
-        deleted = pc.is_null(batch.column("value"))
-        if by_op:
-            deleted = pc.or_(
-                deleted, pc.fill_null(pc.equal(pc.struct_field(batch.column(VALUE.record), OP), "d"), False)
-            )
-        keys.append(batch.select(["key", "offset"]).cast(_KEYS))
-        deletions.append(deleted)
-    if keys:
-        rows = pa.Table.from_batches(keys).append_column("deletes", pa.chunked_array(deletions)).combine_chunks()
-        last = rows.take(current_records(pa.concat_arrays(rows.column("key").chunks)))
-        shown = last.filter(pc.invert(last.column("deletes"))).column("offset")
-        for batch in Fetcher(plan.log_dirs).read(slices, _COMPARED):
-            yield batch.filter(pc.is_in(batch.column("offset"), value_set=shown))
+    rule = CurrentRule.of(topic.config, columns)
+    schema = read_schema(columns=[*rule.column_names(), "offset"], typed=None if columns is None else columns.fields)
+    rows = concatenated(
+        [
+            Rows.of(to_numpy(batch.column("offset")), rule.candidates(batch))
+            for batch in Fetcher(plan.log_dirs).read(slices, schema)
+        ]
+    )
+    shown = pa.array(rows.offsets[~hidden(rows)])
+    for batch in Fetcher(plan.log_dirs).read(slices, _COMPARED):
+        yield batch.filter(pc.is_in(batch.column("offset"), value_set=shown))
 
 
 def _rows_of_table(

@@ -1,5 +1,6 @@
 """A topic's current-state table in Spark: `read_table` joins it with the tail, and Delta's own commands do no harm."""
 
+import itertools
 import json
 
 import numpy as np
@@ -104,14 +105,17 @@ def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluste
     check(spark, cluster, "t")
 
 
-def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
-    """With and without the table, in files and in the tail."""
+@pytest.mark.parametrize("order", ["offset", "sequence"])
+def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Cluster, log: ClientLog, order: str) -> None:
+    """With and without the table, in files and in the tail. With sequences, older events in the tail change nothing."""
     typed = {"value_format": "json", "value_schema": "id BIGINT, price DOUBLE", "value_envelope": "debezium"}
-    topic = make(cluster, "t", 1, **CONFIGS, **typed)
+    topic = make(cluster, "t", 1, **CONFIGS, **typed, table_current_order=order)
+    sequences = itertools.count()
 
-    def put(op: str, number: int, price: float) -> None:
+    def put(op: str, number: int, price: float, sequence: int | None = None) -> None:
         row = {"id": number, "price": price}
         value = {"op": op, "after": None if op == "d" else row, "before": row if op == "d" else None}
+        value["source"] = {"lsn": next(sequences) if sequence is None else sequence}
         append_keyed(log, topic, (b"%d" % number, json.dumps(value).encode()))
 
     def rows(current: str) -> dict[int, float]:
@@ -127,6 +131,12 @@ def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Clust
     assert rows("auto") == rows("never") == {2: 2.0, 3: 1.0}
     put("d", 3, 1.0)
     put("c", 1, 4.0)
+    assert rows("auto") == rows("never") == {1: 4.0, 2: 2.0}
+    if order == "sequence":
+        append_keyed(log, topic, (b"1", None))
+        for number in (1, 2, 3):
+            put("c", number, 1.0, sequence=number - 1)
+        put("d", 1, 1.0, sequence=3)
     assert rows("auto") == rows("never") == {1: 4.0, 2: 2.0}
     check(spark, cluster, "t")
 

@@ -2,6 +2,7 @@
 the current state a fold over them.
 """
 
+import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -67,19 +68,34 @@ def _rows(table: pa.Table) -> list[Row]:
 
 
 def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
-    """The last record of each key of each partition among those below `ends`, without deletions."""
+    """The current record of each key of each partition among those below `ends`, without deletions."""
     log = ClientLog(cluster)
+    by_sequence = topic.config.table_current_order == "sequence"
     try:
-        last: dict[tuple[int, bytes], Row] = {}
+        current: dict[tuple[int, bytes], tuple[Row, bool, int | None]] = {}
         for partition, limits in log.positions(topic).items():
             for batch in log.read({partition: OffsetRange(*limits)}):
                 for row in batch.to_pylist():
-                    if row["offset"] < ends.get(row["partition"], 0) and row["key"] is not None:
-                        values = (row["partition"], row["offset"], row["key"], row["value"])
-                        last[row["partition"], row["key"]] = values
-        return sorted((row for row in last.values() if row[3] is not None), key=lambda row: row[:2])
+                    key, value = (row["partition"], row["key"]), row["value"]
+                    if row["offset"] >= ends.get(row["partition"], 0) or row["key"] is None:
+                        continue
+                    op, sequence = _event(value) if topic.config.value_envelope == "debezium" else ("", None)
+                    before = current[key][2] if key in current else None
+                    if by_sequence and (value is None or (None not in (before, sequence) and sequence < before)):  # type: ignore[operator]
+                        continue
+                    current[key] = (*key[:1], row["offset"], key[1], value), value is None or op == "d", sequence
+        return sorted((row for row, deletes, _ in current.values() if not deletes), key=lambda row: row[:2])
     finally:
         log.close()
+
+
+def _event(value: bytes | None) -> tuple[str, int | None]:
+    """The op and the sequence of an event of Debezium."""
+    try:
+        event = json.loads(value or b"")
+        return event["op"], event["source"]["lsn"]
+    except (ValueError, TypeError, KeyError):
+        return "", None
 
 
 def in_files(cluster: Cluster, topic: Topic) -> list[Row]:

@@ -1,6 +1,7 @@
-"""Decides which record of a key is its current one. Pure.
+"""Finds the current record of each key. Pure.
 
-The rule is a fold in the order of the offsets: each record replaces the earlier one of its key.
+The rule is a fold in the order of the offsets: each record replaces the earlier one of its key, unless both have a
+sequence and its own is smaller.
 """
 
 import numpy as np
@@ -9,13 +10,26 @@ import pyarrow as pa
 
 from spark_log.log.records.arrow_numpy import is_null, to_numpy
 
+Mask = npt.NDArray[np.bool_]
+_FIRST = np.iinfo(np.int64).min
 
-def current_records(keys: pa.Array) -> npt.NDArray[np.int64]:
+
+def current_records(keys: pa.Array, sequences: pa.Array | None = None) -> npt.NDArray[np.int64]:
     """Return the positions of the current records of all keys, ascending. `keys` are those of records in the order of
-    their offsets. Records without a key are left out.
+    their offsets, `sequences` their sequences (int64). Records without a key are left out.
     """
     encoded = keys.dictionary_encode()
     with_key = np.flatnonzero(~is_null(encoded.indices))
+    numbers = to_numpy(encoded.indices.drop_null())
+    places = np.arange(len(numbers))
+    if sequences is not None:
+        alone = is_null(sequences)[with_key]
+        values = to_numpy(sequences.fill_null(_FIRST))[with_key]
+        # no record before the last one without a sequence counts
+        since = np.zeros(len(encoded.dictionary), np.int64)
+        since[numbers[alone]] = places[alone]
+        places = places[places >= since[numbers]]
+        places = places[np.argsort(values[places], kind="stable")]
     last = np.empty(len(encoded.dictionary), np.int64)
-    last[to_numpy(encoded.indices.drop_null())] = with_key  # of several assignments to one place, the last one stays
+    last[numbers[places]] = with_key[places]  # of several assignments to one place, the last one stays
     return np.sort(last)

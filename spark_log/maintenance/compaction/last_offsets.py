@@ -1,4 +1,4 @@
-"""Finds the records of a partition that are the last of their keys, without Spark and in bounded memory."""
+"""Finds the current records of the keys of a partition, without Spark and in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,15 +7,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.cluster.topics import Topic
 from spark_log.log.append.partitioner import murmur2
+from spark_log.log.records.arrow_numpy import is_null
+from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.schema import read_schema
 from spark_log.log.records.winners import current_records
 from spark_log.log.segments.fetcher import Fetcher
-from spark_log.log.segments.slices import LogDirs
+from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.maintenance.compaction.unit import Offsets, Unit
 
-_KEYS = read_schema(columns=["key", "offset"])
 _LAST = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])
+_BY_SEQUENCE = pa.schema([*_LAST, ("event", pa.large_binary()), ("sequence", pa.int64())])
+"""`event` is the key of a record that may be current (`Candidates.keys`)."""
 
 _BUCKET_RECORDS = 4 << 20
 _BUCKET_BYTES = 256 << 20
@@ -23,9 +27,9 @@ _BUCKET_BYTES = 256 << 20
 _WAITING_BYTES = 32 << 20
 
 
-def find_last_offsets(units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
-    """Yield, for each unit of a partition, the offsets of its records that are the last of their keys in all of the
-    units.
+def find_last_offsets(topic: Topic, units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
+    """Yield, for each unit of a partition, the offsets of its records that are the current ones of their keys in all of
+    the units, and of tombstones that are the last of their keys.
 
     The keys are divided into buckets, so that the keys of one bucket fit into memory, whatever the number of keys. Each
     bucket reads all keys once. The result takes 8 bytes for each record that is kept.
@@ -34,34 +38,56 @@ def find_last_offsets(units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offs
     size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
     buckets = 1 + max(records // _BUCKET_RECORDS, size // _BUCKET_BYTES)
     slices = [piece for unit in units for piece in unit.rewriting.slices]
-    found = [_last_of_bucket(Fetcher(log_dirs).read(slices, _KEYS), bucket, buckets) for bucket in range(buckets)]
+    rule = CurrentRule.of(topic.config, topic.columns)
+    schema = _BY_SEQUENCE if rule.by_sequence else _LAST
+    found = [
+        _last_of_bucket(_read(slices, log_dirs, topic, rule), schema, bucket, buckets) for bucket in range(buckets)
+    ]
     last = np.sort(np.concatenate(found))
     for unit in units:
         first, end = np.searchsorted(last, [unit.rewriting.base_offset, unit.rewriting.end_offset])
         yield last[first:end]
 
 
-def _last_of_bucket(batches: Iterator[pa.RecordBatch], bucket: int, buckets: int) -> Offsets:
-    last = _LAST.empty_table()
-    waiting: list[pa.Table] = []
-    waiting_bytes = 0
+def _read(slices: Sequence[Slice], log_dirs: LogDirs, topic: Topic, rule: CurrentRule) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the columns of _LAST, or those of _BY_SEQUENCE if the rule needs them."""
+    if not rule.by_sequence or topic.columns is None:
+        yield from Fetcher(log_dirs).read(slices, read_schema(columns=["key", "offset"]))
+        return
+    schema = read_schema(columns=[*rule.column_names(), "offset"], typed=topic.columns.fields)
+    for batch in Fetcher(log_dirs).read(slices, schema):
+        candidates = rule.candidates(batch)
+        columns = [batch.column("key"), batch.column("offset"), candidates.keys, candidates.sequences]
+        yield pa.RecordBatch.from_arrays(columns, names=_BY_SEQUENCE.names)
+
+
+def _last_of_bucket(batches: Iterator[pa.RecordBatch], schema: pa.Schema, bucket: int, buckets: int) -> Offsets:
+    waiting = [schema.empty_table()]
+    """The rows that stay of the batches so far, and those of later batches."""
+    waiting_bytes = last_bytes = 0
     for batch in batches:
         mine = pc.is_valid(batch.column("key"))
         if buckets > 1:
             mine = pc.and_(mine, pa.array(_bucket_of(batch.column("key"), buckets) == bucket))
-        rows = pa.Table.from_batches([batch]).filter(mine).cast(_LAST)
+        rows = pa.Table.from_batches([batch]).filter(mine).cast(schema)
         waiting.append(rows)
         waiting_bytes += rows.nbytes
-        if waiting_bytes > max(_WAITING_BYTES, last.nbytes):
-            last = _last_of([last, *waiting])
-            waiting, waiting_bytes = [], 0
-    return np.asarray(_last_of([last, *waiting]).column("offset"))
+        if waiting_bytes > max(_WAITING_BYTES, last_bytes):
+            waiting = [_last_of(waiting)]
+            waiting_bytes, last_bytes = 0, waiting[0].nbytes
+    return np.asarray(_last_of(waiting).column("offset"))
 
 
 def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows that are the last of their keys. The tables, and the result, are ordered by offset."""
+    """Return the rows that stay. The tables, and the result, are ordered by offset."""
     rows = pa.concat_tables(tables).combine_chunks()
-    return rows.take(current_records(pa.concat_arrays(rows.column("key").chunks)))
+    keys = pa.concat_arrays(rows.column("key").chunks)
+    last = current_records(keys)
+    if "sequence" not in rows.column_names:
+        return rows.take(last)
+    events, sequences = (pa.concat_arrays(rows.column(name).chunks) for name in ("event", "sequence"))
+    tombstones = last[is_null(events)[last]]
+    return rows.take(np.union1d(current_records(events, sequences), tombstones))
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:

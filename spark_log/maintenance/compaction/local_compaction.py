@@ -5,6 +5,7 @@ Coordinator. `compact_on_spark` compacts large partitions.
 from collections.abc import Iterator
 
 from spark_log.errors import NotCoordinatorError, SparkLogError
+from spark_log.log.records.current_rule import CurrentRule
 from spark_log.maintenance.compaction.last_offsets import find_last_offsets
 from spark_log.maintenance.compaction.passes import (
     Compacting,
@@ -72,7 +73,9 @@ def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def _is_too_large(context: MaintenanceContext, due: Due) -> bool:
-    return due.bytes > context.settings.log_cleaner_local_bytes_max
+    """Whether Spark compacts the partition. It does not order by sequence."""
+    by_sequence = CurrentRule.of(due.topic.config, due.topic.columns).by_sequence
+    return due.bytes > context.settings.log_cleaner_local_bytes_max and not by_sequence
 
 
 def _too_large(due: Due) -> str:
@@ -87,7 +90,9 @@ def _run(context: MaintenanceContext, planned: CompactionPass, compacting: Compa
     log_dirs = context.cluster.log_dirs()
     done: list[Compacted] = []
     swapped = True
-    for unit, last_offsets in zip(planned.units, find_last_offsets(planned.units, log_dirs), strict=True):
+    for unit, last_offsets in zip(
+        planned.units, find_last_offsets(planned.topic, planned.units, log_dirs), strict=True
+    ):
         write_id, name = context.writer.file_name()
         done.append(compact_unit(unit, last_offsets, name, log_dirs, context.cluster.log_dir))
         swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each swap is useful by itself

@@ -25,6 +25,7 @@ from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.segment_file import SegmentFacts
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.log.segments.segment_copy import SegmentFile, is_whole
@@ -82,6 +83,9 @@ def _compact(
     failed: list[str] = []
     for topic in compacted_topics(context, context.topic_names):
         under_way[topic.topic_id] = Compacting(context, topic)
+        if CurrentRule.of(topic.config, topic.columns).by_sequence:
+            under_way[topic.topic_id].say("table.current.order=sequence: left to `spark-log maintenance`")
+            continue
         for partition in candidates(context, topic, force=force):
             try:
                 due = find_due(context, topic, partition, force=force)

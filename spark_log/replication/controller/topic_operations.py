@@ -301,7 +301,15 @@ def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
         )
 
 
-_TABLES = {"table.formats", "table.current", "cleanup.policy", "retention.ms", "retention.bytes"}
+_TABLES = {
+    "table.formats",
+    "table.current",
+    "table.current.order",
+    "value.envelope",
+    "cleanup.policy",
+    "retention.ms",
+    "retention.bytes",
+}
 """The configs on which the topic's tables depend."""
 
 
@@ -312,6 +320,11 @@ def _check_tables(cluster: Cluster, config: TopicConfig) -> None:
         raise InvalidConfigurationError(
             "table.current=delta: retention would remove the last records of keys: it needs cleanup.policy=compact, or"
             " retention.ms=-1 and retention.bytes=-1"
+        )
+    if config.table_current_order == "sequence" and "none" in (config.table_current, config.value_envelope):
+        raise InvalidConfigurationError(
+            "table.current.order=sequence: it needs table.current=delta, and value.envelope=debezium, whose events have"
+            " sequences"
         )
     for name, package, extra in (
         ("table.formats=delta,iceberg", "fastavro", "iceberg"),

@@ -3,13 +3,13 @@ live_table.py.)
 """
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StringType, StructType, TimestampType
@@ -18,11 +18,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
-from spark_log.log.columns.envelope import OP, has_op
+from spark_log.log.columns.envelope import OP, SEQUENCE
 from spark_log.log.columns.key_and_value import TYPED, VALUE
+from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.segments import plan as planner
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.spark.datasource.options.offset_json import LATEST
+from spark_log.spark.datasource.options.offset_json import EARLIEST
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.delta_jars import is_loaded
@@ -46,6 +47,7 @@ def read_table(
     current: Literal["auto", "never"] = "auto",
 ) -> DataFrame:
     """Return the last value of each key below the current high watermarks. Keys whose last value is null are left out.
+    With table.current.order=sequence it is that of the event with the largest sequence.
 
     The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, with `include_headers`
     headers, and with `record` the topic's typed columns. The result does not depend on compaction. Any topic can be
@@ -61,13 +63,16 @@ def read_table(
         raise InvalidOptionError(f"current {current!r}: expected 'auto' or 'never'")
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     try:
+        found = opened.store.read(lambda connection: find_topic(connection, topic))
+        rule = CurrentRule.of(found.config, found.columns)
+        changes = partial(_changes, spark, opened, topic, rule, include_headers=include_headers, record=record)
         state = _State.of(opened, topic, record=record) if current == "auto" and is_loaded(spark) else None
         if state is not None:
             with contextlib.suppress(OffsetOutOfRangeError):  # records that it shows have been deleted meanwhile
-                frame = _with_tail(spark, opened, topic, state, include_headers=include_headers, record=record)
+                frame = _with_tail(spark, changes, state)
                 if frame is not None:
                     return frame
-        rows = _changes(spark, opened, topic, include_headers=include_headers, record=record)
+        rows = changes()
     finally:
         if opened is not cluster:
             opened.close()
@@ -75,6 +80,7 @@ def read_table(
 
 
 _COLUMNS = ("key", "value", "partition", "offset", "timestamp")
+_SEQUENCE, _SINCE = "_sequence", "_since"
 
 _BROADCAST_MAX = 1_000_000
 """The number of records after a current-state table up to which their keys are sent to all executors."""
@@ -83,14 +89,19 @@ _BROADCAST_MAX = 1_000_000
 @dataclass(frozen=True)
 class _State:
     """Versions of current-state tables that together show a topic: of each, its location, its version, and the offset
-    below which it shows each partition that is read from it. `ends` has every partition of the topic, and `starts` the
-    log start offsets above 0. `tail_records` is the number of offsets that follow.
+    below which it shows each partition that is read from it. `ends` and `watermarks` have every partition of the topic,
+    and `starts` the log start offsets above 0.
     """
 
     tables: Sequence[tuple[str, int, Collection[int]]]
     ends: Mapping[int, int]
     starts: Mapping[int, int]
-    tail_records: int
+    watermarks: Mapping[int, int]
+
+    @property
+    def tail_records(self) -> int:
+        """Return the number of offsets that follow."""
+        return sum(self.watermarks.values()) - sum(self.ends.values())
 
     @classmethod
     def of(cls, cluster: Cluster, topic: str, *, record: bool) -> "_State | None":
@@ -106,7 +117,7 @@ class _State:
             return found, shown, planner.positions(connection, [found])
 
         found, shown, limits = cluster.store.read(read)
-        watermarks = sum(limit.high_watermark for limit in limits.values())
+        watermarks = {each.partition: limit.high_watermark for each, limit in limits.items()}
         starts = {each.partition: limit.log_start_offset for each, limit in limits.items() if limit.log_start_offset}
         infos = cluster.log_dirs()
         ends = dict.fromkeys(range(found.partition_count), 0)
@@ -117,7 +128,7 @@ class _State:
                 location = LogDir(infos[log_dir_id].uri).location(table_folder(found, CURRENT))
                 tables.append((location, version, partitions))
                 ends |= {number: ends_here[number] for number in partitions}
-        return cls(tables, ends, starts, watermarks - sum(ends.values())) if tables else None
+        return cls(tables, ends, starts, watermarks) if tables else None
 
 
 def _has_other_columns(connection: sa.Connection, topic: "Topic") -> bool:
@@ -128,22 +139,20 @@ def _has_other_columns(connection: sa.Connection, topic: "Topic") -> bool:
     return connection.execute(query).first() is not None
 
 
-def _with_tail(
-    spark: SparkSession, cluster: Cluster, topic: str, state: _State, *, include_headers: bool, record: bool
-) -> DataFrame | None:
-    """Return what the tables show, without the keys of the records that follow, and the last of these records; None if
-    a table lacks typed columns that are new.
+def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _State) -> DataFrame | None:
+    """Return what the tables show, without the keys of the records that follow, and the current records of these keys;
+    None if a table lacks typed columns that are new.
 
-    Both parts are of one moment, that of the tail's snapshot: the tables' versions are functions of the log below
-    `ends`.
+    Both parts are of one moment: the tables' versions are functions of the log below `ends`.
     """
-    offsets = {number: (end, LATEST) for number, end in state.ends.items()}
-    last = _last_in_partitions(
-        _changes(spark, cluster, topic, include_headers=include_headers, record=record, offsets=offsets)
-    )
+    tail = changes(offsets={number: (end, state.watermarks[number]) for number, end in state.ends.items()})
+    last = _last_in_partitions(tail)
     changed = last.select("partition", "key")
     if state.tail_records <= _BROADCAST_MAX:
         changed = sf.broadcast(changed)
+    if _SEQUENCE in tail.columns:  # a key's deletion, which may have a larger sequence, has no row in the tables
+        records = changes(offsets={number: (EARLIEST, end) for number, end in state.watermarks.items()})
+        last = _last_in_partitions(records.join(changed, ["partition", "key"], "left_semi"))
     columns = last.columns
     shown: list[DataFrame] = []
     for location, version, partitions in state.tables:
@@ -166,16 +175,20 @@ def _changes(
     spark: SparkSession,
     cluster: Cluster,
     topic: str,
+    rule: CurrentRule,
     *,
     include_headers: bool,
     record: bool,
     offsets: Mapping[int, tuple[int, int]] | None = None,
 ) -> DataFrame:
-    """Return the records of a topic, with a null value where they delete their key."""
-    columns = cluster.store.read(lambda connection: find_topic(connection, topic)).columns
-    by_op = columns is not None and has_op(columns.value)
-    rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=record or by_op)
-    if by_op:
+    """Return the records of a topic, with a null value where they delete their key, and with their sequences if these
+    count.
+    """
+    typed = record or rule.by_op
+    rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=typed)
+    if rule.by_sequence:
+        rows = rows.where(sf.col("value").isNotNull()).withColumn(_SEQUENCE, sf.col(f"{VALUE.record}.{SEQUENCE}"))
+    if rule.by_op:
         deleted = sf.coalesce(sf.col(f"{VALUE.record}.{OP}") == "d", sf.lit(False))
         rows = rows.withColumn("value", sf.when(~deleted, sf.col("value")))
     return rows if record else rows.drop(*TYPED)
@@ -197,12 +210,17 @@ def last_values(records: DataFrame) -> DataFrame:
 
 
 def _last_in_partitions(records: DataFrame) -> DataFrame:
-    """Return the last record of each key of each partition, with the columns of `last_values`."""
+    """Return the current record of each key of each partition, with the columns of `last_values`."""
     more = [name for name in records.columns if name in ("headers", *TYPED)]
-    last = (
-        records.where(sf.col("key").isNotNull())
-        .groupBy("key", "partition")
-        .agg(sf.max_by(sf.struct("value", "offset", "timestamp", *more), "offset").alias("last"))
+    records = records.where(sf.col("key").isNotNull())
+    order = ["offset"]
+    if _SEQUENCE in records.columns:  # the rule of `log/records/winners.py`
+        alone = sf.max(sf.when(sf.col(_SEQUENCE).isNull(), sf.col("offset")))
+        since = sf.coalesce(alone.over(Window.partitionBy("key", "partition")), sf.lit(0))
+        records = records.withColumn(_SINCE, since).where(sf.col("offset") >= sf.col(_SINCE))
+        order = [_SEQUENCE, "offset"]
+    last = records.groupBy("key", "partition").agg(
+        sf.max_by(sf.struct("value", "offset", "timestamp", *more), sf.struct(*order)).alias("last")
     )
     return last.select("key", *(f"last.{name}" if name != "partition" else name for name in (*_COLUMNS[1:], *more)))
 

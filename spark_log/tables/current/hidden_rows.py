@@ -1,7 +1,7 @@
 """Decides which rows of a partition's files a current-state table hides. Pure.
 
-The table shows, for each key, its current record (`log/records/winners.py`) among those below an offset, unless that
-record is a deletion. All other rows of the files are hidden.
+The table shows, for each key, its current record (`log.records.current_rule.py`) among those below an offset, unless
+that record is a deletion. All other rows of the files are hidden.
 """
 
 from collections.abc import Sequence
@@ -12,34 +12,49 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.log.records.winners import current_records
+from spark_log.log.records.current_rule import Candidates
+from spark_log.log.records.winners import Mask, current_records
 
-Mask = npt.NDArray[np.bool_]
 Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of files of one partition, by offset: the offset (int64) and the key (large_binary) of each. `deletions`
-    marks those that delete their key.
-    """
+    """Rows of files of one partition, by offset, with what decides on them (see Candidates)."""
 
     offsets: Offsets
     keys: pa.Array
+    sequences: pa.Array | None
     deletions: Mask
+
+    @classmethod
+    def of(cls, offsets: Offsets, candidates: Candidates) -> "Rows":
+        return cls(offsets, *candidates)
 
     def places(self, start: int, end: int) -> slice:
         """Return the places of the rows with start <= offset < end."""
         return slice(*np.searchsorted(self.offsets, [start, end]))
 
     def __getitem__(self, places: slice) -> "Rows":
-        return Rows(self.offsets[places], self.keys[places], self.deletions[places])
+        sequences = None if self.sequences is None else self.sequences[places]
+        return Rows(self.offsets[places], self.keys[places], sequences, self.deletions[places])
+
+    def take(self, places: Offsets) -> "Rows":
+        taken = pa.array(places)
+        sequences = None if self.sequences is None else self.sequences.take(taken)
+        return Rows(self.offsets[places], self.keys.take(taken), sequences, self.deletions[places])
+
+    def with_keys(self, keys: pa.Array, end: int) -> Offsets:
+        """Return the places of the rows below the offset `end` that have one of these keys."""
+        return np.flatnonzero(np.asarray(pc.is_in(self.keys[self.places(0, end)], value_set=keys)))
 
 
 def concatenated(parts: Sequence[Rows]) -> Rows:
+    sequences = [each.sequences for each in parts if each.sequences is not None]
     return Rows(
         np.concatenate([np.empty(0, np.int64), *(each.offsets for each in parts)]),
         pa.concat_arrays([pa.array([], pa.large_binary()), *(each.keys for each in parts)]),
+        pa.concat_arrays(sequences) if sequences else None,
         np.concatenate([np.empty(0, bool), *(each.deletions for each in parts)]),
     )
 
@@ -50,20 +65,7 @@ def carried(offsets: Offsets, shown: Offsets) -> Mask:
 
 
 def hidden(rows: Rows) -> Mask:
-    """Return the mask of records that are new to the table, without regard to the earlier ones."""
+    """Return the mask of rows of which none has a key with other rows that count."""
     mask = np.ones(len(rows.keys), bool)
-    mask[current_records(rows.keys)] = False
+    mask[current_records(rows.keys, rows.sequences)] = False
     return mask | rows.deletions
-
-
-def shadowed(rows: Rows, mask: Mask, end: int, keys: pa.Array) -> Mask:
-    """Return the mask of a file once records from the offset `end` on have these keys. It is `mask` itself if no row of
-    the file is hidden by it.
-    """
-    earlier = rows.places(0, end)
-    replaced = np.asarray(pc.is_in(rows.keys[earlier], value_set=keys)) & ~mask[earlier]
-    if not replaced.any():
-        return mask
-    after = mask.copy()
-    after[earlier] |= replaced
-    return after

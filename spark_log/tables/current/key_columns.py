@@ -1,18 +1,17 @@
-"""Reads the offsets and keys of segment files, and keeps those that were used last in memory."""
+"""Reads what decides on the records of segment files, and keeps what was used last in memory."""
 
 from collections import OrderedDict
 from threading import Lock
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.log.columns.envelope import OP, has_op
+from spark_log.log.columns.envelope import OP, SEQUENCE
 from spark_log.log.columns.key_and_value import VALUE
-from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
-from spark_log.log.records.arrow_numpy import is_null, to_numpy
+from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.log.records.arrow_numpy import to_numpy
+from spark_log.log.records.current_rule import CurrentRule, decoded_events
 from spark_log.log.records.schema import TimestampType, read_schema
 from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes
@@ -46,31 +45,45 @@ class _Cache:
 
 
 def _bytes(rows: Rows) -> int:
-    return int(rows.keys.nbytes + rows.offsets.nbytes + rows.deletions.nbytes)
+    sequences = 0 if rows.sequences is None else rows.sequences.nbytes
+    return int(rows.keys.nbytes + rows.offsets.nbytes + rows.deletions.nbytes + sequences)
 
 
 _cache = _Cache()
 
 
 def read_rows(
-    log_dir: LogDir, path: str, base_offset: int, size: int, record_count: int, columns: TopicColumns | None
+    log_dir: LogDir,
+    path: str,
+    base_offset: int,
+    size: int,
+    record_count: int,
+    rule: CurrentRule,
+    columns: TopicColumns | None,
 ) -> Rows:
-    """Return the rows of a file, whose `path` is relative to the log dir. With the typed columns `columns`, an event of
-    Debezium may be a deletion. Raises CorruptRecordError or StorageUnavailableError.
+    """Return the rows of a file, whose `path` is relative to the log dir. `columns` are the topic's typed columns.
+    Raises CorruptRecordError or StorageUnavailableError.
     """
-    by_op = columns if columns is not None and has_op(columns.value) else None
     expected = ExpectedSegment(log_dir.location(path), size, record_count)
-    name = expected.path if by_op is None else f"{expected.path} {by_op.version}"
+    name = f"{expected.path} {rule}"
+    if rule.by_op and columns is not None:
+        name += f" {columns.version}"
     rows = _cache.get(name)
     if rows is None:
-        rows = _read(log_dir, path, expected, base_offset, by_op)
+        rows = _read(log_dir, path, expected, base_offset, rule, columns)
         _cache.put(name, rows)
     return rows
 
 
 def _read(
-    log_dir: LogDir, path: str, expected: ExpectedSegment, base_offset: int, columns: TopicColumns | None
+    log_dir: LogDir,
+    path: str,
+    expected: ExpectedSegment,
+    base_offset: int,
+    rule: CurrentRule,
+    columns: TopicColumns | None,
 ) -> Rows:
+    fields = [OP, *([SEQUENCE] if rule.by_sequence else [])]
     with open_segment(log_dir.open(path), expected) as file:
         batches = read_slice(
             file,
@@ -83,32 +96,25 @@ def _read(
             schema=read_schema(columns=["key", "value", "offset"]),
             path=expected.path,
         )
-        stored = None if columns is None else _stored_ops(file, expected)
+        stored = _stored_events(file, expected, fields) if rule.by_op else None
         parts: list[Rows] = []
         row = 0
         for batch in batches:
-            deletions = is_null(batch.column("value"))
-            if columns is not None:
-                ops = _decoded_ops(batch, columns) if stored is None else stored[row : row + batch.num_rows]
-                deletions |= np.asarray(pc.fill_null(pc.equal(ops, "d"), False))
+            events = None if stored is None else stored[row : row + batch.num_rows]
+            if rule.by_op and columns is not None and events is None:
+                events = decoded_events(batch, columns, fields)
             row += batch.num_rows
-            parts.append(Rows(to_numpy(batch.column("offset")), batch.column("key").cast(pa.large_binary()), deletions))
+            parts.append(Rows.of(to_numpy(batch.column("offset")), rule.candidates(batch, events)))
         return concatenated(parts)
 
 
-def _stored_ops(file: pq.ParquetFile, expected: ExpectedSegment) -> pa.StringArray | None:
-    """Return the column of the ops, None if the file was written without it."""
+def _stored_events(file: pq.ParquetFile, expected: ExpectedSegment, fields: list[str]) -> pa.StructArray | None:
+    """Return these fields of the events, None if the file was written without them."""
     schema = file.schema_arrow
-    if VALUE.record not in schema.names or schema.field(VALUE.record).type.get_field_index(OP) < 0:
+    if VALUE.record not in schema.names:
+        return None
+    kind = schema.field(VALUE.record).type
+    if any(kind.get_field_index(name) < 0 for name in fields):
         return None
     with corrupt_on_bad_bytes(expected.path):
-        record = file.read(columns=[f"{VALUE.record}.{OP}"]).column(VALUE.record).combine_chunks()
-        return pc.struct_field(record, OP)
-
-
-def _decoded_ops(batch: pa.RecordBatch, columns: TopicColumns) -> pa.StringArray:
-    parts = [
-        pc.struct_field(decoded(part, columns, [VALUE.record])[VALUE.record], OP)
-        for part in slices(batch, columns, [VALUE.record])
-    ]
-    return pa.concat_arrays([pa.array([], pa.string()), *parts])
+        return file.read(columns=[f"{VALUE.record}.{name}" for name in fields]).column(VALUE.record).combine_chunks()

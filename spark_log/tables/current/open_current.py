@@ -1,4 +1,4 @@
-"""The current-state format of publication: a Delta table that shows the last record of each key of each partition,
+"""The current-state format of publication: a Delta table that shows the current record of each key of each partition,
 unless it is a deletion.
 
 The table is a function of the log below the offsets of its cursors, and of the files. A commit changes the vectors of
@@ -20,10 +20,11 @@ import pyarrow as pa
 from spark_log import clock
 from spark_log.errors import CorruptRecordError
 from spark_log.failpoints import failpoint
-from spark_log.log.columns.envelope import has_op
 from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.log.records.current_rule import CurrentRule
+from spark_log.log.records.winners import Mask
 from spark_log.tables.current.deletion_vectors import Vector, decode, encode, file_name
-from spark_log.tables.current.hidden_rows import Mask, Rows
+from spark_log.tables.current.hidden_rows import Rows
 from spark_log.tables.current.key_columns import read_rows
 from spark_log.tables.current.table import CurrentFile, CurrentTable, commit_actions, open_table, schema_of
 from spark_log.tables.current.vector_changes import PartitionFiles, SegmentFile, VectorChange
@@ -101,10 +102,8 @@ class OpenCurrent(OpenTable):
         return Difference(wanted, [path for path in gone if path in self._current.files])
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        """With another rule of which records are deletions, all vectors are found anew, since that is a commit without
-        our transaction.
-        """
-        if self._current.deletes_by_op == _deletes_by_op(columns):
+        """With another rule all vectors are found anew, since that is a commit without our transaction."""
+        if self._current.rule == self._rule(columns):
             return False
         self._commit([], columns, None)
         return True
@@ -154,7 +153,7 @@ class OpenCurrent(OpenTable):
             [(each.file, vectors.get(each.file.path), each.is_data) for each in changes],
             remove,
             schema_of(columns),
-            _deletes_by_op(columns),
+            self._rule(columns),
             table.application,
             transaction_version,
             ends,
@@ -172,8 +171,13 @@ class OpenCurrent(OpenTable):
         return self._current.committed_ms
 
     def _read(self, file: SegmentFile) -> Rows:
-        path = f"{self._table.topic.folder}/{file.path}"
-        return read_rows(self._table.log_dir, path, file.base_offset, file.bytes, file.record_count, self._columns)
+        path, rule = f"{self._table.topic.folder}/{file.path}", self._rule(self._columns)
+        return read_rows(
+            self._table.log_dir, path, file.base_offset, file.bytes, file.record_count, rule, self._columns
+        )
+
+    def _rule(self, columns: TopicColumns | None) -> CurrentRule:
+        return CurrentRule.of(self._table.topic.config, columns)
 
     def _stored_mask(self, file: CurrentFile) -> Mask:
         vector = file.vector
@@ -216,10 +220,6 @@ class OpenCurrent(OpenTable):
             unquote(urlsplit(file).path): ~np.asarray(shown.values)
             for file, shown in zip(rows.column(0).to_pylist(), rows.column(1), strict=True)
         }
-
-
-def _deletes_by_op(columns: TopicColumns | None) -> bool:
-    return columns is not None and has_op(columns.value)
 
 
 def _is_as_left(table: TopicTable, version: int, content: bytes) -> bool:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError
 from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.log.records.current_rule import LAST, CurrentRule
 from spark_log.tables.current.deletion_vectors import Vector
 from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS, TOMBSTONES, TOMBSTONES_KEPT
@@ -34,7 +35,7 @@ _PROTOCOL = {
     "writerFeatures": ["deletionVectors"],
 }
 _PROPERTIES = {"delta.enableDeletionVectors": "true", TOMBSTONES: TOMBSTONES_KEPT}
-_DELETES_BY_OP = "spark-log.deletes-by-op"
+_BY_OP, _BY_SEQUENCE = "spark-log.deletes-by-op", "spark-log.order-by-sequence"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class CurrentTable:
     transaction_version: int = 0
     schema: str | None = None
     table_id: str | None = None
-    deletes_by_op: bool = False
-    """Whether events of Debezium with op d were deletions when the vectors were found."""
+    rule: CurrentRule = LAST
+    """The rule by which the vectors were found."""
     committed_ms: int = 0
     files: Mapping[str, CurrentFile] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ class CurrentTable:
             elif metadata := action.get("metaData"):
                 properties = metadata.get("configuration") or {}
                 changed |= {"schema": metadata["schemaString"], "table_id": metadata["id"]}
-                changed["deletes_by_op"] = properties.get(_DELETES_BY_OP) == "true"
+                changed["rule"] = CurrentRule(*(properties.get(name) == "true" for name in (_BY_OP, _BY_SEQUENCE)))
             elif info := action.get("commitInfo"):
                 changed["committed_ms"] = info.get("timestamp", 0)
         return replace(self, version=version, files=files, **changed)
@@ -176,7 +177,7 @@ def commit_actions(
     add: Iterable[tuple[PublishedFile | CurrentFile, Vector | None, bool]],
     remove: Iterable[str],
     schema: str,
-    deletes_by_op: bool,
+    rule: CurrentRule,
     application: str,
     transaction_version: int | None,
     offsets: Mapping[int, int],
@@ -194,13 +195,14 @@ def commit_actions(
     ]
     if table.schema is None:
         actions.append({"protocol": _PROTOCOL})
-    if table.schema != schema or table.deletes_by_op != deletes_by_op:
+    if table.schema != schema or table.rule != rule:
+        of_rule = {_BY_OP: rule.by_op, _BY_SEQUENCE: rule.by_sequence}
         metadata = {
             "id": table.table_id or str(uuid.uuid4()),
             "format": {"provider": "parquet", "options": {}},
             "schemaString": schema,
             "partitionColumns": PARTITION_COLUMNS,
-            "configuration": {**_PROPERTIES, **({_DELETES_BY_OP: "true"} if deletes_by_op else {})},
+            "configuration": {**_PROPERTIES, **{name: "true" for name, value in of_rule.items() if value}},
             "createdTime": now_ms,
         }
         actions.append({"metaData": metadata})

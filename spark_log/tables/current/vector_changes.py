@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from spark_log.errors import CorruptRecordError
-from spark_log.tables.current.hidden_rows import Mask, Rows, carried, concatenated, hidden, shadowed
+from spark_log.log.records.winners import Mask
+from spark_log.tables.current.hidden_rows import Offsets, Rows, carried, concatenated, hidden
 from spark_log.tables.current.table import CurrentFile
 from spark_log.tables.publication_state import PublishedFile
 
@@ -85,29 +86,47 @@ class PartitionFiles:
     def _show(
         self, files: Sequence[SegmentFile], group: Sequence[SegmentFile], masks: dict[str, Mask], start: int, end: int
     ) -> None:
-        """Change the masks so that the records of these files from `start` to `end` are shown, and hide earlier ones.
-        The records of the group follow all others that are shown.
+        """Change the masks so that the records of these files from `start` to `end` are taken into account. They follow
+        all others that have been.
         """
         rows = [self.read(file) for file in group]
-        places = [each.places(start, end) for each in rows]
-        new = concatenated([each[place] for each, place in zip(rows, places, strict=True)])
-        mask_of_new = hidden(new)
-        ends = np.cumsum([place.stop - place.start for place in places])
-        for file, place, part in zip(group, places, np.split(mask_of_new, ends[:-1]), strict=True):
-            mask = masks.get(file.path)
-            if mask is None or len(part):
-                mask = np.ones(file.record_count, bool) if mask is None else mask.copy()
-                mask[place] = part
-                masks[file.path] = mask
-        if not len(new.offsets):
+        for file in group:
+            masks.setdefault(file.path, np.ones(file.record_count, bool))
+        new = [
+            (file, np.arange(len(each.offsets))[each.places(start, end)])
+            for file, each in zip(group, rows, strict=True)
+        ]
+        parts = [each.take(places) for each, (_, places) in zip(rows, new, strict=True)]
+        following = concatenated(parts)
+        if not len(following.offsets):
             return
+        earlier = self._earlier(files, masks, following)
+        before = [self.read(file).take(places) for file, places in earlier]
+        mask_of_all = hidden(concatenated([*before, *parts]))
+        ends = np.cumsum([len(places) for _, places in (*earlier, *new)])
+        for (file, places), part in zip((*earlier, *new), np.split(mask_of_all, ends[:-1]), strict=True):
+            mask = self._mask(file, masks)
+            if not np.array_equal(mask[places], part):
+                masks[file.path] = mask.copy()
+                masks[file.path][places] = part
+
+    def _earlier(
+        self, files: Sequence[SegmentFile], masks: Mapping[str, Mask], new: Rows
+    ) -> list[tuple[SegmentFile, Offsets]]:
+        """Return the places, by file, of the earlier records with the keys of new ones. Those that are hidden are left
+        out, unless a record may lose against a deletion by its sequence.
+        """
         keys, first = pc.unique(new.keys.drop_null()), int(new.offsets[0])
-        for file in files:
-            if file.base_offset < first:
-                mask = masks[file.path] if file.path in masks else self.stored_mask(self.listed[file.path])
-                after = shadowed(self.read(file), mask, first, keys)
-                if after is not mask:
-                    masks[file.path] = after
+        places = {file.path: self.read(file).with_keys(keys, first) for file in files if file.base_offset < first}
+        if new.sequences is None:
+            for file in files:
+                if file.path in places:
+                    at = places[file.path]
+                    places[file.path] = at[~self._mask(file, masks)[at]]
+        return [(file, places[file.path]) for file in files if len(places.get(file.path, ()))]
+
+    def _mask(self, file: SegmentFile, masks: Mapping[str, Mask]) -> Mask:
+        return masks[file.path] if file.path in masks else self.stored_mask(self.listed[file.path])
 
 
 def _groups(files: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:

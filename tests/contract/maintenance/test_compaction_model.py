@@ -48,7 +48,7 @@ def test_a_reader_always_sees_the_last_value_of_each_key(cluster, case):
 
 
 def the_first_of_each_key_stays(patch):
-    def last_of_bucket(batches, bucket, buckets):
+    def last_of_bucket(batches, schema, bucket, buckets):
         rows = pa.Table.from_batches(list(batches)).filter(pc.field("key").is_valid())
         return np.asarray(rows.group_by("key").aggregate([("offset", "min")]).column("offset_min"))
 
@@ -56,7 +56,7 @@ def the_first_of_each_key_stays(patch):
 
 
 def records_without_keys_stay(patch):
-    def last_of_bucket(batches, bucket, buckets):
+    def last_of_bucket(batches, schema, bucket, buckets):
         rows = pa.Table.from_batches(list(batches))
         grouped = rows.group_by("key").aggregate([("offset", "max")])
         return np.asarray(grouped.column("offset_max"))
@@ -140,9 +140,9 @@ def offsets_close_ranks(patch):
 def a_pass_reads_its_first_unit_only(patch):
     find = task.find_last_offsets
 
-    def find_last_offsets(units, log_dirs):
+    def find_last_offsets(topic, units, log_dirs):
         for each in units:
-            yield from find([each], log_dirs)
+            yield from find(topic, [each], log_dirs)
 
     patch(task, "find_last_offsets", find_last_offsets)
 

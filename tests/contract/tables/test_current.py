@@ -15,8 +15,6 @@ from deltalake import DeltaTable, QueryBuilder
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import InvalidConfigurationError, InvalidPartitionsError
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.bad_records import bad_rows
-from spark_log.log.reader import LogReader
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
@@ -25,7 +23,6 @@ from spark_log.tables.current import key_columns, open_current
 from spark_log.tables.current.clean_up import clean_up
 from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
-from spark_log.tables.verification import verify
 from tests.support.current_state import assert_current, by_deltalake, ends_of, location_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
@@ -230,59 +227,6 @@ def test_typed_columns_join_the_schema(cluster, log):
     assert pa.RecordBatchReader.from_stream(rows).read_all().column("record").to_pylist() == [{"n": 2}, {"n": 3}]
 
 
-def event(op, before, after, lsn):
-    rows = {
-        "before": before and {"id": before[0], "price": before[1]},
-        "after": after and {"id": after[0], "price": after[1]},
-    }
-    return json.dumps({**rows, "op": op, "source": {"lsn": lsn}})
-
-
-def test_events_of_a_changed_table_are_its_rows(cluster, log):
-    """Debezium: a snapshot, updates, a deletion with and without its tombstone, a changed key, a truncation, and events
-    that are repeated after a restart.
-    """
-    topic = make(
-        cluster,
-        "t",
-        1,
-        **CONFIGS,
-        value_format="json",
-        value_schema="id BIGINT, price DOUBLE",
-        value_envelope="debezium",
-    )
-    put(log, topic, "1", event("r", None, (1, 1.0), 1))
-    put(log, topic, "2", event("r", None, (2, 2.0), 1))
-    put(log, topic, "3", event("c", None, (3, 3.0), 2))
-    put(log, topic, "1", event("u", (1, 1.0), (1, 1.5), 3))
-    put(log, topic, "2", event("d", (2, 2.0), None, 4))
-    put(log, topic, "2", None)
-    put(log, topic, "3", event("d", (3, 3.0), None, 5))
-    put(log, topic, "4", event("c", None, (4, 3.0), 5))
-    put(log, topic, "truncate", event("t", None, None, 6))
-    publish(cluster, topic)
-    assert rows_of_record(cluster, topic) == {1: 1.5, 4: 3.0, None: None}, "the truncation is a bad record"
-    assert bad_records(cluster, topic) == 1
-    put(log, topic, "1", event("u", (1, 1.0), (1, 1.5), 3))
-    put(log, topic, "3", event("d", (3, 3.0), None, 5))
-    for task in ("merge", "compact"):
-        list(run_tasks(cluster, [task], now=True))
-        publish(cluster, topic)
-        assert rows_of_record(cluster, topic) == {1: 1.5, 4: 3.0, None: None}
-    assert [each.difference for each in verify(cluster, topic)] == [None, None]
-
-
-def bad_records(cluster, topic):
-    reader = LogReader(cluster)
-    return sum(1 for _ in bad_rows(reader, reader.find_topic(topic.name)))
-
-
-def rows_of_record(cluster, topic):
-    query = QueryBuilder().register("t", DeltaTable(location_of(cluster, topic)))
-    records = pa.RecordBatchReader.from_stream(query.execute("SELECT record FROM t")).read_all()["record"].to_pylist()
-    return {each and each["id"]: each and each["price"] for each in records}
-
-
 def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     for n in range(4):
@@ -340,6 +284,10 @@ def test_configs_that_a_table_cannot_follow_are_refused(cluster, log):
     for typed in ({}, {"value_format": "protobuf", "value_schema": "x"}):
         with pytest.raises(InvalidConfigurationError, match="json or avro"):
             make(cluster, "e", 1, **CONFIGS, **typed, value_envelope="debezium")
+    for lacking in ({"table_current": "none"}, {"value_envelope": "none"}):
+        events = {"value_format": "json", "value_schema": "a BIGINT", "value_envelope": "debezium"}
+        with pytest.raises(InvalidConfigurationError, match=r"order=sequence: it needs table\.current"):
+            make(cluster, "o", 1, **{**CONFIGS, **events, **lacking}, table_current_order="sequence")
     with pytest.raises(InvalidConfigurationError, match="retention would remove"):
         make(cluster, "r", 1, table_current="delta")
     make(cluster, "unlimited", 1, table_current="delta", retention_ms="-1")

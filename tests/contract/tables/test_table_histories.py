@@ -1,5 +1,6 @@
 """All tables of a topic over random histories: their readers see the records of the log at the tables' offsets."""
 
+import json
 import os
 import tempfile
 from contextlib import ExitStack
@@ -48,6 +49,20 @@ EXAMPLES = int(os.environ.get("SPARK_LOG_TEST_EXAMPLES", "8"))
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 """None becomes b"x" in a compacted topic, which needs keys."""
 RECORDS = st.lists(st.tuples(KEYS, st.sampled_from(VALUES)), min_size=1, max_size=6)
+EVENTS = st.lists(
+    st.tuples(KEYS, st.sampled_from([*VALUES[:3], "c", "u", "d"]), st.sampled_from([None, 1, 2, 3, 4])),
+    min_size=1,
+    max_size=6,
+)
+"""Values, or the ops of events with their sequences. Events are often repeated, and come too late."""
+
+
+def event(op, sequence):
+    """An event of Debezium with some op; other values as they are."""
+    if not isinstance(op, str):
+        return op
+    before, after = (None, {"a": sequence}) if op != "d" else ({"a": sequence}, None)
+    return json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": sequence}}).encode()
 
 
 class Histories(RuleBasedStateMachine):
@@ -58,8 +73,10 @@ class Histories(RuleBasedStateMachine):
         inline=st.booleans(),
         rows_at_once=st.sampled_from([1, 3, 1000]),
         cache=st.sampled_from([0, 2**20]),
+        order=st.sampled_from([None, "offset", "sequence"]),
     )
-    def begin(self, compacts, inline, rows_at_once, cache):
+    def begin(self, compacts, inline, rows_at_once, cache, order):
+        """With an order, the values are events."""
         self.left = ExitStack()
         folder = self.left.enter_context(tempfile.TemporaryDirectory())
         self.left.enter_context(mock.patch.object(vector_changes, "_ROWS_AT_ONCE", rows_at_once))
@@ -68,7 +85,11 @@ class Histories(RuleBasedStateMachine):
         self.left.enter_context(mock.patch("spark_log.maintenance.rewrite.table_loop.try_publish", return_value=True))
         self.cluster = self.left.enter_context(Cluster.init(f"{folder}/c"))
         policy, inline_bytes = "compact,delete" if compacts else "delete", "65536" if inline else "0"
-        self.topic = make(self.cluster, "t", 2, **CONFIGS, cleanup_policy=policy, inline_max_bytes=inline_bytes)
+        events = {"value_envelope": "debezium", "table_current_order": order} if order else {}
+        self.events = bool(events)
+        self.topic = make(
+            self.cluster, "t", 2, **CONFIGS, **events, cleanup_policy=policy, inline_max_bytes=inline_bytes
+        )
         self.compacts = compacts
         self.log = ClientLog(self.cluster)
         self.left.callback(self.log.close)
@@ -80,6 +101,16 @@ class Histories(RuleBasedStateMachine):
     def append(self, records):
         rows = [(b"x" if key is None and self.compacts else key, value) for key, value in records]
         self.log.append(self.topic, [Records(partition, keyed(rows)) for partition in (0, 1)])
+
+    @rule(events=EVENTS)
+    @precondition(lambda self: self.events)
+    def append_events(self, events):
+        self.append([(key, event(op, sequence)) for key, op, sequence in events])
+
+    @rule(order=st.sampled_from(["offset", "sequence"]))
+    @precondition(lambda self: self.events)
+    def change_order(self, order):
+        self.topic = alter_configs(self.cluster, "t", {"table.current.order": order})
 
     @rule()
     def take_cut(self):

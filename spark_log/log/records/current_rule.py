@@ -1,0 +1,87 @@
+"""Says which record of a key is its current one, and whether that deletes the key. Pure.
+
+    table.current.order   the current record of a key
+    offset                the last one
+    sequence              the event with the largest sequence, and of several of them the last one; an event without a
+                          sequence replaces all earlier ones
+
+An event of Debezium with op d deletes its key, like a record whose value is null. With `sequence` a record whose value
+is null changes nothing: Debezium writes it after the event of the deletion, for compaction.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.config import TopicConfig
+from spark_log.log.columns.envelope import OP, SEQUENCE, has_op
+from spark_log.log.columns.key_and_value import VALUE
+from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
+from spark_log.log.records.arrow_numpy import is_null
+from spark_log.log.records.winners import Mask
+
+
+class Candidates(NamedTuple):
+    """What decides on records, in the order of their offsets: `keys` (large_binary) is null for those that are never
+    current, `sequences` (int64) is None unless they count, and `deletions` marks records that delete their key.
+    """
+
+    keys: pa.Array
+    sequences: pa.Array | None
+    deletions: Mask
+
+
+@dataclass(frozen=True)
+class CurrentRule:
+    """The rule of a topic."""
+
+    by_op: bool = False
+    by_sequence: bool = False
+
+    @classmethod
+    def of(cls, config: TopicConfig, columns: TopicColumns | None) -> "CurrentRule":
+        """Return the rule of a topic with these typed columns. Only events that are decoded have an op and a
+        sequence.
+        """
+        by_op = columns is not None and has_op(columns.value)
+        return cls(by_op, by_op and config.table_current_order == "sequence")
+
+    def column_names(self) -> list[str]:
+        """Return the names of the columns that `candidates` needs."""
+        return ["key", "value", *([VALUE.record] if self.by_op else [])]
+
+    def candidates(self, batch: pa.RecordBatch, events: pa.StructArray | None = None) -> Candidates:
+        """Return what decides on the records of a batch. Their events are in its typed column unless they are given."""
+        tombstones = is_null(batch.column("value"))
+        keys = batch.column("key").cast(pa.large_binary())
+        if not self.by_op:
+            return Candidates(keys, None, tombstones)
+        if events is None:
+            events = batch.column(VALUE.record)
+        deletions = tombstones | np.asarray(pc.fill_null(pc.equal(pc.struct_field(events, OP), "d"), False))
+        if not self.by_sequence:
+            return Candidates(keys, None, deletions)
+        keys = pc.if_else(pa.array(tombstones), pa.scalar(None, keys.type), keys)
+        return Candidates(keys, pc.struct_field(events, SEQUENCE), deletions)
+
+
+LAST = CurrentRule()
+"""The rule of topics without events."""
+
+
+def decoded_events(batch: pa.RecordBatch, columns: TopicColumns, fields: Collection[str]) -> pa.StructArray:
+    """Decode these fields of the events of a batch."""
+    kinds = [VALUE.record]
+    parts = [decoded(part, columns, kinds)[VALUE.record] for part in slices(batch, columns, kinds)]
+    arrays = {
+        name: pa.concat_arrays([pc.struct_field(part, name) for part in parts] or [pa.array([], _KINDS[name])])
+        for name in fields
+    }
+    return pa.StructArray.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+_KINDS = {OP: pa.string(), SEQUENCE: pa.int64()}
