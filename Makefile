@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -76,6 +76,14 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(PYTEST_ARGS)
+
+# Spark 4.2 has no Iceberg runtime: the tests read and write tables with a Spark 4.1 in a process of its own.
+test-spark41: venv .venv41/.installed  ## the tests of Iceberg tables in Spark 4.1, in .venv41
+	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n 1 --dist loadgroup -m spark41 tests/contract/spark41 $(PYTEST_ARGS)
+
+.venv41/.installed: scripts/venv41.sh | $(VENV)/.installed java
+	$(WITH_JAVA) scripts/venv41.sh .venv41 $(PYTHON)
+	@touch $@
 
 # Delta's JARs are of Spark 4.2: the tests that need them are left out.
 test-spark43: .venv43/.installed java  ## the tests of format("spark_log") on Spark 4.3, without Delta, in .venv43
@@ -163,4 +171,4 @@ conformance: venv java  ## test suites of Kafka clients, and Kafka's tools, on a
 	$(WITH_JAVA) $(PYTHON) -m scripts.conformance
 
 clean:  ## remove .venv and the caches
-	rm -rf $(VENV) .venv43 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info
+	rm -rf $(VENV) .venv41 .venv43 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

@@ -36,11 +36,7 @@ def operations(
         if not has_seen(file):
             new.append(file)
             continue
-        before = [
-            each
-            for each in left.values()
-            if each.partition == file.partition and file.base_offset <= each.base_offset < file.end_offset
-        ]
+        before = [each for each in left.values() if each.partition == file.partition and _begins_in(each, file)]
         for each in before:
             del left[each.path]
         name = "replace" if sum(each.record_count for each in before) == file.record_count else "overwrite"
@@ -48,3 +44,9 @@ def operations(
         replaced[name][1].extend(before)
     parts = {"delete": ([], list(left.values())), **replaced, "append": (new, [])}
     return [Operation(name, *files) for name, files in parts.items() if any(files)]
+
+
+def _begins_in(listed: ListedFile, file: PublishedFile) -> bool:
+    """Whether the base offset of a listed file is one of the offsets of another file."""
+    base_offset: int | None = listed.base_offset  # a file of another program may have none
+    return base_offset is not None and file.base_offset <= base_offset < file.end_offset

@@ -73,3 +73,8 @@ def test_operations_by_the_records_that_they_change():
     ]
     change = [file(4, 8, 2), file(8, 10), file(10, 11)], [listed(0, 4), listed(4, 4), listed(8, 2)]
     assert names_of(*change) == [("delete", 0, 1), ("overwrite", 1, 1), ("replace", 1, 1), ("append", 1, 0)]
+
+
+def test_a_foreign_file_without_a_base_offset_is_removed():
+    foreign = ListedFile("data/x.parquet", 0, None, 1, 4)
+    assert names_of([file(0, 4)], [foreign]) == [("delete", 0, 1), ("overwrite", 1, 0)]
