@@ -28,7 +28,8 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.log.log import Records
 from spark_log.log.records.schema import SEGMENT_SCHEMA, normalise
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.tables.iceberg.table import commit, open_table
+from spark_log.tables.iceberg.metadata_files import commit, open_table
+from spark_log.tables.iceberg.table import next_metadata
 from spark_log.tables.publication import publish
 from spark_log.tables.publication_state import PublishedFile
 
@@ -79,7 +80,8 @@ def _ours(folder: Path, commits: int) -> list[float]:
         file = PublishedFile(f"_segments/0/{number}.parquet", 0, number, number + 1, 1_000, 1, 1, False)
         began_s = time.perf_counter()
         table = open_table(log_dir, "topic", "benchmark")
-        assert commit(table, [file], [], {}, None, number + 1, number * _MINUTE_MS, _RETENTION_MS)
+        metadata = next_metadata(table, [file], [], {}, None, number + 1, number * _MINUTE_MS, _RETENTION_MS)
+        assert commit(table, metadata)
         seconds.append(time.perf_counter() - began_s)
     return seconds
 

@@ -63,6 +63,7 @@ POINTS = {
     "stream.output-written": "an output of a micro-batch is durable; the next one, or Spark's commit, has not begun",
     "publish.before-commit": "the intent of a Delta commit is recorded in the metadata; the Delta log is unchanged",
     "current.vectors-written": "the vectors of a current-state table's commit are on disk; its log is unchanged",
+    "iceberg.registered": "an Iceberg table is in its catalog; the metadata files of the topic's folder are there",
     "iceberg.committed": "an Iceberg commit is done; version-hint.text names the version before it",
     "publish.committed": "the Delta commit is done; the metadata store has not recorded it",
     "publish.recorded": "the metadata store has recorded the Delta version",

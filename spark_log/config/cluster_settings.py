@@ -192,6 +192,21 @@ class ClusterSettings:
     old log files.
     """
 
+    table_current_cache_bytes: int = 256 * MIB
+    """Not in Kafka. The keys of current-state tables (table.current) that a process keeps in memory. It reads the keys
+    of other files again when it publishes.
+    """
+
+    iceberg_catalog: str = ""
+    """Not in Kafka. The catalog that has the Iceberg tables of topics (table.formats=delta,iceberg), by its name in
+    pyiceberg's own configuration, which has its address and secrets. Without a name, the folder of a topic has them.
+    """
+
+    iceberg_namespace: str = "spark_log"
+    """Not in Kafka. The namespace of the tables in iceberg.catalog, with dots between its levels. A table has the name
+    of its topic.
+    """
+
     offsets_retention_check_interval_ms: int = 600_000
     """Interval at which the coordinator deletes offsets of empty groups, and inactive producers (Kafka's
     offsets.retention.check.interval.ms).
@@ -219,6 +234,9 @@ class ClusterSettings:
                 near = difflib.get_close_matches(name, settings, n=1, cutoff=0.6)
                 hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(settings)}"
                 raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
+            if isinstance(settings[name].default, str):
+                values[name] = text
+                continue
             words = {"true": True, "false": False} if isinstance(settings[name].default, bool) else {}
             digits = text.isascii() and text.removeprefix("-").isdigit()
             values[name] = words.get(text.lower(), int(text) if digits and not words else text)
@@ -232,7 +250,8 @@ class ClusterSettings:
 
     def as_text(self) -> dict[str, str]:
         """Return every setting's dotted name and value as text. `parse` of the result returns equal settings."""
-        return {entry.name.replace("_", "."): str(getattr(self, entry.name)).lower() for entry in fields(self)}
+        values = {entry.name.replace("_", "."): getattr(self, entry.name) for entry in fields(self)}
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -247,6 +266,11 @@ class ClusterSettings:
                     raise InvalidConfigurationError(
                         f"Invalid value {value!r} for cluster setting {entry.name!r}: expected"
                         f" {' or '.join(_CHOICES[entry.name])}"
+                    )
+            elif isinstance(entry.default, str):
+                if value != value.strip() or (entry.name == "iceberg_namespace" and not all(value.split("."))):
+                    raise InvalidConfigurationError(
+                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected a name"
                     )
             elif entry.name in _MAY_BE_OFF and value == -1:
                 continue

@@ -16,11 +16,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
-from spark_log.tables import publication_state
+from spark_log.tables import publication_state, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
 from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
+from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.log_clean_up import clean_up
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import TopicTable
@@ -108,7 +109,7 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 def _tables(cluster: Cluster, topic: Topic) -> dict[TableKey, LogDirInfo]:
     """Return the tables of the topic in online log dirs that exist or should exist, with their log dirs."""
-    found = cluster.store.read(lambda connection: publication_state.tables_to_publish(connection, topic))
+    found = cluster.store.read(lambda connection: topic_tables.tables_to_publish(connection, topic))
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     return {key: infos[key.log_dir_id] for key in found}
 
@@ -138,9 +139,16 @@ def _due_table(cluster: Cluster, log_dir: LogDir, key: TableKey, info: LogDirInf
 def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> LogFiles | None:
     log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
     if key.target != DELTA and cluster.store.clock_is_steady():
-        clean_up_files = clean_up_iceberg if key.target == ICEBERG else clean_up_vectors
+        now_ms = cluster.store.now().wall_ms
         with _delta_errors(topic, info):
-            clean_up_files(log_dir, topic, cluster.store.now().wall_ms)
+            if key.target == ICEBERG:
+                opened = OpenIceberg.open(
+                    TopicTable(topic, info, log_dir, ICEBERG, False, cluster.store.settings), create=False
+                )
+                if opened is not None:
+                    clean_up_iceberg(opened.iceberg, now_ms)
+            else:
+                clean_up_vectors(log_dir, topic, now_ms)
     if key.target == ICEBERG:
         return None
     folder = f"{table_folder}/_delta_log"

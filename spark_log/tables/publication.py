@@ -22,14 +22,12 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChange
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata.connections.server_identity import accepted_at_ms
-from spark_log.tables import checkpoints, publication_intent, publication_state
+from spark_log.tables import checkpoints, publication_intent, publication_state, topic_tables
 from spark_log.tables.current.cut import NO_CUTS, Cut
 from spark_log.tables.current.open_current import OpenCurrent
 from spark_log.tables.delta_log_repair import TornLogError, repair
 from spark_log.tables.delta_table import OpenDelta, open_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
-from spark_log.tables.iceberg.table import open_table as open_iceberg
-from spark_log.tables.iceberg.table import point_readers
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG
 from spark_log.tables.table_changes import (
@@ -60,7 +58,7 @@ class Published:
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
     """Return the path or URI of the topic's table in each log dir. Together the tables contain the whole topic."""
-    log_dir_ids = cluster.store.read(lambda connection: publication_state.log_dirs_with_replicas(connection, topic))
+    log_dir_ids = cluster.store.read(lambda connection: topic_tables.log_dirs_with_replicas(connection, topic))
     infos = cluster.log_dirs()
     return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
 
@@ -147,9 +145,8 @@ def _tables(
     """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
     that cannot be opened, for example because it is not mounted on this host.
     """
-    by_topic = cluster.store.read(
-        lambda c: [(topic, publication_state.tables_to_publish(c, topic)) for topic in topics]
-    )
+    by_topic = cluster.store.read(lambda c: [(topic, topic_tables.tables_to_publish(c, topic)) for topic in topics])
+    settings = cluster.store.settings
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     log_dirs: dict[LogDirId, LogDir | Exception] = {}
     for log_dir_id in {key.log_dir_id for _, of_topic in by_topic for key in of_topic}:
@@ -165,7 +162,8 @@ def _tables(
             if isinstance(log_dir, Exception):
                 errors.setdefault(topic.topic_id, log_dir)
             else:
-                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing, cuts.get(topic.topic_id)))
+                cut = cuts.get(topic.topic_id)
+                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing, settings, cut))
     return tables, errors
 
 
@@ -211,13 +209,10 @@ def has_time(topic: Topic, target: str) -> bool:
     return began_s is not None and clock.monotonic_s() - began_s < 0.8 * lag_ms / 1000
 
 
-def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
-    """Open the table; None if it does not exist and is not created."""
+def _open(table: TopicTable, *, create: bool, was_published: bool = False) -> OpenTable | None:
+    """Open the table; None if it does not exist and is not created. It was published before if it `was_published`."""
     if table.target == ICEBERG:
-        if create:
-            point_readers(table.log_dir, table.topic.folder)  # a publisher may have died before it did so
-        iceberg = open_iceberg(table.log_dir, table.topic.folder, table.application)
-        return OpenIceberg(table, iceberg) if create or iceberg.version else None
+        return OpenIceberg.open(table, create=create, was_published=was_published)
     if table.target == CURRENT:
         return OpenCurrent.open(table, create=create)
     delta = open_table(table.log_dir, table.topic, create=create)
@@ -233,7 +228,8 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     for _ in range(_ATTEMPTS):
         try:
-            there = _open(table, create=table.listing)
+            recorded = table.catalog and cluster.store.read(lambda c: publication_state.recorded(c, table.key))
+            there = _open(table, create=table.listing, was_published=recorded is not None)
             if there is None:
                 opened.setdefault(table.application, None)
                 if table.target != DELTA:  # someone has deleted it
@@ -285,7 +281,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     else:
         what = _compare_all(cluster, table, there, changes)
     recorded, due, columns = changes.recorded, changes.due, changes.columns
-    if not what:
+    if not what and not there.has_foreign_schema(columns):
         cluster.store.transact(lambda c, _: publication_state.record(c, topic, table.key, recorded, compared, due))
         return compared[1]
     if there.has_to_change_first(columns):

@@ -16,7 +16,6 @@ from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import (
-    LOG_DIR,
     PARTITION,
     PUBLICATION,
     PUBLICATION_CURSOR,
@@ -95,11 +94,6 @@ _FILE_COLUMNS = (
     SEGMENT.rewritten, SEGMENT.name, SEGMENT.stats
 )  # fmt: skip
 
-_LOG_DIRS_WITH_REPLICAS = (
-    sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == _TOPIC).order_by(REPLICA.log_dir_id)
-)
-_ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
-_TABLES = sa.select(PUBLICATION.log_dir_id, PUBLICATION.target).where(PUBLICATION.topic_id == _TOPIC)
 _RECORDED = sa.select(
     PUBLICATION.topic_id,
     PUBLICATION.log_dir_id,
@@ -245,34 +239,6 @@ class Due:
     cursors: dict[int, Cursor]
     fallen: bool
     has_replicas: bool
-
-
-def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
-    """Return the log dirs with a replica of the topic, by id."""
-    found = connection.execute(_LOG_DIRS_WITH_REPLICAS, {_TOPIC.key: topic.topic_id}).scalars()
-    return [LogDirId(log_dir_id) for log_dir_id in found]
-
-
-def targets(topic: Topic) -> list[str]:
-    """Return the formats of the tables that a topic has by its configs."""
-    return [*topic.config.table_formats.split(","), *([CURRENT] if topic.config.table_current == DELTA else [])]
-
-
-def tables_to_publish(connection: sa.Connection, topic: Topic) -> dict[TableKey, bool]:
-    """Return the tables in online log dirs that must list the files of a replica there (True), or that exist and must
-    list none, because there is no replica, or the target is not in table.formats any more.
-    """
-    online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
-    exist = {
-        TableKey(topic.topic_id, LogDirId(log_dir_id), target): False
-        for log_dir_id, target in connection.execute(_TABLES, {_TOPIC.key: topic.topic_id})
-    }
-    needed = {
-        TableKey(topic.topic_id, log_dir_id, target): True
-        for log_dir_id in log_dirs_with_replicas(connection, topic)
-        for target in targets(topic)
-    }
-    return {key: listing for key, listing in sorted({**exist, **needed}.items()) if key.log_dir_id in online}
 
 
 def recorded(connection: sa.Connection, table: TableKey) -> tuple[int, int] | None:

@@ -10,10 +10,12 @@ import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.config import ClusterSettings
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.current.cut import Cut, due_below_cut
+from spark_log.tables.iceberg.catalog import CatalogName
 from spark_log.tables.publication_state import CURRENT, Cursor, Due, ListedFile, PublishedFile, TableKey
 
 
@@ -26,6 +28,7 @@ class TopicTable:
     log_dir: LogDir
     target: str
     listing: bool
+    settings: ClusterSettings
     cut: Cut | None = None
     """For a current-state table, offsets up to which it may show the partitions (`due_below_cut`)."""
 
@@ -43,6 +46,12 @@ class TopicTable:
         """Return the folder of the table that has nothing but its metadata, relative to the log dir."""
         names = {publication_state.DELTA: "/_delta_log", publication_state.ICEBERG: "/metadata", CURRENT: ""}
         return self.folder + names[self.target]
+
+    @property
+    def catalog(self) -> CatalogName | None:
+        """Return the catalog that has the table, None if its folder has it."""
+        name = self.settings.iceberg_catalog if self.target == publication_state.ICEBERG else ""
+        return CatalogName(name, self.settings.iceberg_namespace) if name else None
 
     @property
     def title(self) -> str:
@@ -125,6 +134,10 @@ class OpenTable(Protocol):
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
         """Return the change of a table that is as we left it, by the segments and files that changed since then."""
+
+    def has_foreign_schema(self, columns: TopicColumns | None) -> bool:
+        """Whether another program has changed the schema: then the table needs a commit, also without a file."""
+        return False
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
         """Make a commit of its own that the table needs before it gets files, and return True; else return False."""

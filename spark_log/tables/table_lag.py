@@ -19,11 +19,10 @@ from spark_log.tables.publication_state import (
     ICEBERG,
     REPLICA_LIMIT,
     TableKey,
-    log_dirs_with_replicas,
     recorded_of,
     table_folder,
-    targets,
 )
+from spark_log.tables.topic_tables import has_table, tables_of_topic
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _lags(connection: sa.Connection, target: str, topic_ids: Collection[TopicId]
             sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
         )
         .select_from(_replicas_with_cursors(target).join(t.segment, unseen))
-        .where(LOG_DIR.online, may_lag)
+        .where(LOG_DIR.online, may_lag, has_table(connection, target))
         .where(sa.true() if target == CURRENT else ~sa.func.coalesce(listed, sa.false()))
         .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
@@ -132,6 +131,7 @@ def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
         .distinct()
         .select_from(_replicas_with_cursors(target))
         .where(LOG_DIR.online, lacks_change, PARTITION.topic_id.in_(_topics_with(target)))
+        .where(has_table(connection, target))
     )
     return {TopicId(topic_id) for topic_id in connection.execute(query).scalars()}
 
@@ -164,18 +164,16 @@ def describe_tables(
     lags, versions = table_lags(connection, ids), recorded_of(connection, ids)
     tables: dict[int, list[TableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:
-        for log_dir_id in log_dirs_with_replicas(connection, topic):
-            for target in targets(topic):
-                key = TableKey(topic.topic_id, log_dir_id, target)
-                lag = lags.get(key)
-                tables[topic.topic_id].append(
-                    TableInfo(
-                        log_dir_id,
-                        target,
-                        LogDir(log_dirs[log_dir_id].uri).location(table_folder(topic, target)),
-                        versions[key][1] if key in versions else None,
-                        lag.records if lag else 0,
-                        max(0, now_ms - lag.oldest_ms) if lag else 0,
-                    )
+        for key in tables_of_topic(connection, topic):
+            lag = lags.get(key)
+            tables[topic.topic_id].append(
+                TableInfo(
+                    key.log_dir_id,
+                    key.target,
+                    LogDir(log_dirs[key.log_dir_id].uri).location(table_folder(topic, key.target)),
+                    versions[key][1] if key in versions else None,
+                    lag.records if lag else 0,
+                    max(0, now_ms - lag.oldest_ms) if lag else 0,
                 )
+            )
     return tables

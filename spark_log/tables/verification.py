@@ -23,6 +23,7 @@ from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.tables import publication, publication_state
 from spark_log.tables.current.hidden_rows import Rows, concatenated, hidden
+from spark_log.tables.iceberg.catalog import drop_table
 from spark_log.tables.publication_state import CURRENT, ListedFile
 from spark_log.tables.table_changes import OpenTable, TopicTable, find_changes
 
@@ -211,6 +212,8 @@ def rebuild(cluster: Cluster, topic: Topic, target: str) -> int:
     for table in publication.tables_of(cluster, topic):
         if table.listing and table.target == target:
             table.log_dir.verify(table.info.uuid)
+            if table.catalog is not None:
+                drop_table(table.catalog, topic.name)
             cluster.store.transact(lambda c, _, key=table.key: publication_state.forget(c, key))  # type: ignore[misc]
             table.log_dir.delete_folder(table.metadata_folder)
             count += 1

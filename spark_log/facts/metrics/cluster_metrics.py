@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
 from spark_log.facts.metrics.exposition import Gauges
-from spark_log.tables.publication_state import targets
+from spark_log.tables.topic_tables import targets
 
 PARTITIONS_MAX = 20_000
 """The maximum number of partitions that have metrics of their own. Sums include all partitions."""

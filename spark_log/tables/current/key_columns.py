@@ -17,9 +17,6 @@ from spark_log.log.records.segment_file import ExpectedSegment, open_segment, re
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 from spark_log.tables.current.hidden_rows import Rows, concatenated
 
-CACHE_BYTES = 256 * 2**20
-"""The keys of all files that a process keeps in memory. Those of other files are read again when they are needed."""
-
 
 class _Cache:
     """The rows of files by location, which never change. Thread-safe."""
@@ -35,12 +32,13 @@ class _Cache:
                 self._rows.move_to_end(location)
             return self._rows.get(location)
 
-    def put(self, location: str, rows: Rows) -> None:
+    def put(self, location: str, rows: Rows, bytes_max: int) -> None:
+        """Add rows, and drop those that were not used for the longest time while there are more bytes than that."""
         with self._lock:
             if location not in self._rows:
                 self._rows[location] = rows
                 self._bytes += _bytes(rows)
-            while self._bytes > CACHE_BYTES:
+            while self._bytes > bytes_max:
                 self._bytes -= _bytes(self._rows.popitem(last=False)[1])
 
 
@@ -60,9 +58,11 @@ def read_rows(
     record_count: int,
     rule: CurrentRule,
     columns: TopicColumns | None,
+    cache_bytes: int,
 ) -> Rows:
-    """Return the rows of a file, whose `path` is relative to the log dir. `columns` are the topic's typed columns.
-    Raises CorruptRecordError or StorageUnavailableError.
+    """Return the rows of a file, whose `path` is relative to the log dir. `columns` are the topic's typed columns. The
+    process keeps rows of files with at most `cache_bytes` in memory. Raises CorruptRecordError or
+    StorageUnavailableError.
     """
     expected = ExpectedSegment(log_dir.location(path), size, record_count)
     name = f"{expected.path} {rule}"
@@ -71,7 +71,7 @@ def read_rows(
     rows = _cache.get(name)
     if rows is None:
         rows = _read(log_dir, path, expected, base_offset, rule, columns)
-        _cache.put(name, rows)
+        _cache.put(name, rows, cache_bytes)
     return rows
 
 

@@ -173,7 +173,14 @@ class OpenCurrent(OpenTable):
     def _read(self, file: SegmentFile) -> Rows:
         path, rule = f"{self._table.topic.folder}/{file.path}", self._rule(self._columns)
         return read_rows(
-            self._table.log_dir, path, file.base_offset, file.bytes, file.record_count, rule, self._columns
+            self._table.log_dir,
+            path,
+            file.base_offset,
+            file.bytes,
+            file.record_count,
+            rule,
+            self._columns,
+            self._table.settings.table_current_cache_bytes,
         )
 
     def _rule(self, columns: TopicColumns | None) -> CurrentRule:

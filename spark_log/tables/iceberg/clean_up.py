@@ -2,9 +2,7 @@
 
 import re
 
-from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import Topic
-from spark_log.tables.iceberg.table import METADATA_FILES, open_table
+from spark_log.tables.iceberg.table import METADATA_FILES, IcebergTable
 
 _KEPT_MS = 3_600_000
 """Files are deleted so long after the metadata have dropped the last snapshot that needs them: readers that began
@@ -14,15 +12,15 @@ _SNAPSHOT_LIST = re.compile(r"snap-(\d+)-.*\.avro")
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
 
 
-def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
-    """Delete the files of a topic's Iceberg table that are not needed. Returns their number.
+def clean_up(table: IcebergTable, now_ms: int) -> int:
+    """Delete the files of a topic's Iceberg table that are not needed. Returns their number. A catalog deletes its own
+    metadata files.
 
     A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
     the list of neither the first nor the last of them, is in none.
     """
-    folder = topic.folder
-    table = open_table(log_dir, folder, "")
-    if table.metadata is None:
+    log_dir, folder = table.log_dir, table.folder
+    if table.metadata is None or not table.metadata["snapshots"]:
         return 0
     snapshots = sorted(table.metadata["snapshots"], key=lambda each: each["sequence-number"])
     ids = {each["snapshot-id"] for each in snapshots}

@@ -1,12 +1,10 @@
-"""Opens a topic's Iceberg table, and commits to it.
+"""A topic's Iceberg table: reads its metadata and manifests, and makes the metadata of its next version.
 
-The table's location is the topic's folder; its files are those of the log. A commit writes manifests, and creates
-`metadata/v<N>.metadata.json`, which fails if another process was first. `version-hint.text` follows it: a reader with
-an old hint sees an older snapshot.
+The table's location is the topic's folder; its files are those of the log. `metadata_files` opens and commits versions
+in the folder itself, `catalog` those of a catalog.
 """
 
 import hashlib
-import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.errors import CorruptRecordError, InvalidConfigurationError
-from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
@@ -32,7 +28,6 @@ MANIFEST_FILES = 100
 """A manifest with fewer files is written anew with the next ones."""
 _SMALL_MANIFESTS_MAX = 20
 _NAME_MAPPING = "schema.name-mapping.default"
-_METADATA = re.compile(r"v(\d+)\.metadata\.json")
 _SEGMENT = re.compile(r"_segments/(\d+)/")
 
 
@@ -60,6 +55,10 @@ class IcebergTable:
     def updated_ms(self) -> int:
         """Return the time of the last commit by the clock of its writer, 0 if there is no table yet."""
         return 0 if self.metadata is None else int(self.metadata["last-updated-ms"])
+
+    def has_schema(self, columns: TopicColumns | None) -> bool:
+        """Whether the current schema is that of a topic with these typed columns, or there is no table yet."""
+        return self.metadata is None or _has_schema(self.metadata, iceberg_schema(columns))
 
     def active_files(self) -> dict[str, ListedFile]:
         """Return the files that the table lists, by their paths relative to its location. Another program may have
@@ -107,20 +106,7 @@ class IcebergTable:
         return ListedFile(path, partition, base_offset, file["file_size_in_bytes"], file["record_count"])
 
 
-def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
-    """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
-    if not log_dir.creates_whole:
-        raise InvalidConfigurationError(
-            f"table.formats=iceberg: {log_dir!r} is neither a folder nor in S3 with obstore"
-        )
-    version = newest_version(log_dir, folder)
-    if version == 0:
-        return IcebergTable(log_dir, folder, application, 0, None)
-    content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
-    return IcebergTable(log_dir, folder, application, version, json.loads(content))
-
-
-def commit(
+def next_metadata(
     table: IcebergTable,
     add: Sequence[PublishedFile],
     remove: Sequence[ListedFile],
@@ -129,8 +115,9 @@ def commit(
     transaction_version: int,
     now_ms: int,
     retention_ms: int,
-) -> bool:
-    """Make the next version of the table: one snapshot for each operation. Returns False if another process did.
+) -> dict[str, Any]:
+    """Return the metadata of the next version of the table, with one snapshot for each operation, and write the
+    manifests and lists of these.
 
     `cursors` decide which added files are new to the table. Snapshots older than `retention_ms` leave the metadata.
     """
@@ -142,30 +129,12 @@ def commit(
     for operation in done or [Operation("append", [], [])]:
         writer.add_snapshot(operation)
     _expire(metadata, now_ms - retention_ms)
-    version = table.version + 1
-    content = json.dumps(metadata).encode()
-    if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
-        return False
-    failpoint("iceberg.committed")
-    # a publisher that was stopped for long may create a version that has been cleaned up meanwhile
-    return point_readers(table.log_dir, table.folder, version) == version
+    return metadata
 
 
-def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
-    """Make the hint name the newest version, and return that. It is never lowered: publishers may do so in any order.
-
-    `version` exists. If it is below the hint, a publisher has made it that was stopped for so long that another version
-    of this number had been cleaned up.
-    """
-    hinted = _hinted(log_dir, folder)
-    newest = newest_version(log_dir, folder) if hinted >= version else _last_from(log_dir, folder, version)
-    while newest > hinted:
-        hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
-        hint.write(str(newest).encode())
-        hint.commit()
-        # this process may have been stopped meanwhile, and the versions after `newest` cleaned up
-        hinted, newest = newest, _last_listed(log_dir, folder)
-    return newest
+def new_metadata(location: str, columns: TopicColumns | None, now_ms: int) -> dict[str, Any]:
+    """Return the metadata of a table without snapshots."""
+    return _with_columns(_new(location), columns) | {"last-updated-ms": now_ms}
 
 
 class _Writer:
@@ -275,21 +244,30 @@ class _Writer:
 
 def _with_schema(table: IcebergTable, columns: TopicColumns | None, now_ms: int) -> dict[str, Any]:
     """Return a copy of the table's metadata, or those of a new table, whose current schema has these typed columns."""
-    schema = iceberg_schema(columns)
-    metadata = {name: copy(each) for name, each in (table.metadata or _new(table.location)).items()}
-    current = [each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"]]
-    if not current or current[0]["fields"] != schema["fields"]:
-        number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
-        metadata["schemas"].append({**schema, "schema-id": number})
-        metadata["current-schema-id"] = number
-        metadata["last-column-id"] = max(metadata["last-column-id"], last_column_id(schema))
-        metadata["properties"][_NAME_MAPPING] = name_mapping(schema)
-    if table.version:
+    metadata = _with_columns(table.metadata or _new(table.location), columns)
+    if table.version and table.metadata is not None:
         before = f"{table.location}/metadata/v{table.version}.metadata.json"
         metadata["metadata-log"].append({"timestamp-ms": metadata["last-updated-ms"], "metadata-file": before})
         del metadata["metadata-log"][:-METADATA_FILES]
     metadata["last-updated-ms"] = now_ms
     return metadata
+
+
+def _with_columns(before: Mapping[str, Any], columns: TopicColumns | None) -> dict[str, Any]:
+    schema = iceberg_schema(columns)
+    metadata = {name: copy(each) for name, each in before.items()}
+    if not _has_schema(metadata, schema):
+        number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
+        metadata["schemas"].append({**schema, "schema-id": number})
+        metadata["current-schema-id"] = number
+        metadata["last-column-id"] = max(metadata["last-column-id"], last_column_id(schema))
+        metadata["properties"][_NAME_MAPPING] = name_mapping(schema)
+    return metadata
+
+
+def _has_schema(metadata: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    current = (each for each in metadata["schemas"] if each["schema-id"] == metadata["current-schema-id"])
+    return any(each["fields"] == schema["fields"] for each in current)
 
 
 METADATA_FILES = 100
@@ -353,40 +331,3 @@ def _snapshot_id(application: str, version: int, sequence: int) -> int:
     """Return 63 bits that are the same at each try of one intent on the same table."""
     digest = hashlib.sha256(f"{application}/{version}/{sequence}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _metadata_path(folder: str, version: int) -> str:
-    return f"{folder}/metadata/v{version}.metadata.json"
-
-
-def newest_version(log_dir: LogDir, folder: str) -> int:
-    """Return the newest version of the table, 0 if there is none."""
-    hinted = _hinted(log_dir, folder)
-    if hinted and _exists(log_dir, folder, hinted):
-        return _last_from(log_dir, folder, hinted)
-    return _last_listed(log_dir, folder)
-
-
-def _last_listed(log_dir: LogDir, folder: str) -> int:
-    names = log_dir.names(f"{folder}/metadata")
-    return max((int(match[1]) for match in map(_METADATA.fullmatch, names) if match), default=0)
-
-
-def _last_from(log_dir: LogDir, folder: str, version: int) -> int:
-    """Return the last version of those that follow an existing one without a gap: a hint may be missing or late."""
-    while _exists(log_dir, folder, version + 1):
-        version += 1
-    return version
-
-
-def _exists(log_dir: LogDir, folder: str, version: int) -> bool:
-    return log_dir.sizes([_metadata_path(folder, version)]) != [None]
-
-
-def _hinted(log_dir: LogDir, folder: str) -> int:
-    """Return the version of the hint, 0 if there is none or it is damaged."""
-    try:
-        content = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
-    except CorruptRecordError:  # there is none
-        return 0
-    return int(content) if content.isdigit() else 0

@@ -22,7 +22,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables import delta_table
-from spark_log.tables.iceberg.table import newest_version
+from spark_log.tables.iceberg.metadata_files import newest_version
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole

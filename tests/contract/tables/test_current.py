@@ -13,13 +13,14 @@ import sqlalchemy as sa
 from deltalake import DeltaTable, QueryBuilder
 
 from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.settings import alter_settings
 from spark_log.errors import InvalidConfigurationError, InvalidPartitionsError
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
-from spark_log.tables.current import key_columns, open_current
+from spark_log.tables.current import open_current
 from spark_log.tables.current.clean_up import clean_up
 from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
@@ -104,7 +105,7 @@ def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
 
 def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
-    monkeypatch.setattr(key_columns, "CACHE_BYTES", 0)
+    alter_settings(cluster, {"table.current.cache.bytes": "1"})
     put(log, topic, "old", "0")
     for n in range(8):
         put(log, topic, "a", str(n))

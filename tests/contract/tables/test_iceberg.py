@@ -17,8 +17,10 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
+from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.clean_up import clean_up
-from spark_log.tables.iceberg.table import MANIFEST_FILES, open_table
+from spark_log.tables.iceberg.metadata_files import open_table
+from spark_log.tables.iceberg.table import MANIFEST_FILES
 from spark_log.tables.publication import publish, publish_all, try_publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import (
@@ -269,11 +271,11 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     metadata = metadata_path(cluster, topic).parent
     before = set(os.listdir(metadata))
     [snapshot] = snapshots_of(cluster, topic)
-    assert clean_up(log_dir, topic, snapshot["timestamp-ms"]) == 0, "a reader may be on them"
+    assert clean_up(open_table(log_dir, topic.folder, ""), snapshot["timestamp-ms"]) == 0, "a reader may be on them"
     old_s = snapshot["timestamp-ms"] / 1000 - 7_200
     for name in before:
         os.utime(metadata / name, (old_s, old_s))
-    assert clean_up(log_dir, topic, snapshot["timestamp-ms"]) == 8, "4 lists and 4 manifests"
+    assert clean_up(open_table(log_dir, topic.folder, ""), snapshot["timestamp-ms"]) == 8, "4 lists and 4 manifests"
     check(cluster, topic)
     assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
 
@@ -296,8 +298,8 @@ def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypa
     append(log, topic, "a")
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
     message = "table.formats=iceberg: .* is neither a folder nor in S3 with obstore"
-    monkeypatch.setattr("spark_log.tables.publication.point_readers", lambda *_: 0)
-    monkeypatch.setattr("spark_log.tables.publication.open_iceberg", lambda log_dir, *_: open_table(Remote(), "f", "a"))
+    monkeypatch.setattr("spark_log.tables.iceberg.metadata_files.point_readers", lambda *_: 0)
+    monkeypatch.setattr(metadata_files, "open_table", lambda log_dir, *_: open_table(Remote(), "f", "a"))
     [published] = publish_all(cluster, [topic], eager=True).values()
     with pytest.raises(Exception, match=message):
         raise published.error

@@ -13,7 +13,8 @@ import pytest
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.iceberg import manifests
-from spark_log.tables.iceberg.table import commit, open_table
+from spark_log.tables.iceberg.metadata_files import commit, open_table
+from spark_log.tables.iceberg.table import next_metadata
 from spark_log.tables.publication import publish
 from spark_log.tables.publication_state import PublishedFile
 from tests.support.iceberg import (
@@ -71,7 +72,7 @@ def test_a_file_of_another_writer_is_removed(cluster, log):
     log_dir, folder = folder_of(cluster, topic)
     foreign = PublishedFile("data/partition=0/x.parquet", 0, 7, 8, 9, 1, 1, False)
     table = open_table(log_dir, folder, "other")
-    assert commit(table, [foreign], [], {}, topic.columns, 0, 0, 10**9)
+    assert commit(table, next_metadata(table, [foreign], [], {}, topic.columns, 0, 0, 10**9))
     Path(log_dir.location(f"{folder}/metadata/version-hint.text")).write_bytes(b"\xff")
     append(log, topic, "b")
     check(cluster, topic, ["delete", "append"])

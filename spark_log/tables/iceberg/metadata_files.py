@@ -1,0 +1,103 @@
+"""Opens an Iceberg table in a topic's folder, and commits to it.
+
+A commit creates `metadata/v<N>.metadata.json`, which fails if another process was first. `version-hint.text` follows
+it: a reader with an old hint sees an older snapshot.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import CorruptRecordError, InvalidConfigurationError
+from spark_log.failpoints import failpoint
+from spark_log.tables.iceberg.table import IcebergTable
+
+_METADATA = re.compile(r"v(\d+)\.metadata\.json")
+
+
+def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
+    """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
+    if not log_dir.creates_whole:
+        raise InvalidConfigurationError(
+            f"table.formats=iceberg: {log_dir!r} is neither a folder nor in S3 with obstore"
+        )
+    version = newest_version(log_dir, folder)
+    if version == 0:
+        return IcebergTable(log_dir, folder, application, 0, None)
+    content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
+    return IcebergTable(log_dir, folder, application, version, json.loads(content))
+
+
+def commit(table: IcebergTable, metadata: Mapping[str, Any]) -> bool:
+    """Make these metadata the next version of the table. Returns False if another process has made it."""
+    version = table.version + 1
+    content = json.dumps(metadata).encode()
+    if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
+        return False
+    failpoint("iceberg.committed")
+    # a publisher that was stopped for long may create a version that has been cleaned up meanwhile
+    return point_readers(table.log_dir, table.folder, version) == version
+
+
+def delete_versions(log_dir: LogDir, folder: str) -> None:
+    """Delete the metadata files of a table that a catalog has now: readers must not take them for its newest ones."""
+    log_dir.delete(f"{folder}/metadata/version-hint.text")
+    for name in log_dir.names(f"{folder}/metadata"):
+        if _METADATA.fullmatch(name):
+            log_dir.delete(f"{folder}/metadata/{name}")
+
+
+def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
+    """Make the hint name the newest version, and return that. It is never lowered: publishers may do so in any order.
+
+    `version` exists. If it is below the hint, a publisher has made it that was stopped for so long that another version
+    of this number had been cleaned up.
+    """
+    hinted = _hinted(log_dir, folder)
+    newest = newest_version(log_dir, folder) if hinted >= version else _last_from(log_dir, folder, version)
+    while newest > hinted:
+        hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
+        hint.write(str(newest).encode())
+        hint.commit()
+        # this process may have been stopped meanwhile, and the versions after `newest` cleaned up
+        hinted, newest = newest, _last_listed(log_dir, folder)
+    return newest
+
+
+def _metadata_path(folder: str, version: int) -> str:
+    return f"{folder}/metadata/v{version}.metadata.json"
+
+
+def newest_version(log_dir: LogDir, folder: str) -> int:
+    """Return the newest version of the table, 0 if there is none."""
+    hinted = _hinted(log_dir, folder)
+    if hinted and _exists(log_dir, folder, hinted):
+        return _last_from(log_dir, folder, hinted)
+    return _last_listed(log_dir, folder)
+
+
+def _last_listed(log_dir: LogDir, folder: str) -> int:
+    names = log_dir.names(f"{folder}/metadata")
+    return max((int(match[1]) for match in map(_METADATA.fullmatch, names) if match), default=0)
+
+
+def _last_from(log_dir: LogDir, folder: str, version: int) -> int:
+    """Return the last version of those that follow an existing one without a gap: a hint may be missing or late."""
+    while _exists(log_dir, folder, version + 1):
+        version += 1
+    return version
+
+
+def _exists(log_dir: LogDir, folder: str, version: int) -> bool:
+    return log_dir.sizes([_metadata_path(folder, version)]) != [None]
+
+
+def _hinted(log_dir: LogDir, folder: str) -> int:
+    """Return the version of the hint, 0 if there is none or it is damaged."""
+    try:
+        content = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
+    except CorruptRecordError:  # there is none
+        return 0
+    return int(content) if content.isdigit() else 0

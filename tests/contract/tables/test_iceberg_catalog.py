@@ -1,0 +1,227 @@
+"""Iceberg tables of catalogs: a REST catalog and a SQL catalog, which fail, are dropped, or have another table."""
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.utils.config import Config
+
+from spark_log.cluster.settings import alter_settings
+from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
+from spark_log.tables.iceberg import catalog as catalogs
+from spark_log.tables.publication import publish, try_publish
+from spark_log.tables.table_lag import describe_tables, topics_behind
+from spark_log.tables.verification import rebuild, verify
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, values_in, values_of
+from tests.support.replicas import add_brokers, topic_on
+from tests.support.rest_catalog import RestCatalog
+from tests.support.topics import append, fill, make
+
+pytestmark = pytest.mark.delta
+
+NAMESPACE = ("lake", "logs")
+
+
+@pytest.fixture
+def server(tmp_path):
+    with RestCatalog(tmp_path / "catalog").running() as running:
+        yield running
+
+
+@pytest.fixture(params=["rest", "sql"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def configured(cluster, server, kind, monkeypatch, tmp_path):
+    """The cluster's tables are in the catalog `lake` of pyiceberg's configuration."""
+    catalogs.load_catalog.cache_clear()
+    uri = server.uri if kind == "rest" else f"sqlite:///{tmp_path}/catalog/catalog.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", kind)
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", uri)
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/catalog/warehouse")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it is read at the import
+    alter_settings(cluster, {"iceberg.catalog": "lake", "iceberg.namespace": ".".join(NAMESPACE)})
+    yield
+    catalogs.load_catalog.cache_clear()
+
+
+def loaded(topic="t"):
+    return load_catalog("lake").load_table((*NAMESPACE, topic))
+
+
+def check(cluster, topic, operations=None):
+    publish(cluster, topic)
+    table = loaded(topic.name)
+    assert values_of(table.scan().to_arrow()) == values_in(cluster, topic)
+    if operations is not None:
+        last = table.current_snapshot().summary["spark-log.transaction-version"]
+        summaries = (each.summary for each in table.snapshots())
+        done = [each for each in summaries if each["spark-log.transaction-version"] == last]
+        assert [each.operation.value for each in done] == operations
+
+
+def test_the_table_of_a_catalog_follows_the_log(cluster, log):
+    topic = make(cluster, "t", 2, **CONFIGS, value_format="json", value_schema="a BIGINT")
+    publish(cluster, topic)
+    assert loaded().scan().to_arrow().num_rows == 0, "a new topic has its table at once"
+    append(log, topic, '{"a": 1}', '{"a": 2}')
+    append(log, topic, '{"a": 3}', partition=1)
+    check(cluster, topic, ["append"])
+    topic = alter_configs(cluster, "t", {"value.schema": "a BIGINT, b STRING"})
+    append(log, topic, '{"a": 4, "b": "x"}')
+    check(cluster, topic, ["append"])
+    records = loaded().scan(row_filter="record.a > 2").to_arrow()["record"].to_pylist()
+    assert sorted(each["a"] for each in records) == [3, 4] and {each["b"] for each in records} == {None, "x"}
+    for n in range(8):
+        append(log, topic, f'{{"a": {n}}}')
+    check(cluster, topic)
+    list(run_tasks(cluster, ["merge"]))
+    check(cluster, topic, ["replace"])
+    log_dir, folder = folder_of(cluster, topic)
+    assert (
+        log_dir.names(f"{folder}/metadata")
+        and not Path(log_dir.location(f"{folder}/metadata/version-hint.text")).exists()
+    )
+    assert [each.difference for each in verify(cluster, topic)] == [None, None]
+    topic = alter_configs(cluster, "t", {"iceberg.snapshot.retention.ms": "0"})
+    append(log, topic, '{"a": 5}')
+    check(cluster, topic, ["append"])
+    assert len(loaded().snapshots()) == 1
+    publish(cluster, alter_configs(cluster, "t", {"table.formats": "delta"}))
+    assert loaded().scan().to_arrow().num_rows == 0
+
+
+def test_a_table_in_a_folder_moves_to_the_catalog(cluster, log):
+    """It keeps its snapshots; the folder has no table any more that would get old."""
+    alter_settings(cluster, {"iceberg.catalog": None})
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    assert by_duckdb(cluster, topic) == {0: ["a"]}
+    alter_settings(cluster, {"iceberg.catalog": "lake"})
+    check(cluster, topic, ["append"])
+    log_dir, folder = folder_of(cluster, topic)
+    assert not [name for name in log_dir.names(f"{folder}/metadata") if name.startswith("v")]
+    append(log, topic, "b")
+    check(cluster, topic, ["append"])
+    assert len(loaded().snapshots()) == 2
+    alter_settings(cluster, {"iceberg.catalog": None})
+    publish(cluster, topic)
+    assert by_duckdb(cluster, topic) == {0: ["a", "b"]}
+
+
+def test_foreign_changes_are_undone(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    append(log, topic, "b")
+    publish(cluster, topic)
+    table = loaded()
+    table.delete("base_offset = 0")
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "theirs").commit()
+    assert values_of(loaded().scan().to_arrow()) == {0: ["b"]}
+    check(cluster, topic)
+    assert loaded().refs().keys() == {"main"}
+    with loaded().update_schema() as update:
+        update.rename_column("value", "theirs")
+    append(log, topic, "c")
+    check(cluster, topic)
+    table = loaded()
+    table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    append(log, topic, "d")
+    check(cluster, topic)
+
+
+def test_a_dropped_table_is_not_made_again_unless_it_is_asked_for(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    load_catalog("lake").drop_table((*NAMESPACE, "t"))
+    append(log, topic, "b")
+    with pytest.raises(InvalidConfigurationError, match="spark-log table rebuild t --target iceberg"):
+        publish(cluster, topic)
+    assert rebuild(cluster, topic, "iceberg") == 1
+    check(cluster, topic, ["append"])
+    assert rebuild(cluster, topic, "iceberg") == 1
+    check(cluster, topic, ["append"])
+
+
+def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    delete_topic(cluster, "t")
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "b")
+    with pytest.raises(InvalidConfigurationError, match="Drop it in the catalog without its files"):
+        publish(cluster, topic)
+    load_catalog("lake").drop_table((*NAMESPACE, "t"))
+    check(cluster, topic, ["append"])
+
+
+def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    alter_settings(cluster, {"iceberg.catalog": "none-such"})
+    with pytest.raises((InvalidConfigurationError, StorageUnavailableError), match="none-such"):
+        publish(cluster, topic)
+    assert try_publish(cluster, [topic])
+    assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.parametrize("kind", ["rest"], indirect=True)
+def test_the_catalog_fails_in_every_way(cluster, log, server):
+    """It refuses, applies and loses the answer, is slow to apply, or another commit was first: one snapshot each."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    publish(cluster, topic)
+    late = []
+
+    def lost(commit):
+        commit()
+        return 504
+
+    def applied_later(commit):
+        late.append(commit)
+        return 503
+
+    def applied_now(commit):
+        commit()
+        with pytest.raises(Exception, match=r"already exists|has changed|Requirement"):
+            late.pop()()
+
+    for number, (fault, fails) in enumerate(
+        [(lambda _: 500, True), (lost, False), (lambda _: 409, False), (applied_later, True), (applied_now, False)]
+    ):
+        server.faults.append(fault)
+        append(log, topic, str(number))
+        if fails:
+            with pytest.raises(StorageUnavailableError, match=r"lake\.logs\.t"):
+                publish(cluster, topic)
+        else:
+            publish(cluster, topic)
+            assert not server.faults
+            check(cluster, topic)
+    assert sum(int(each.summary["added-data-files"]) for each in loaded().snapshots()) == 5
+    server.faults.append(applied_later)
+    append(log, topic, "late")
+    with pytest.raises(StorageUnavailableError):
+        publish(cluster, topic)
+    late.pop()()
+    check(cluster, topic, ["append"])
+    assert sum(int(each.summary["added-data-files"]) for each in loaded().snapshots()) == 6
+
+
+def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
+    add_brokers(cluster, tmp_path, 2, 3)
+    topic = topic_on(cluster, "t", [[2, 3], [3, 1], [3, 2]], **CONFIGS)
+    fill(log, topic, [1, 1, 1])
+    check(cluster, topic)
+    described = cluster.store.read(lambda c: describe_tables(c, [topic], cluster.log_dirs(), 0))[topic.topic_id]
+    assert [each.log_dir_id for each in described if each.target == "iceberg"] == [3]
+    assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == set()
+    append(log, topic, "more")
+    assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == {topic.topic_id}
