@@ -18,6 +18,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
 from tests.support import compose_schema
+from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer, find_programs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -134,7 +135,11 @@ class OnThisMachine:
 
     @contextmanager
     def running(self, service: str) -> Iterator[subprocess.Popen[str]]:
-        words = [word.replace("/data/", f"{self._data}/") for word in self._services[service]["command"]]
+        # a page of the documentation has the port of the metrics too, and may run at the same time
+        places = {"/data/": f"{self._data}/", "9404": str(free_port())}
+        words = self._services[service]["command"]
+        for old, new in places.items():
+            words = [word.replace(old, new) for word in words]
         pipe = subprocess.PIPE
         with subprocess.Popen(words, env=self.environment(service), stdout=pipe, stderr=pipe, text=True) as process:
             try:
