@@ -258,11 +258,16 @@ class LogDir:
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
     def touch(self, relative: str) -> None:
-        """Set the time of the last change of a local file, if it exists, to the present."""
-        if not self.local:
+        """Set the time of the last change of a small file, if it exists, to the present. An object is written again."""
+        if self.local:
+            with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
+                os.utime(self._resolve(relative))
             return
-        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
-            os.utime(self._resolve(relative))
+        with contextlib.suppress(CorruptRecordError):  # it is missing
+            content = b"".join(map(bytes, self.read_blocks(relative)))
+            file = self.replace(relative)
+            file.write(content)
+            file.commit()
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
         """Force a file that another process wrote, and its folder, to disk. Object stores do that themselves.

@@ -238,8 +238,8 @@ class TopicConfig:
         "none",
         Choice(("none", "delta")),
         "Not in Kafka. delta: the topic has another Delta table, in folder _current, which shows the last record of "
-        "each key of each partition, unless it is a tombstone. It needs the extra `current`, log dirs in folders, and "
-        "cleanup.policy=compact or unlimited retention. The topic gets no further partitions.",
+        "each key of each partition, unless it is a tombstone. It needs the extra `current`, log dirs in folders or S3,"
+        " and cleanup.policy=compact or unlimited retention. The topic gets no further partitions.",
     )
     table_current_order: str = config(
         "table.current.order",

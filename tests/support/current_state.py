@@ -54,8 +54,9 @@ def by_duckdb(location: str, scan: str = "delta_scan") -> list[Row]:
     return _rows(duckdb_connection().execute(f"SELECT * FROM {scan}('{location}')").to_arrow_table())
 
 
-def by_deltalake(location: str) -> list[Row]:
-    query = QueryBuilder().register("t", DeltaTable(location)).execute("SELECT * FROM t")
+def by_deltalake(location: str, storage_options: dict[str, str] | None = None) -> list[Row]:
+    table = DeltaTable(location, storage_options=storage_options)
+    query = QueryBuilder().register("t", table).execute("SELECT * FROM t")
     return _rows(pa.RecordBatchReader.from_stream(query).read_all())
 
 

@@ -336,9 +336,8 @@ def _check_tables(cluster: Cluster, config: TopicConfig) -> None:
         if importlib.util.find_spec(package) is None:
             raise InvalidConfigurationError(f"{name} needs a package: {install_extra(extra)}")
         for info in cluster.log_dirs().values():
-            local = info.uri.startswith("file:")
-            if not (local or (extra == "iceberg" and can_create(info.uri))):
+            if not (info.uri.startswith("file:") or can_create(info.uri)):
                 raise InvalidConfigurationError(
-                    f"{name}: log dir {redact(info.uri)} is an object store"
-                    + (": S3 needs the package obstore, and no other is supported" if extra == "iceberg" else "")
+                    f"{name}: log dir {redact(info.uri)} is an object store: S3 needs the package obstore, and no other"
+                    " is supported"
                 )

@@ -217,14 +217,18 @@ class OpenCurrent(OpenTable):
     def _delta(self) -> "DeltaTable":
         from deltalake import DeltaTable
 
-        return DeltaTable(self._table.log_dir.location(self._table.folder), version=self._current.version)
+        log_dir = self._table.log_dir
+        location, options = log_dir.location(self._table.folder), log_dir.storage_options
+        return DeltaTable(location, version=self._current.version, storage_options=options)
 
     @cached_property
     def _masks(self) -> dict[str, Mask]:
         """The masks of the files that have one, by location."""
         rows = pa.RecordBatchReader.from_stream(self._delta.deletion_vectors()).read_all()
         return {
-            unquote(urlsplit(file).path): ~np.asarray(shown.values)
+            (file if "://" in file and not self._table.log_dir.local else unquote(urlsplit(file).path)): ~np.asarray(
+                shown.values
+            )
             for file, shown in zip(rows.column(0).to_pylist(), rows.column(1), strict=True)
         }
 

@@ -22,10 +22,13 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables import delta_table
+from spark_log.tables.current import open_current
 from spark_log.tables.iceberg.metadata_files import newest_version
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
+from tests.support.current_state import by_deltalake, location_of
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.keyed_log import keyed
 from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.s3_proxy import S3Proxy
@@ -152,6 +155,33 @@ def test_an_iceberg_table_has_each_file_once_whatever_a_put_answers(cluster, log
         ], (fault, method, part)
         assert len(proxy.seen) == number, (fault, method, part)
     list(run_tasks(cluster, ["merge", "delta"]))
+    assert [each.difference for each in verify(cluster, topic)] == [None, None]
+
+
+def test_a_current_state_table_shows_each_key_once_whatever_a_put_answers(cluster, log, proxy):
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "table.current": "delta"}
+    topic = create_topic(cluster, "t", configs={**FILES, **configs})
+    faults = [
+        ("refuse", "PUT", "deletion_vector"),
+        ("lose the answer", "PUT", "deletion_vector"),
+        ("refuse", "PUT", "_current/_delta_log/0"),
+        ("lose the answer", "PUT", "_current/_delta_log/0"),
+        ("cut the answer", "GET", "_current/_delta_log/0"),
+    ]
+    for number, (fault, method, part) in enumerate(faults, 1):
+        open_current._opened.clear()
+        values = [(b"a", b"%d" % number), (b"b", b"0"), (b"b", None)]
+        proxy.times(1, fault, method, part)
+        log.append(topic, [Records(0, keyed(values))])  # and published
+        with suppress(StorageUnavailableError):  # the next publication continues
+            publish(cluster, topic)
+        proxy.rule = lambda _method, _path: None
+        publish(cluster, topic)
+        [info] = cluster.log_dirs().values()
+        rows = by_deltalake(location_of(cluster, topic), cluster.log_dir(info).storage_options)
+        assert [row[2:] for row in rows] == [(b"a", b"%d" % number)], (fault, method, part)
+        assert len(proxy.seen) == number, (fault, method, part)
+    list(run_tasks(cluster, ["merge", "compact", "delta"], now=True))
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.bad_records import bad_rows
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.task_list import run_tasks
@@ -127,3 +128,14 @@ def test_another_order_finds_the_rows_anew(cluster, log):
         append(log, topic, event("c", None, (5, 5.0), 9), key=b"5")
         publish(cluster, topic)
         assert rows_of_record(cluster, topic) == {**rows, 5: 5.0}
+
+
+def test_compaction_keeps_the_last_tombstone_for_its_retention(cluster, log):
+    """Consumers of the log learn of a deletion by it, though the table does without it."""
+    topic = make(cluster, "t", 1, **{**CONFIGS, "delete_retention_ms": "86400000"}, table_current_order="sequence")
+    replay(log, topic, HISTORY)
+    replay(log, topic, HISTORY)
+    list(run_tasks(cluster, ["compact"], now=True))
+    rows = [row for batch in log.read({TopicPartition("t", 0): OffsetRange(0, 20)}) for row in batch.to_pylist()]
+    assert [row["key"] for row in rows if row["value"] is None] == [b"2", b"3"]
+    assert len(rows) == 6, "two rows, two events of deletion, and their tombstones"
