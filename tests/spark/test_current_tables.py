@@ -85,23 +85,18 @@ def test_readers_agree_on_vectors_of_many_rows(
 
 
 def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
-    """VACUUM without LITE is left out: it takes half a minute, and lists the folder of the table only."""
     topic = make(cluster, "t", 1, **CONFIGS, inline_max_bytes="0")
     for n in range(6):
         append_keyed(log, topic, (b"a", b"%d" % n), (b"k%d" % n, b"x"))
     list(run_tasks(cluster, ["merge"]))
     append_keyed(log, topic, (b"a", b"6"))
     publish(cluster, topic)
-    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    try:
-        for command in ("OPTIMIZE {}", "VACUUM {} LITE RETAIN 0 HOURS"):
-            spark.sql(command.format(f"delta.`{location_of(cluster, topic)}`")).collect()
-            assert_replicas_are_whole(cluster)
-            append_keyed(log, topic, (b"a", b"7"))
-            publish(cluster, topic)
-            assert_current(cluster, topic)
-    finally:
-        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    for command in ("OPTIMIZE {}", "VACUUM {} LITE RETAIN 0 HOURS", "VACUUM {} RETAIN 0 HOURS"):
+        spark.sql(command.format(f"delta.`{location_of(cluster, topic)}`")).collect()
+        assert_replicas_are_whole(cluster)
+        append_keyed(log, topic, (b"a", b"7"))
+        publish(cluster, topic)
+        assert_current(cluster, topic)
     check(spark, cluster, "t")
 
 

@@ -313,11 +313,6 @@ def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
 
 # Spark
 
-VACUUM_SETTINGS = {
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # by default it lists with 10,000 tasks
-}
-
 
 def test_spark_reads_the_same_records_as_the_log(topic, spark):
     rows = spark.read.format("delta").load(topic.location).orderBy("partition", "base_offset", "offset_delta").collect()
@@ -350,16 +345,10 @@ def test_changes_of_the_table_by_spark_are_undone(topic, spark):
     here = f"delta.`{topic.location}`"
     assert stream() == topic.records()
     spark.sql(f"OPTIMIZE {here} ZORDER BY (offset_delta)")
-    for name, setting in VACUUM_SETTINGS.items():
-        spark.conf.set(name, setting)
-    try:
-        # LITE reads the Delta log and obeys the table's own retention; with 0 HOURS it would delete the files that
-        # ZORDER has removed, even in a hidden folder. A user who disables the check for that accepts this.
-        for way in ("RETAIN 0 HOURS", "LITE"):
-            spark.sql(f"VACUUM {here} {way}")
-    finally:
-        for name in VACUUM_SETTINGS:
-            spark.conf.unset(name)
+    # LITE reads the Delta log and obeys the table's own retention; with 0 HOURS it would delete the files that ZORDER
+    # has removed, even in a hidden folder. A user who disables the check for that accepts this.
+    for way in ("RETAIN 0 HOURS", "LITE"):
+        spark.sql(f"VACUUM {here} {way}")
     topic.append("later")
     topic.is_whole()
     assert stream() == topic.records()
