@@ -66,7 +66,7 @@ def session(master: str, warehouse: Path, **settings: str) -> SparkSession:
         "spark.sql.warehouse.dir": str(warehouse),
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # VACUUM … RETAIN 0 HOURS is allowed
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM lists files in 10,000 tasks by default
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM lists files in 10,000 tasks else
         **delta_settings(),
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
