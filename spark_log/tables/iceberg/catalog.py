@@ -7,6 +7,7 @@ the sequence number of its current snapshot.
 
 import contextlib
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -119,8 +120,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[d
 
 
 def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> CatalogTable | None:
-    """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none of this name.
-    Raises InvalidConfigurationError if the table of this name has another folder.
+    """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none of this name, or
+    that of a deleted topic, which leaves it. Raises InvalidConfigurationError if the table of this name is another one.
     """
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -132,13 +133,16 @@ def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> C
             table = catalog.load_table(_identifier(name, topic))
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-    if table.location() != log_dir.location(folder):
-        raise InvalidConfigurationError(
-            f"{title}: its location is {redact(table.location())}, not the topic's folder"
-            f" {redact(log_dir.location(folder))}: another topic or log dir had it. Drop it in the catalog without its"
-            " files, and spark-log makes it anew"
-        )
-    return CatalogTable(catalog, table, title)
+    location, ours = table.location(), log_dir.location(folder)
+    if location == ours:
+        return CatalogTable(catalog, table, title)
+    if re.fullmatch(re.escape(log_dir.location(topic)) + "-[0-9a-f]{8}", location):  # a topic of this name was deleted
+        drop_table(name, topic)
+        return None
+    raise InvalidConfigurationError(
+        f"{title}: its location is {redact(location)}, not the topic's folder {redact(ours)}. `spark-log table rebuild"
+        f" {topic} --target iceberg` replaces it, without deleting a file of it"
+    )
 
 
 def create_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, columns: TopicColumns | None) -> None:

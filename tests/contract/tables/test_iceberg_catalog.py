@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
@@ -157,9 +158,20 @@ def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
     delete_topic(cluster, "t")
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "b")
-    with pytest.raises(InvalidConfigurationError, match="Drop it in the catalog without its files"):
+    check(cluster, topic, ["append"])
+
+
+def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server):
+    lake = server.catalog if kind == "rest" else load_catalog("lake")
+    lake.create_namespace(NAMESPACE[:1])
+    lake.create_namespace(NAMESPACE)
+    lake.create_table((*NAMESPACE, "t"), schema=pa.schema([("a", pa.int64())]))
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    with pytest.raises(InvalidConfigurationError, match="spark-log table rebuild t --target iceberg` replaces it"):
         publish(cluster, topic)
-    load_catalog("lake").drop_table((*NAMESPACE, "t"))
+    assert loaded().schema().column_names == ["a"]
+    assert rebuild(cluster, topic, "iceberg") == 1
     check(cluster, topic, ["append"])
 
 
