@@ -9,9 +9,11 @@ import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.store_schema import read_overrides
 from spark_log.tables.current.cut import HAS_CURRENT
 from spark_log.tables.publication_state import (
     CURRENT,
@@ -138,8 +140,8 @@ def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A topic's table of one format (`target`) in a log dir. `location` is a path or URI, `version` None before the
-    first publication.
+    """A topic's table of one format (`target`) in a log dir. `location` is a path or URI, or the name of a table in a
+    catalog. `version` is None before the first publication.
 
     `lag_records` is the number of records that it lacks, and `lag_ms` the time since the oldest of them was appended.
     Both are 0 if the table is up to date, or its log dir is offline.
@@ -162,6 +164,9 @@ def describe_tables(
     """
     ids = [topic.topic_id for topic in topics]
     lags, versions = table_lags(connection, ids), recorded_of(connection, ids)
+    settings = ClusterSettings.from_stored(read_overrides(connection))
+    catalog, namespace = settings.iceberg_catalog, settings.iceberg_namespace
+    in_catalog = f"{namespace}.{{}} in catalog {catalog}" if catalog else ""
     tables: dict[int, list[TableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:
         for key in tables_of_topic(connection, topic):
@@ -170,7 +175,9 @@ def describe_tables(
                 TableInfo(
                     key.log_dir_id,
                     key.target,
-                    LogDir(log_dirs[key.log_dir_id].uri).location(table_folder(topic, key.target)),
+                    in_catalog.format(topic.name)
+                    if in_catalog and key.target == ICEBERG
+                    else LogDir(log_dirs[key.log_dir_id].uri).location(table_folder(topic, key.target)),
                     versions[key][1] if key in versions else None,
                     lag.records if lag else 0,
                     max(0, now_ms - lag.oldest_ms) if lag else 0,

@@ -235,7 +235,8 @@ def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
     fill(log, topic, [1, 1, 1])
     check(cluster, topic)
     described = cluster.store.read(lambda c: describe_tables(c, [topic], cluster.log_dirs(), 0))[topic.topic_id]
-    assert [each.log_dir_id for each in described if each.target == "iceberg"] == [3]
+    [iceberg] = [each for each in described if each.target == "iceberg"]
+    assert (iceberg.log_dir_id, iceberg.location) == (3, "lake.logs.t in catalog lake")
     assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == set()
     append(log, topic, "more")
     assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == {topic.topic_id}
