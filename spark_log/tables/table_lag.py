@@ -166,7 +166,6 @@ def describe_tables(
     lags, versions = table_lags(connection, ids), recorded_of(connection, ids)
     settings = ClusterSettings.from_stored(read_overrides(connection))
     catalog, namespace = settings.iceberg_catalog, settings.iceberg_namespace
-    in_catalog = f"{namespace}.{{}} in catalog {catalog}" if catalog else ""
     tables: dict[int, list[TableInfo]] = {topic.topic_id: [] for topic in topics}
     for topic in topics:
         for key in tables_of_topic(connection, topic):
@@ -175,8 +174,8 @@ def describe_tables(
                 TableInfo(
                     key.log_dir_id,
                     key.target,
-                    in_catalog.format(topic.name)
-                    if in_catalog and key.target == ICEBERG
+                    f"{namespace}.{topic.name} in catalog {catalog}"
+                    if catalog and key.target == ICEBERG
                     else LogDir(log_dirs[key.log_dir_id].uri).location(table_folder(topic, key.target)),
                     versions[key][1] if key in versions else None,
                     lag.records if lag else 0,
