@@ -82,7 +82,9 @@ def mutated(data, chosen):
     return struct.pack(">i", HEADER_BYTES - 4 + len(body)) + data[4:HEADER_BYTES] + body
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway):
+    """On the store that refuses more: NUL, and numbers beyond a column."""
     chosen = random.Random(17)
     open_connections = deque()
     for api in APIS:
