@@ -20,13 +20,6 @@ from tests.support.records import read_all
 TRANSFORMATIONS = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
 ON_A_FREE_PORT = "import os; os.environ['SPARK_TESTING'] = '1'"
 """Spark Connect then selects a free port. Only the Python processes have it: a JVM with it would test itself."""
-SETTINGS = (
-    "spark.sql.catalogImplementation=hive",
-    "spark.ui.enabled=false",
-    "spark.sql.codegen.wholeStage=false",
-    "spark.sql.codegen.factoryMode=NO_CODEGEN",
-)
-"""Tables that a second run finds; and a few rows are processed sooner by interpreted queries."""
 CHANGES = [(0, "Ann", "insert"), (1, "Bob", "insert"), (2, "Cy", "insert"), (1, "Bert", "update"), (2, "Cy", "delete")]
 
 
@@ -45,7 +38,8 @@ def pipeline(folder: Path, environment: Mapping[str, str]) -> Iterator[subproces
     command = [
         Path(sys.executable).with_name("spark-pipelines"),
         "run",
-        *(word for setting in SETTINGS for word in ("--conf", setting)),
+        "--conf",
+        "spark.sql.catalogImplementation=hive",
     ]
     with (
         (folder / "output").open("ab") as output,
@@ -71,7 +65,7 @@ def test_a_killed_pipeline_has_each_record_once(tmp_path: Path) -> None:
         "name": "shop",
         "storage": (project / "storage").as_uri(),
         "libraries": [{"glob": {"include": "transformations/**"}}],
-        "configuration": {"spark.sql.shuffle.partitions": "1"},
+        "configuration": {"spark.sql.shuffle.partitions": "2"},
     }
     (project / "spark-pipeline.yml").write_text(json.dumps(specification))  # YAML includes JSON
     with Cluster.init(address) as cluster:
