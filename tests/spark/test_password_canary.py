@@ -31,36 +31,37 @@ def event_log(spark, folder):
         listener.stop()
 
 
-@pytest.mark.parametrize("given", ["option", "file"])
-def test_spark_shows_no_password(spark, postgres_server, tmp_path, caplog, capfd, given):
+def test_spark_shows_no_password(spark, postgres_server, tmp_path, caplog, capfd):
+    """The option `cluster` is once the address, and once a file that has it."""
     caplog.set_level(logging.DEBUG, "spark_log")  # not py4j's, which has all calls
     url = postgres_server.create_database().replace("@", f":{CANARY}@", 1)
     secret = tmp_path / "secret"
     secret.write_text(url)
-    address = url if given == "option" else str(secret)
     root = tmp_path / "searched"
     (root / "events").mkdir(parents=True)
     with Cluster.init(str(secret), log_dir=str(root / "log")) as cluster:
-        make(cluster, "t", 1)
-    options = {"cluster": address, "topic": "t"}
+        for topic in ("by-option", "by-file"):
+            make(cluster, topic, 1)
     texts = []
     with event_log(spark, root / "events"):
-        rows = spark.range(3).selectExpr("CAST(id AS string) AS value")
-        rows.write.format("spark_log").options(**options).mode("append").save()
-        read = spark.read.format("spark_log").options(cluster=address, subscribe="t").load()
-        assert read.count() == 3
-        texts += [read._jdf.queryExecution().toString(), str(read)]
-        stream = spark.readStream.format("spark_log").options(cluster=address, subscribe="t")
-        rows = stream.option("startingOffsets", "earliest").load().select("value")
-        writing = rows.writeStream.format("spark_log").options(**options).trigger(availableNow=True)
-        query = writing.option("checkpointLocation", str(root / "checkpoint")).start()
-        query.awaitTermination()
-        texts += [str(query.recentProgress), str(query.lastProgress), str(query.status)]
+        for address, topic in ((url, "by-option"), (str(secret), "by-file")):
+            options = {"cluster": address, "topic": topic}
+            rows = spark.range(3).selectExpr("CAST(id AS string) AS value")
+            rows.write.format("spark_log").options(**options).mode("append").save()
+            read = spark.read.format("spark_log").options(cluster=address, subscribe=topic).load()
+            assert read.count() == 3
+            texts += [read._jdf.queryExecution().toString(), str(read)]
+            stream = spark.readStream.format("spark_log").options(cluster=address, subscribe=topic)
+            rows = stream.option("startingOffsets", "earliest").load().select("value")
+            writing = rows.writeStream.format("spark_log").options(**options).trigger(availableNow=True)
+            query = writing.option("checkpointLocation", str(root / topic)).start()
+            query.awaitTermination()
+            texts += [str(query.recentProgress), str(query.lastProgress), str(query.status)]
         wrong = f"postgresql://spark_log:{CANARY}@127.0.0.1:{free_port()}/nothing"
         with pytest.raises(
             Exception, match="nothing"
         ) as raised:  # of Spark, which has classes for each of its versions
-            spark.read.format("spark_log").options(cluster=wrong, subscribe="t").load().count()
+            spark.read.format("spark_log").options(cluster=wrong, subscribe="by-option").load().count()
         texts.append(str(raised.value))
     events = list((root / "events").iterdir())
     assert len(events) == 1 and "SparkListenerSQLExecutionStart" in events[0].read_text()

@@ -30,6 +30,8 @@ PRELOADED = (
     "pyspark.sql.types", "pyspark.worker_util", "spark_log.spark.datasource.source",
     "spark_log.cli.main", "spark_log.clients.consume.consumer", "spark_log.maintenance.coordinator.coordinator",
     "spark_log.clients.produce.producer", "spark_log.maintenance", "spark_log.metadata.migrations",
+    "spark_log.gateway.server", "spark_log.facts.topics", "spark_log.facts.transactions",
+    "spark_log.maintenance.coordinator.broker",
     "tests.support.records",
     "rich.box", "rich.markup", "rich.table", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip

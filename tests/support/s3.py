@@ -2,12 +2,14 @@
 
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import boto3
 import pytest
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from pyarrow import fs
 from werkzeug.serving import make_server
 
 ACCESS_KEY = "test-access-key"
@@ -16,6 +18,20 @@ REGION = "us-east-1"
 
 also_on_s3 = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "s3"], indirect=True)
 """For contract tests: one more run, with the log dirs of `cluster` and `three_brokers` in object storage."""
+
+
+def give_up_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Let log dirs that are opened from now on report the first error of a request. Arrow repeats it for 6 s."""
+
+    def from_uri(uri: str) -> tuple[Any, str]:
+        opened, path = fs.FileSystem.from_uri(uri)
+        if isinstance(opened, fs.S3FileSystem):
+            _, (settings,) = opened.__reduce__()
+            opened = fs.S3FileSystem(**settings, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1))
+        return opened, path
+
+    impatient = SimpleNamespace(**{**vars(fs), "FileSystem": SimpleNamespace(from_uri=from_uri)})
+    patch.setattr("spark_log.cluster.log_dir.fs", impatient)
 
 
 class S3Server:

@@ -316,6 +316,11 @@ def main(folder: Path) -> None:
         **delta_settings(),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # interpreted, as in the session of the tests: there is little to compute
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     spark = SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
     for case in (*CASES, thin_client):

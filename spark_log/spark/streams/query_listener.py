@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -32,11 +33,11 @@ from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.maintenance.recorded_appends import append_records
+from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.process import stop_at_exit
 from spark_log.spark.datasource.checkpoint.stream_offsets import StreamOffset
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ _PAUSE_S = 10.0
 """The time after a failure during which the store is not read."""
 _TIMEOUT_MS = 2_000
 _CLOSE_S = 10.0
+_CLUSTER_ID = sa.select(CLUSTER.cluster_id)
 
 
 @dataclass
@@ -302,11 +304,14 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
     records. The lag of a partition that two sources read is the larger one.
     """
     found = [offset for offset in map(_stream_offset, ends) if offset is not None]
-    ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
-    if not ours:
+    if not found:
         return None
 
-    def read(connection: "sa.Connection") -> dict[TopicPartition, int]:
+    def read(connection: sa.Connection) -> dict[TopicPartition, int] | None:
+        cluster_id = connection.execute(_CLUSTER_ID).scalar_one()
+        ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster_id)]
+        if not ours:
+            return None
         lags: dict[TopicPartition, int] = {}
         for positions in ours:
             topics = find_topics(connection, {name for name, _ in positions.offsets})

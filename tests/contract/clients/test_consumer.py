@@ -142,6 +142,7 @@ def test_a_record_has_all_its_fields(cluster, log, consume):
     assert record == ("t", 0, 0, 0, NOON_MS, 0, b"key", b"v", [("h", b"12"), ("é", None)], None, 3, 1, 5)
 
 
+@pytest.mark.on_sqlite
 def test_arguments_of_poll(cluster, consume):
     consumer = consume()
     for wrong, error in (
@@ -190,6 +191,7 @@ def test_pause_seek_and_replay(cluster, log, consume):
         consumer.position(TopicPartition("t", 9))
 
 
+@pytest.mark.on_sqlite
 def test_iteration_moves_the_position_record_by_record(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [10])
@@ -292,6 +294,7 @@ def test_arrow_tables_in_order_and_mixed_with_polls(cluster, log, consume):
     assert consumer.poll_arrow(0) == {}
 
 
+@pytest.mark.on_sqlite
 def test_deserializers_and_records_that_they_refuse(cluster, log, consume):
     make(cluster, "t", 1)
     append(log, "t", "1", "2", "x", "4")
@@ -354,6 +357,7 @@ def test_a_waiting_consumer_gets_a_record_at_once(cluster, log, consume):
     writer.join()
 
 
+@pytest.mark.on_sqlite
 def test_a_fetch_waits_for_enough_bytes(cluster, log, consume):
     make(cluster, "t", 1)
     consumer = consume("t", fetch_min_bytes=5_000, fetch_max_wait_ms=700)
@@ -371,6 +375,7 @@ def test_a_fetch_waits_for_enough_bytes(cluster, log, consume):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.on_sqlite
 def test_memory_is_bounded_over_partitions(cluster, log, consume):
     topic = make(cluster, "t", 6, **{"inline_max_bytes": "0"})
     records = table(*(os.urandom(500).hex() for _ in range(1_000)))
@@ -474,6 +479,7 @@ def test_patterns_follow_topics_and_partitions_that_are_added_or_deleted(cluster
     assert consumer.assignment() == {TopicPartition("orders-b", 0)}
 
 
+@pytest.mark.on_sqlite
 def test_another_thread_gets_a_clear_error_and_may_close(cluster, consume):
     make(cluster, "t", 1)
     consumer = consume("t")
@@ -497,6 +503,7 @@ def test_another_thread_gets_a_clear_error_and_may_close(cluster, consume):
     assert results == [{}]
 
 
+@pytest.mark.on_sqlite
 def test_one_consumer_per_thread(cluster, log, cluster_address):
     make(cluster, "t", 4)
     fill(log, "t", [5] * 4)

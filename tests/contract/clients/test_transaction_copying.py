@@ -70,6 +70,7 @@ COPYING = [point for point in POINTS if point.startswith(("transaction.", "appen
 LATER = ["append.decided:3", "append.committed:3", "transaction.registered:5"]
 
 
+@pytest.mark.on_sqlite
 def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluster, log, fill, copiers):
     """A static member keeps its partitions, so that each life continues at once."""
     lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
@@ -83,6 +84,7 @@ def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluste
     assert len(copied) == len(set(copied)), "nor has it processed one twice that it said was done"
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(cluster, log, fill, copiers):
     """Another copier gets its partition meanwhile, and has copied the records that it had not committed."""
     one, two = (copiers(name, session_ms=SHORT_MS) for name in ("one", "two"))

@@ -59,6 +59,7 @@ def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog
     caplog.set_level(logging.DEBUG, "spark_log")
     monkeypatch.setenv("SPARK_LOG_CLUSTER_FILE", str(address_file))
     monkeypatch.delenv("SPARK_LOG_CLUSTER", raising=False)
+    monkeypatch.setitem(Store.read.__kwdefaults__, "timeout_ms", 2_000)  # how long a wrong address is tried
     root = tmp_path / "searched"
     root.mkdir()
     texts = []

@@ -430,7 +430,11 @@ class Rolling:
         return Counter(value for each in self.readers for value in each.seen)
 
 
-@pytest.mark.parametrize("classic", [CLASSIC, EAGER], ids=["cooperative", "eager"])
+@pytest.mark.parametrize(
+    ("cluster_address", "classic"),
+    [pytest.param("postgres", CLASSIC, id="postgres-cooperative"), pytest.param("sqlite", EAGER, id="sqlite-eager")],
+    indirect=["cluster_address"],
+)
 def test_rolling_upgrade_and_downgrade_lose_and_double_nothing(cluster, gateways, classic):
     make(cluster, "t", 6)
     rolling = Rolling(cluster, gateways)
@@ -448,6 +452,7 @@ def test_rolling_upgrade_and_downgrade_lose_and_double_nothing(cluster, gateways
     assert (twice, rolling.ownership.twice, rolling.ownership.lost) == ([], [], 0)
 
 
+@pytest.mark.on_sqlite
 def test_consumers_of_spark_log_and_both_protocols_share_a_group_and_gateways_are_killed(
     cluster, cluster_address, gateways
 ):

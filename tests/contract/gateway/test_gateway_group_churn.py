@@ -140,8 +140,13 @@ def gateways(cluster, cluster_address, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize(
+    ("cluster_address", "assignor"),
+    [("sqlite", "cooperative-sticky"), ("postgres", "range")],
+    indirect=["cluster_address"],
+)
 def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gateways, assignor):
+    """Each store and each assignor once: the store does not know the assignor."""
     with WireConnection(gateways[0].port) as wire:
         ids = topic_ids(wire, "t")
     ownership = Ownership()

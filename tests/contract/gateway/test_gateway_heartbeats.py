@@ -128,7 +128,11 @@ def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect, translat
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    ("cluster_address", "assignor"),
+    [("sqlite", "cooperative-sticky"), ("postgres", "range")],
+    indirect=["cluster_address"],
+)
 def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeout(
     cluster, connect, translated, assignor
 ):

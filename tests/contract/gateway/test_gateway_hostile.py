@@ -17,7 +17,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, request_about
 from tests.support.topics import make
 
-MUTATIONS = 25
+MUTATIONS = [10, pytest.param(100, marks=pytest.mark.long)]
 """Of each API, in its lowest and in its highest version."""
 IDLE = 900
 MEMORY_MB_MAX = 400
@@ -82,13 +82,16 @@ def mutated(data, chosen):
     return struct.pack(">i", HEADER_BYTES - 4 + len(body)) + data[4:HEADER_BYTES] + body
 
 
-def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway):
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
+@pytest.mark.parametrize("mutations", MUTATIONS)
+def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway, mutations):
+    """On the store that refuses more: NUL, and numbers beyond a column."""
     chosen = random.Random(17)
     open_connections = deque()
     for api in APIS:
         for version in api.advertised:
             data = frame(api, version)
-            for _ in range(MUTATIONS):
+            for _ in range(mutations):
                 connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=30)
                 with suppress(ConnectionError):
                     connection.sendall(mutated(data, chosen))

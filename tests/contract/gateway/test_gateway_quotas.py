@@ -114,6 +114,7 @@ def test_quotas_are_changed_and_found_over_the_wire(gateway, cluster):
     ]
 
 
+@pytest.mark.on_sqlite
 def test_a_client_over_its_quota_waits_for_the_time_that_it_is_told(gateway, cluster):
     rate = 200_000
     records = batch_of(b"x" * rate)
@@ -158,6 +159,7 @@ def test_connecting_again_does_not_pass_a_quota(gateway, cluster_address, tmp_pa
     check_rate(began_s, answered_s, more=3)  # one, and one for each gateway that does not know of it yet
 
 
+@pytest.mark.on_sqlite
 def test_more_connections_do_not_pass_a_quota(gateway):
     limit(gateway.port, producer_byte_rate=float(RATE), consumer_byte_rate=float(RATE))
     for request, version in ((produce(batch_of(b"x" * SIZE)), 9), (fetch(SIZE), 12)):
@@ -181,6 +183,7 @@ def framed(request, version):
     return request.encode(header=True, framed=False)
 
 
+@pytest.mark.on_sqlite
 def test_a_large_request_is_paid_for_until_the_quota_changes(gateway):
     rate = 20_000
     limit(gateway.port, producer_byte_rate=float(rate))
@@ -199,6 +202,7 @@ def test_a_large_request_is_paid_for_until_the_quota_changes(gateway):
         assert answer.throttle_time_ms == 0 and answer.responses[0].partition_responses[0].base_offset == 2
 
 
+@pytest.mark.on_sqlite
 def test_the_cpu_time_of_requests_is_limited_on_all_connections_together(gateway):
     limit(gateway.port, request_percentage=0.5)
     told_ms = 0
@@ -211,6 +215,7 @@ def test_the_cpu_time_of_requests_is_limited_on_all_connections_together(gateway
         assert time.monotonic() - told_s >= told_ms / 1000 - 0.05
 
 
+@pytest.mark.on_sqlite
 def test_unlimited_clients_are_not_throttled(gateway, cluster):
     write_quotas(cluster.store, [(entity_of([("client-id", "other")]), {"producer_byte_rate": 1.0})])
     with WireConnection(gateway.port) as connection:
@@ -219,6 +224,7 @@ def test_unlimited_clients_are_not_throttled(gateway, cluster):
         assert [answer.throttle_time_ms for answer in answers] == [0, 0, 0]
 
 
+@pytest.mark.on_sqlite
 def test_connections_of_an_address_are_limited(gateway, cluster):
     with WireConnection(gateway.port) as connection:
         answer = connection.exchange(alteration(([("ip", "127.0.0.1")], {"connection_creation_rate": 2.0})), 1)
@@ -234,6 +240,7 @@ def test_connections_of_an_address_are_limited(gateway, cluster):
         assert refused > 0 and served > 0
 
 
+@pytest.mark.on_sqlite
 def test_refused_connections_do_not_keep_an_address_out(gateway):
     with WireConnection(gateway.port) as connection:
         connection.exchange(alteration(([("ip", "127.0.0.1")], {"connection_creation_rate": 1.0})), 1)

@@ -146,7 +146,11 @@ def values(cluster, name):
     return rows
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("cluster_address", "client"),
+    [("sqlite", "librdkafka"), ("sqlite", "kafka-python"), ("postgres", "Java")],
+    indirect=["cluster_address"],
+)
 def test_readers_see_committed_transactions_only(request, cluster, gateway, client):
     make(cluster, "t", 2)
     make(cluster, "input", 1)
@@ -223,7 +227,11 @@ def test_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(
     assert values(cluster, "t") == []
 
 
-@pytest.mark.parametrize("kind", ["librdkafka", "spark-log"])
+@pytest.mark.parametrize(
+    ("cluster_address", "kind"),
+    [("sqlite", "spark-log"), ("postgres", "librdkafka")],
+    indirect=["cluster_address"],
+)
 def test_next_member_waits_for_the_offset_that_an_open_transaction_may_commit(cluster, cluster_address, gateway, kind):
     for name in ("input", "t"):
         make(cluster, name, 1)

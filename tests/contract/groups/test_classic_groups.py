@@ -208,6 +208,7 @@ def joining_members(cluster, group_id):
     return len(cluster.store.read(lambda connection: connection.execute(query).all()))
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster, cluster_address, tmp_path):
     """The gateway has memory for the frames of four of these members at a time."""
     options = ("--config", "queued.max.request.bytes=4000000")

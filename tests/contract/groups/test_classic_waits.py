@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import pytest
+
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.groups.classic_waits import ClassicWaits
 from spark_log.groups.classic.group import Joining, State
@@ -73,6 +75,7 @@ async def gateway_of(cluster):
         await asyncio.to_thread(gateway.changes.join)
 
 
+@pytest.mark.on_sqlite
 def test_a_change_of_one_group_is_one_read_for_all_that_wait(cluster):
     for number in range(GROUPS):
         join(cluster, f"g{number}", f"m{number}")

@@ -335,6 +335,7 @@ def numbered_consumer(address, poll_records):
     )
 
 
+@pytest.mark.on_sqlite
 def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cluster, log, cluster_address):
     """Killed repeatedly between processing and commit; the next consumer repeats from the last commit."""
     make(cluster, "t", 2)
@@ -384,6 +385,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
         assert sorted(set(offsets)) == list(range(36))
 
 
+@pytest.mark.on_sqlite
 def test_the_remaining_member_takes_over_from_a_killed_one(cluster, log, cluster_address, consume):
     make(cluster, "t", 2)
     stays = consume("t")
@@ -457,6 +459,7 @@ print("fine")
     assert output_of(program, tmp_path / "cluster") == "fine\n"
 
 
+@pytest.mark.on_sqlite
 def test_a_backlog_of_commits_does_not_end_the_session(cluster, log, consume, monkeypatch):
     fill(log, make(cluster, "t", 1), [3])
     consumer = consume("t", session_timeout_ms=1500, enable_auto_commit=False)

@@ -181,6 +181,7 @@ def test_consumers_of_spark_log_upgrade_a_group(cluster, connect, classic, clust
     assert numbers(*classic) == list(range(PARTITIONS))
 
 
+@pytest.mark.on_sqlite
 def test_group_with_a_custom_assignor_is_not_upgraded(cluster, connect):
     old = ClassicMember(connect(), "g", ["t"], assignor="custom")
     old.settle()
@@ -218,6 +219,7 @@ def test_group_that_became_classic_is_left_to_its_leader(cluster, connect, class
     assert [member.beat() for member in classic] == [NONE, NONE]
 
 
+@pytest.mark.on_sqlite
 def test_metadata_of_translated_members_is_bounded(cluster):
     make(cluster, "t", 1)
     with Consumer("t", cluster=str(cluster.store.address), group_id="g") as ours:
@@ -273,6 +275,7 @@ def test_large_metadata_is_not_decoded_in_a_transaction(cluster, monkeypatch):
         delete_offsets(cluster.store, "g0", [TopicPartition("t", 0)])
 
 
+@pytest.mark.on_sqlite
 def test_a_member_subscribes_to_a_limited_number_of_names(cluster):
     names = [f"t{number}" for number in range(TOPICS_MAX + 1)]
     with pytest.raises(IllegalArgumentError, match="5001 names"):
@@ -280,6 +283,7 @@ def test_a_member_subscribes_to_a_limited_number_of_names(cluster):
     assert consumer_heartbeat(cluster.store, joining_with(names[1:]), known_assignors()).epoch == 1
 
 
+@pytest.mark.on_sqlite
 def test_different_subscriptions_of_a_group_are_limited(cluster):
     """They are all read for each change of the group; those that are equal are one."""
 
@@ -295,6 +299,7 @@ def test_different_subscriptions_of_a_group_are_limited(cluster):
         join("fourth", "w")
 
 
+@pytest.mark.on_sqlite
 def test_a_read_for_heartbeats_decodes_a_limited_number_of_characters(cluster):
     """The others wait for it; members with much are asked for in later reads."""
     beats = []

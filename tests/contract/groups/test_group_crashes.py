@@ -172,6 +172,7 @@ def test_other_members_take_over_from_killed_ones(cluster, cluster_address, star
     assert describe_groups(cluster.store, ["g"])[0].members == ()
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     stopped, other = members(started, cluster_address, 2)
@@ -310,6 +311,7 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     assert old.take_or_renew()
 
 
+@pytest.mark.on_sqlite
 def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster, cluster_address):
     create_topic(cluster, "t", 2)
     settle(Reader(cluster, session_ms=SESSION_MS), Reader(cluster))

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +37,7 @@ from spark_log.maintenance.recorded_appends import append_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support.group_members import until
+from tests.support.python_process import PythonProcess
 from tests.support.records import table
 from tests.support.replicas import take_away
 
@@ -143,10 +143,10 @@ def test_terms_of_coordinators_count_each_record_once(cluster):
 def test_killed_coordinators_count_nothing_twice(cluster, cluster_address):
     alter_settings(cluster, {"metrics.interval.ms": "50", "controller.lease.ms": "300"})
     topic = create_topic(cluster, "t")
-    command = [sys.executable, "-m", "spark_log", "coordinator", "--cluster", cluster_address]
+    command = ["-m", "spark_log", "coordinator", "--cluster", cluster_address]
     appended, seen = 0, 0
     for _ in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = PythonProcess(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline_s = clock.monotonic_s() + 60
             while len(intervals(cluster)) < seen + 5:

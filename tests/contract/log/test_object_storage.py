@@ -6,7 +6,7 @@ with `also_on_s3`.)
 """
 
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from uuid import uuid4
 
 import pytest
@@ -31,6 +31,7 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.keyed_log import keyed
 from tests.support.producing import change
 from tests.support.records import read_all, table
+from tests.support.s3 import give_up_at_once
 from tests.support.s3_proxy import S3Proxy
 
 pytestmark = pytest.mark.delta
@@ -203,7 +204,15 @@ def by_pyiceberg(cluster, topic, s3_server):
     return [(row["partition"], row["base_offset"] + row["offset_delta"], row["value"]) for row in rows]
 
 
-def test_an_object_store_that_refuses_requests_is_unavailable_and_not_damaged(cluster, log, proxy):
+def test_an_object_store_that_refuses_requests_is_unavailable_and_not_damaged(proxy, s3_server, tmp_path, monkeypatch):
+    """Arrow's repetitions are in test_one_bad_response_is_retried."""
+    give_up_at_once(monkeypatch)
+    uri = s3_server.uri(uuid4().hex, proxy.host)
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=uri) as cluster, closing(ClientLog(cluster)) as log:
+        check_refusals(cluster, log, proxy)
+
+
+def check_refusals(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs=FILES)
     appended(log, topic, "a")
     proxy.always("refuse", "PUT", "_segments")

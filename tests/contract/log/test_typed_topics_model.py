@@ -197,6 +197,7 @@ def target(tmp_path):
         yield target
 
 
+@pytest.mark.on_sqlite
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, min_size=4, max_size=12))
 def test_columns_are_the_decoded_keys_and_values_after_any_sequence_of_steps(replicated, target, steps):

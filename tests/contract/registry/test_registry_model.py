@@ -100,7 +100,11 @@ class History:
         assert row["record"] == {name: expected.get(name) for name in self.fields}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("cluster_address", "seed"),
+    [("sqlite", 0), ("sqlite", 1), ("postgres", 2), ("postgres", 3)],
+    indirect=["cluster_address"],
+)
 def test_each_value_is_decoded_with_the_schema_of_its_id(cluster, seed):
     history = History(cluster, seed)
     steps = [

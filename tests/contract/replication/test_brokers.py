@@ -228,8 +228,9 @@ def test_the_processes_carry_out_a_reassignment(world, log):
     check(world, log, producers, consumer)
 
 
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
-    """The first of the three classic ways to lose a message: acks=1."""
+    """The first of the three classic ways to lose a message: acks=1. One store is enough: test_failover has both."""
     create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
     world.start()
     for broker in world.brokers.values():

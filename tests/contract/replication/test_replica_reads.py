@@ -35,6 +35,7 @@ from tests.support.disks import needs_root
 from tests.support.producing import change
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.s3 import give_up_at_once
 
 SEGMENTS, RECORDS = 3, 100
 RACKS = {2: "near", 3: "far"}
@@ -446,8 +447,9 @@ def test_an_error_names_the_segment_if_no_log_dir_is_available(local, folders):
         local.read()
 
 
-def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server):
+def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server, monkeypatch):
     """A log dir there is skipped once for all segments; without another replica the error is retriable."""
+    give_up_at_once(monkeypatch)
     uris = {1: str(folders[1]), 2: str(folders[2]), 3: s3_server.uri(uuid4().hex)}
     mixed = Replicated(str(tmp_path / "cluster"), uris)
     for broker_id in (1, 2):

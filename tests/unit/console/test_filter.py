@@ -109,9 +109,23 @@ def database():
         yield connection
 
 
-@settings(max_examples=400, deadline=None)
-@given(found=st.lists(rows, min_size=1, max_size=12), text=filters)
+OF_ROWS = given(found=st.lists(rows, min_size=1, max_size=12), text=filters)
+
+
+@OF_ROWS
+@settings(max_examples=100, deadline=None)
 def test_a_filter_finds_the_records_that_duckdb_finds(database, found, text):
+    check_against_duckdb(database, found, text)
+
+
+@pytest.mark.long
+@OF_ROWS
+@settings(max_examples=10_000, deadline=None)
+def test_any_filter_finds_the_records_that_duckdb_finds(database, found, text):
+    check_against_duckdb(database, found, text)
+
+
+def check_against_duckdb(database, found, text):
     batch = batch_of(found)
     plain = batch.set_column(0, "key", batch.column("key").cast(pa.string()))
     plain = plain.set_column(1, "value", plain.column("value").cast(pa.string()))
@@ -246,9 +260,23 @@ words = st.sampled_from(
 )
 
 
-@settings(max_examples=1500, deadline=None)
-@given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=40))
+HOSTILE = given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=40))
+
+
+@HOSTILE
+@settings(max_examples=400, deadline=None)
 def test_a_hostile_text_is_an_error_or_a_filter(text):
+    check_hostile(text)
+
+
+@pytest.mark.long
+@HOSTILE
+@settings(max_examples=20_000, deadline=None)
+def test_any_hostile_text_is_an_error_or_a_filter(text):
+    check_hostile(text)
+
+
+def check_hostile(text):
     batch = batch_of([("a", "b", 0, {"n": 1}), (None, None, 1, None)])
     try:
         found = compile_filter(text, TYPED)
