@@ -23,11 +23,12 @@ TOPIC_NEEDED = "topic option required when no 'topic' attribute is present. Use 
 
 
 def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
-    """Files that no segment names, and write ids that were not released."""
+    """Files that no segment names, and write ids of Spark's writes that were not released."""
     rows = cluster.store.read(lambda c: c.execute(tables.segment.select()).mappings().all())
     named = {row["name"] for row in rows}
     found = [path for path in tmp_path.rglob("*") if "_segments" in path.parts and path.is_file()]
-    write_ids = cluster.store.read(lambda c: c.execute(tables.write_id.select()).all())
+    query = tables.write_id.select().where(tables.write_id.c.holder.startswith("spark"))
+    write_ids = cluster.store.read(lambda c: c.execute(query).all())
     return len([path for path in found if path.name not in named]), len(write_ids)
 
 
