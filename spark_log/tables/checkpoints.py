@@ -20,7 +20,6 @@ from spark_log.tables import publication_state, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
-from spark_log.tables.iceberg.clean_up import clean_up as clean_up_iceberg
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.log_clean_up import clean_up
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
@@ -143,10 +142,10 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
         with _delta_errors(topic, info):
             if key.target == ICEBERG:
                 opened = OpenIceberg.open(
-                    TopicTable(topic, info, log_dir, ICEBERG, False, cluster.store.settings), create=False
+                    TopicTable(topic, info, log_dir, ICEBERG, True, cluster.store.settings), create=False
                 )
                 if opened is not None:
-                    clean_up_iceberg(opened.iceberg, now_ms)
+                    opened.clean_up(now_ms)
             else:
                 clean_up_vectors(log_dir, topic, now_ms)
     if key.target == ICEBERG:

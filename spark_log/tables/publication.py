@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChangedError, redact
+from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
+from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import accepted_at_ms
 from spark_log.tables import checkpoints, publication_intent, publication_state, topic_tables
 from spark_log.tables.current.cut import NO_CUTS, Cut
 from spark_log.tables.current.open_current import OpenCurrent
 from spark_log.tables.delta_log_repair import TornLogError, repair
 from spark_log.tables.delta_table import OpenDelta, open_table
+from spark_log.tables.iceberg.catalog import create_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG
@@ -74,7 +76,12 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
 
 def try_publish(
-    cluster: Cluster, topics: Iterable[Topic], *, eager: bool = False, cuts: Mapping[TopicId, Cut] = NO_CUTS
+    cluster: Cluster,
+    topics: Iterable[Topic],
+    *,
+    eager: bool = False,
+    cuts: Mapping[TopicId, Cut] = NO_CUTS,
+    catalogs: bool = True,
 ) -> bool:
     """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
     publication corrects it.
@@ -82,7 +89,7 @@ def try_publish(
     Returns whether all tables were published.
     """
     by_id = {topic.topic_id: topic for topic in topics}
-    published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts)
+    published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts, catalogs=catalogs)
     for topic_id, each in published.items():
         log_failure(by_id[topic_id], each)
         if each.checkpoint_due:
@@ -95,19 +102,25 @@ def log_failure(topic: Topic, published: Published) -> None:
     error = published.error
     if isinstance(error, SparkLogError | OSError):
         reason = redact(str(error))
-        logger.warning("topic %s: Delta table not updated, the next append tries again: %s", topic.name, reason)
+        logger.warning("topic %s: table not updated, the next append tries again: %s", topic.name, reason)
     elif error is not None:  # a bug
-        logger.error("topic %s: Delta table not updated", topic.name, exc_info=error)
+        logger.error("topic %s: table not updated", topic.name, exc_info=error)
 
 
 def publish_all(
-    cluster: Cluster, topics: Sequence[Topic], *, eager: bool = False, cuts: Mapping[TopicId, Cut] = NO_CUTS
+    cluster: Cluster,
+    topics: Sequence[Topic],
+    *,
+    eager: bool = False,
+    cuts: Mapping[TopicId, Cut] = NO_CUTS,
+    catalogs: bool = True,
 ) -> dict[TopicId, Published]:
     """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
 
     Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
     get no more snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of
-    the other tables are logged. `cuts` are for current-state tables (`cuts`).
+    the other tables are logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog
+    are left too: somebody waits, and a catalog may not answer.
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
@@ -120,9 +133,10 @@ def publish_all(
             continue
         due: set[TopicId] = set()
         waiting = set() if eager else {topic.topic_id for topic in together if has_time(topic, ICEBERG)}
-        for table in tables:
+        # a catalog that does not answer delays no table without one
+        for table in sorted(tables, key=lambda table: table.catalog is not None):
             topic_id = table.topic.topic_id
-            if table.target == ICEBERG and topic_id in waiting:
+            if table.target == ICEBERG and (topic_id in waiting or not (catalogs or table.catalog is None)):
                 continue
             try:
                 version = versions.get(table.key)
@@ -209,10 +223,10 @@ def has_time(topic: Topic, target: str) -> bool:
     return began_s is not None and clock.monotonic_s() - began_s < 0.8 * lag_ms / 1000
 
 
-def _open(table: TopicTable, *, create: bool, was_published: bool = False) -> OpenTable | None:
-    """Open the table; None if it does not exist and is not created. It was published before if it `was_published`."""
+def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
+    """Open the table; None if it does not exist and is not created."""
     if table.target == ICEBERG:
-        return OpenIceberg.open(table, create=create, was_published=was_published)
+        return OpenIceberg.open(table, create=create)
     if table.target == CURRENT:
         return OpenCurrent.open(table, create=create)
     delta = open_table(table.log_dir, table.topic, create=create)
@@ -226,10 +240,10 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
     _began_s[topic.uuid, table.target] = clock.monotonic_s()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
+    made_anew = False
     for _ in range(_ATTEMPTS):
         try:
-            recorded = table.catalog and cluster.store.read(lambda c: publication_state.recorded(c, table.key))
-            there = _open(table, create=table.listing, was_published=recorded is not None)
+            there = _open(table, create=table.listing)
             if there is None:
                 opened.setdefault(table.application, None)
                 if table.target != DELTA:  # someone has deleted it
@@ -241,6 +255,13 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
                 return version
         except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state
             continue
+        except CorruptRecordError as error:
+            if table.catalog is None or made_anew:
+                raise
+            # while the folder had the table, clean-up has deleted manifests that only the catalog's table needed
+            logger.warning("%s in %s is made anew: %s", table.title, uri, redact(str(error)))
+            create_table(table.catalog, topic.name, log_dir, topic.folder, topic.all_columns, anew=True)
+            made_anew = True
         except BaseException as error:
             if not _is_of_storage(error):
                 raise
@@ -270,6 +291,8 @@ def _one_line(error: BaseException) -> str:
 def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int | None:
     """Publish to the open table, at most one commit. Returns its version, or None if it must be opened again."""
     topic, compared = table.topic, there.at
+    if table.target == CURRENT and there.has_to_change_first(_present_columns(cluster, topic)):  # also if it is idle
+        return None
     changes = cluster.store.read_as_primary(lambda connection: find_changes(connection, table, compared))
     if changes is None:
         return compared[1]
@@ -299,6 +322,11 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
     return version
+
+
+def _present_columns(cluster: Cluster, topic: Topic) -> TopicColumns | None:
+    now = cluster.store.read(lambda connection: topics_of_ids(connection, [topic.topic_id])).get(topic.topic_id)
+    return None if now is None else now.all_columns
 
 
 def _compare_all(cluster: Cluster, table: TopicTable, there: OpenTable, found: Changes) -> Difference:

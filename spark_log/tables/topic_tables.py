@@ -1,13 +1,14 @@
 """Says which tables a topic has by its configs, and in which log dirs.
 
 Each format has a table in each log dir with replicas of the topic. A catalog has one Iceberg table for a topic: that in
-the first log dir with a replica of every partition.
+an online log dir with a replica of every partition, which stays the same one while it is that.
 """
 
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA
 from spark_log.metadata.store_schema import read_overrides
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, TableKey
@@ -69,9 +70,13 @@ def _has_catalog(connection: sa.Connection) -> bool:
 
 
 def _tables_in_catalogs(topic_id: sa.ColumnElement[int] | None = None) -> sa.Select[tuple[int, int]]:
-    """Select the topics, or this topic, with the first log dir that has a replica of every partition."""
-    replicas = sa.select(REPLICA.topic_id, REPLICA.log_dir_id, sa.func.count().label("count")).group_by(
-        REPLICA.topic_id, REPLICA.log_dir_id
+    """Select the topics, or this topic, with an online log dir that has a replica of every partition: the first one
+    with a table, or else the first one.
+    """
+    replicas = (
+        sa.select(REPLICA.topic_id, REPLICA.log_dir_id, sa.func.count().label("count"))
+        .where(REPLICA.log_dir_id.in_(_ONLINE_LOG_DIRS))
+        .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
     partitions = sa.select(PARTITION.topic_id, sa.func.count().label("count")).group_by(PARTITION.topic_id)
     if topic_id is not None:
@@ -80,8 +85,17 @@ def _tables_in_catalogs(topic_id: sa.ColumnElement[int] | None = None) -> sa.Sel
             partitions.where(PARTITION.topic_id == topic_id),
         )
     here, all_ = replicas.subquery(), partitions.subquery()
+    published = (
+        (PUBLICATION.topic_id == here.c.topic_id)
+        & (PUBLICATION.log_dir_id == here.c.log_dir_id)
+        & (PUBLICATION.target == ICEBERG)
+    )
+    complete = here.join(all_, (all_.c.topic_id == here.c.topic_id) & (all_.c["count"] == here.c["count"]))
+    first = sa.func.coalesce(
+        sa.func.min(sa.case((PUBLICATION.log_dir_id.is_not(None), here.c.log_dir_id))), sa.func.min(here.c.log_dir_id)
+    )
     return (
-        sa.select(here.c.topic_id, sa.func.min(here.c.log_dir_id).label("log_dir_id"))
-        .join(all_, (all_.c.topic_id == here.c.topic_id) & (all_.c["count"] == here.c["count"]))
+        sa.select(here.c.topic_id, first.label("log_dir_id"))
+        .select_from(complete.outerjoin(t.publication, published))
         .group_by(here.c.topic_id)
     )

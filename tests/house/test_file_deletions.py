@@ -29,7 +29,6 @@ NOT_FROM_METADATA = {
     "maintenance/rewrite/segment_rewrite.py:discard": "a file of this process, whose swap was not committed",
     "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
     "tables/log_clean_up.py:clean_up": "old versions of a Delta log, read from the log dir",
-    "tables/iceberg/catalog.py:create_table": "a metadata file that no catalog has registered",
     "tables/iceberg/metadata_files.py:delete_versions": "the metadata files of a table that a catalog has now",
     "tables/iceberg/clean_up.py:clean_up": "old metadata of an Iceberg table, read from the log dir",
     "tables/current/clean_up.py:clean_up": "old deletion vectors, read from the log dir",

@@ -82,7 +82,8 @@ def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
                         continue
                     op, sequence = _event(value) if topic.config.value_envelope == "debezium" else ("", None)
                     before = current[key][2] if key in current else None
-                    if by_sequence and (value is None or (None not in (before, sequence) and sequence < before)):  # type: ignore[operator]
+                    older = before is not None and sequence is not None and sequence < before
+                    if by_sequence and (not op or older):
                         continue
                     current[key] = (*key[:1], row["offset"], key[1], value), value is None or op == "d", sequence
         return sorted((row for row, deletes, _ in current.values() if not deletes), key=lambda row: row[:2])
@@ -94,7 +95,7 @@ def _event(value: bytes | None) -> tuple[str, int | None]:
     """The op and the sequence of an event of Debezium."""
     try:
         event = json.loads(value or b"")
-        return event["op"], event["source"]["lsn"]
+        return (event["op"] if event["op"] in ("c", "r", "u", "d") else ""), event["source"]["lsn"]
     except (ValueError, TypeError, KeyError):
         return "", None
 

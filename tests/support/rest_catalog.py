@@ -56,6 +56,12 @@ class RestCatalog:
             thread.join()
             self._server.server_close()
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """It accepts requests and answers none."""
+        with self._lock:
+            yield
+
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         match = _PATH.fullmatch(path)
         assert match is not None, path

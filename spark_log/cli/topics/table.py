@@ -80,6 +80,8 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     )
     for row in rows:
         say(f"{row['target']}: {row['location']}")
+    if "iceberg" in topic.config.table_formats and all(row["target"] != "iceberg" for row in rows):
+        say("iceberg: none in the catalog, since no online log dir has a replica of every partition.")
 
 
 @app.command()

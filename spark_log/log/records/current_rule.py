@@ -5,8 +5,9 @@
     sequence              the event with the largest sequence, and of several of them the last one; an event without a
                           sequence replaces all earlier ones
 
-An event of Debezium with op d deletes its key, like a record whose value is null. With `sequence` a record whose value
-is null changes nothing: Debezium writes it after the event of the deletion, for compaction.
+An event of Debezium with op d deletes its key, like a record whose value is null. With `sequence` a record that is no
+event changes nothing: one whose value is null, which Debezium writes after the event of the deletion, for compaction,
+or one that cannot be decoded.
 """
 
 from collections.abc import Collection
@@ -41,14 +42,17 @@ class CurrentRule:
 
     by_op: bool = False
     by_sequence: bool = False
+    version: int = 0
+    """The version of the typed columns, if they matter: other columns may find other ops and sequences."""
 
     @classmethod
     def of(cls, config: TopicConfig, columns: TopicColumns | None) -> "CurrentRule":
         """Return the rule of a topic with these typed columns. Only events that are decoded have an op and a
         sequence.
         """
-        by_op = columns is not None and has_op(columns.value)
-        return cls(by_op, by_op and config.table_current_order == "sequence")
+        if columns is None or not has_op(columns.value):
+            return cls()
+        return cls(True, config.table_current_order == "sequence", columns.version)
 
     def column_names(self) -> list[str]:
         """Return the names of the columns that `candidates` needs."""
@@ -62,10 +66,11 @@ class CurrentRule:
             return Candidates(keys, None, tombstones)
         if events is None:
             events = batch.column(VALUE.record)
-        deletions = tombstones | np.asarray(pc.fill_null(pc.equal(pc.struct_field(events, OP), "d"), False))
+        ops = pc.struct_field(events, OP)
+        deletions = tombstones | np.asarray(pc.fill_null(pc.equal(ops, "d"), False))
         if not self.by_sequence:
             return Candidates(keys, None, deletions)
-        keys = pc.if_else(pa.array(tombstones), pa.scalar(None, keys.type), keys)
+        keys = pc.if_else(ops.is_valid(), keys, pa.scalar(None, keys.type))
         return Candidates(keys, pc.struct_field(events, SEQUENCE), deletions)
 
 

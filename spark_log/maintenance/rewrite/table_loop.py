@@ -229,7 +229,7 @@ class TableLoop:
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic], cuts=cuts) and done
+            done = try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread) and done
             if ICEBERG in topic.config.table_formats:
                 self._in_iceberg[topic.topic_id] = topic
         elif not numbers:

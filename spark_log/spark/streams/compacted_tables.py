@@ -150,7 +150,9 @@ def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _S
     changed = last.select("partition", "key")
     if state.tail_records <= _BROADCAST_MAX:
         changed = sf.broadcast(changed)
-    if _SEQUENCE in tail.columns:  # a key's deletion, which may have a larger sequence, has no row in the tables
+    if (
+        _SEQUENCE in tail.columns and state.tail_records
+    ):  # a key's deletion, which may have a larger sequence, has no row in the tables
         records = changes(offsets={number: (EARLIEST, end) for number, end in state.watermarks.items()})
         last = _last_in_partitions(records.join(changed, ["partition", "key"], "left_semi"))
     columns = last.columns
@@ -187,7 +189,8 @@ def _changes(
     typed = record or rule.by_op
     rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=typed)
     if rule.by_sequence:
-        rows = rows.where(sf.col("value").isNotNull()).withColumn(_SEQUENCE, sf.col(f"{VALUE.record}.{SEQUENCE}"))
+        rows = rows.where(sf.col(f"{VALUE.record}.{OP}").isNotNull())
+        rows = rows.withColumn(_SEQUENCE, sf.col(f"{VALUE.record}.{SEQUENCE}"))
     if rule.by_op:
         deleted = sf.coalesce(sf.col(f"{VALUE.record}.{OP}") == "d", sf.lit(False))
         rows = rows.withColumn("value", sf.when(~deleted, sf.col("value")))

@@ -3,18 +3,13 @@
 from collections import OrderedDict
 from threading import Lock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from spark_log.cluster.log_dir import LogDir
 from spark_log.log.columns.envelope import OP, SEQUENCE
-from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule, decoded_events
 from spark_log.log.records.schema import TimestampType, read_schema
 from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
-from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 from spark_log.tables.current.hidden_rows import Rows, concatenated
 
 
@@ -66,8 +61,6 @@ def read_rows(
     """
     expected = ExpectedSegment(log_dir.location(path), size, record_count)
     name = f"{expected.path} {rule}"
-    if rule.by_op and columns is not None:
-        name += f" {columns.version}"
     rows = _cache.get(name)
     if rows is None:
         rows = _read(log_dir, path, expected, base_offset, rule, columns)
@@ -96,25 +89,9 @@ def _read(
             schema=read_schema(columns=["key", "value", "offset"]),
             path=expected.path,
         )
-        stored = _stored_events(file, expected, fields) if rule.by_op else None
         parts: list[Rows] = []
-        row = 0
         for batch in batches:
-            events = None if stored is None else stored[row : row + batch.num_rows]
-            if rule.by_op and columns is not None and events is None:
-                events = decoded_events(batch, columns, fields)
-            row += batch.num_rows
+            # decoded again: the columns in the file may be earlier ones
+            events = decoded_events(batch, columns, fields) if rule.by_op and columns is not None else None
             parts.append(Rows.of(to_numpy(batch.column("offset")), rule.candidates(batch, events)))
         return concatenated(parts)
-
-
-def _stored_events(file: pq.ParquetFile, expected: ExpectedSegment, fields: list[str]) -> pa.StructArray | None:
-    """Return these fields of the events, None if the file was written without them."""
-    schema = file.schema_arrow
-    if VALUE.record not in schema.names:
-        return None
-    kind = schema.field(VALUE.record).type
-    if any(kind.get_field_index(name) < 0 for name in fields):
-        return None
-    with corrupt_on_bad_bytes(expected.path):
-        return file.read(columns=[f"{VALUE.record}.{name}" for name in fields]).column(VALUE.record).combine_chunks()

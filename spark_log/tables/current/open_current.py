@@ -128,7 +128,10 @@ class OpenCurrent(OpenTable):
         for number, cursor in after.items():
             removed = [path for path in listed[number] if path in gone]
             files = PartitionFiles(listed[number], removed, added[number], self._read, self._stored_mask)
-            changes += files.changes(before.get(number, Cursor()).seen_offset, cursor.seen_offset)
+            start = before.get(number, Cursor()).seen_offset
+            if self._rule(columns).by_sequence and files.lack_first:  # a removed record may have been larger
+                start = 0
+            changes += files.changes(start, cursor.seen_offset)
         self._table.log_dir.make_folder(f"{self._table.folder}/_delta_log")
         vectors = self._write({each.file.path: each.hidden for each in changes}, gone)
         self._prepared = changes, vectors, {number: cursor.seen_offset for number, cursor in after.items()}

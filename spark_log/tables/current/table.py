@@ -36,6 +36,7 @@ _PROTOCOL = {
 }
 _PROPERTIES = {"delta.enableDeletionVectors": "true", TOMBSTONES: TOMBSTONES_KEPT}
 _BY_OP, _BY_SEQUENCE = "spark-log.deletes-by-op", "spark-log.order-by-sequence"
+_COLUMNS_VERSION = "spark-log.columns-version"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class CurrentTable:
             elif metadata := action.get("metaData"):
                 properties = metadata.get("configuration") or {}
                 changed |= {"schema": metadata["schemaString"], "table_id": metadata["id"]}
-                changed["rule"] = CurrentRule(*(properties.get(name) == "true" for name in (_BY_OP, _BY_SEQUENCE)))
+                by_op, by_sequence = (properties.get(name) == "true" for name in (_BY_OP, _BY_SEQUENCE))
+                changed["rule"] = CurrentRule(by_op, by_sequence, int(properties.get(_COLUMNS_VERSION, 0)))
             elif info := action.get("commitInfo"):
                 changed["committed_ms"] = info.get("timestamp", 0)
         return replace(self, version=version, files=files, **changed)
@@ -196,13 +198,13 @@ def commit_actions(
     if table.schema is None:
         actions.append({"protocol": _PROTOCOL})
     if table.schema != schema or table.rule != rule:
-        of_rule = {_BY_OP: rule.by_op, _BY_SEQUENCE: rule.by_sequence}
+        of_rule = {_BY_OP: rule.by_op, _BY_SEQUENCE: rule.by_sequence, _COLUMNS_VERSION: rule.version}
         metadata = {
             "id": table.table_id or str(uuid.uuid4()),
             "format": {"provider": "parquet", "options": {}},
             "schemaString": schema,
             "partitionColumns": PARTITION_COLUMNS,
-            "configuration": {**_PROPERTIES, **{name: "true" for name, value in of_rule.items() if value}},
+            "configuration": {**_PROPERTIES, **{name: str(value).lower() for name, value in of_rule.items() if value}},
             "createdTime": now_ms,
         }
         actions.append({"metaData": metadata})

@@ -44,6 +44,13 @@ class PartitionFiles:
     read: Callable[[SegmentFile], Rows]
     stored_mask: Callable[[CurrentFile], Mask]
 
+    @property
+    def lack_first(self) -> bool:
+        """Whether the first records of the partition are removed."""
+        kept = [file.base_offset for path, file in self.listed.items() if path not in set(self.removed)]
+        first = min([*kept, *(file.base_offset for file in self.added)], default=2**63)
+        return any(self.listed[path].base_offset < first for path in self.removed)
+
     def changes(self, start: int, end: int) -> list[VectorChange]:
         """Return the changed vectors, and those of all added files, once the table shows the records below `end`.
 

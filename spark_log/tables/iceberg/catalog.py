@@ -5,14 +5,14 @@ its address and its secrets. The metadata files are its own; the manifests are t
 the sequence number of its current snapshot.
 """
 
-import contextlib
 import json
 import re
-import uuid
-from collections.abc import Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
@@ -25,12 +25,20 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.process import start_thread
 from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.table import METADATA_FILES, IcebergTable, new_metadata
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+
+R = TypeVar("R")
+
+ANSWER_S = 10.0
+"""The time in which a catalog answers a call. pyiceberg itself waits for ever."""
+SILENCE_S = 60.0
+"""The time for which a catalog that has not answered is not called again."""
 
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -49,9 +57,16 @@ class CatalogName(NamedTuple):
 class CatalogTable:
     """A table as it was loaded from its catalog."""
 
+    name: CatalogName
+    title: str
     catalog: "Catalog"
     table: "Table"
-    title: str
+
+    @property
+    def metadata_files(self) -> set[str]:
+        """Return the names of the metadata files that the table needs."""
+        earlier = (each.metadata_file for each in self.table.metadata.metadata_log)
+        return {path.rpartition("/")[2] for path in (self.table.metadata_location, *earlier)}
 
     def opened(self, log_dir: LogDir, folder: str, application: str) -> IcebergTable:
         metadata = json.loads(self.table.metadata.model_dump_json())
@@ -68,30 +83,31 @@ class CatalogTable:
         from pyiceberg.table.update import TableRequirement, TableUpdate
 
         requirements, updates = changes(before.metadata or {}, metadata)
-        try:
-            self.catalog.commit_table(
-                self.table,
-                TypeAdapter(tuple[TableRequirement, ...]).validate_python(requirements),
-                TypeAdapter(tuple[TableUpdate, ...]).validate_python(updates),
-            )
-        except CommitFailedException:
-            return False
-        except Exception as error:
-            if not self._has(metadata["current-snapshot-id"]):
-                raise StorageUnavailableError(f"{self.title}: {_text(error)}") from error
-        failpoint("iceberg.committed")
-        return True
+        snapshot_id = metadata["current-snapshot-id"]
 
-    def _has(self, snapshot_id: int) -> bool:
-        """Whether the table has this snapshot now: an answer may have been lost."""
-        with _errors(self.title):
-            now = self.catalog.load_table(self.table.name())
-            return now.snapshot_by_id(snapshot_id) is not None
+        def commit() -> bool:
+            try:
+                self.catalog.commit_table(
+                    self.table,
+                    TypeAdapter(tuple[TableRequirement, ...]).validate_python(requirements),
+                    TypeAdapter(tuple[TableUpdate, ...]).validate_python(updates),
+                )
+            except CommitFailedException:
+                return False
+            except Exception:  # the answer may have been lost
+                if self.catalog.load_table(self.table.name()).snapshot_by_id(snapshot_id) is None:
+                    raise
+            return True
+
+        done = _call(self.name, self.title, commit)
+        if done:
+            failpoint("iceberg.committed")
+        return done
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the requirements and the updates of a commit that makes the metadata `before` those of `after`, as in
-    Iceberg's REST protocol.
+    Iceberg's REST protocol. Some servers remove one snapshot at a time only.
     """
     schemas = {each["schema-id"] for each in before["schemas"]}
     snapshots = {each["snapshot-id"] for each in before["snapshots"]}
@@ -110,7 +126,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[d
         {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": main},
     ]
     others = [{"action": "remove-snapshot-ref", "ref-name": name} for name in before["refs"] if name != "main"]
-    expired = [{"action": "remove-snapshots", "snapshot-ids": sorted(snapshots - kept)}] if snapshots - kept else []
+    expired = [{"action": "remove-snapshots", "snapshot-ids": [each]} for each in sorted(snapshots - kept)]
     parent = before["refs"].get("main", {}).get("snapshot-id")
     requirements = [
         {"type": "assert-table-uuid", "uuid": before["table-uuid"]},
@@ -120,66 +136,90 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[d
 
 
 def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> CatalogTable | None:
-    """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none of this name, or
-    that of a deleted topic, which leaves it. Raises InvalidConfigurationError if the table of this name is another one.
+    """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none in this folder.
+    Raises InvalidConfigurationError if the table of this name is not the topic's.
     """
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-    identifier = f"{name.namespace}.{topic}"
-    title = f"Iceberg table {identifier} of catalog {name.name}"
-    with _errors(title):
-        catalog = load_catalog(name.name)
-        try:
-            table = catalog.load_table(_identifier(name, topic))
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
+    title = f"Iceberg table {name.namespace}.{topic} of catalog {name.name}"
+    found = _call(name, title, lambda: _load(name, topic))
+    if found is None:
+        return None
+    catalog, table = found
     location, ours = table.location(), log_dir.location(folder)
     if location == ours:
-        return CatalogTable(catalog, table, title)
-    if re.fullmatch(re.escape(log_dir.location(topic)) + "-[0-9a-f]{8}", location):  # a topic of this name was deleted
-        drop_table(name, topic)
+        return CatalogTable(name, title, catalog, table)
+    if _is_former(location, topic, log_dir, folder):
         return None
     raise InvalidConfigurationError(
-        f"{title}: its location is {redact(location)}, not the topic's folder {redact(ours)}. `spark-log table rebuild"
-        f" {topic} --target iceberg` replaces it, without deleting a file of it"
+        f"{title}: its location is {redact(location)}, not a folder of the topic such as {redact(ours)}. It is somebody"
+        " else's: drop or rename it, or choose another iceberg.namespace"
     )
 
 
-def create_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, columns: TopicColumns | None) -> None:
-    """Register the table of a topic. If its folder has a table already, it gets that one's snapshots, and is the only
-    one from then on. Another process may do the same.
-    """
-    from pyiceberg.exceptions import TableAlreadyExistsError
+def _load(name: CatalogName, topic: str) -> "tuple[Catalog, Table] | None":
+    catalog = load_catalog(name.name)
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
+    try:
+        return catalog, catalog.load_table(_identifier(name, topic))
+    except (NoSuchTableError, NoSuchNamespaceError):
+        return None
+
+
+def _is_former(location: str, topic: str, log_dir: LogDir, folder: str) -> bool:
+    """Whether a location is that of the topic in another log dir, or that of a deleted topic of this name."""
+    if location.rpartition("/")[2] == folder:
+        return True
+    return re.fullmatch(re.escape(log_dir.location(topic)) + "-[0-9a-f]{8}", location) is not None
+
+
+def create_table(
+    name: CatalogName, topic: str, log_dir: LogDir, folder: str, columns: TopicColumns | None, *, anew: bool = False
+) -> None:
+    """Register the table of a topic, in place of its table in another folder. If its folder has a table already, it
+    gets that one's snapshots, unless it is made `anew`. Another process may do the same.
+    """
+    drop_table(name, topic, log_dir, folder, here=anew)
     in_folder = metadata_files.open_table(log_dir, folder, "")
-    metadata = in_folder.metadata or new_metadata(in_folder.location, columns, clock.wall_ms())
-    metadata = {**metadata, "metadata-log": [], "properties": {**metadata["properties"], **_PROPERTIES}}
+    metadata = None if anew else in_folder.metadata
+    metadata = dict(metadata or new_metadata(in_folder.location, columns, clock.wall_ms()))
+    metadata |= {"metadata-log": [], "properties": {**metadata["properties"], **_PROPERTIES}}
+    # one file, however often a catalog refuses it
+    path = f"metadata/00000-{folder.rpartition('-')[2]}.metadata.json"
     log_dir.make_folder(f"{folder}/metadata")
-    path = f"metadata/00000-{uuid.uuid4()}.metadata.json"
-    file = log_dir.create(f"{folder}/{path}")
+    file = log_dir.replace(f"{folder}/{path}")
     file.write(json.dumps(metadata).encode())
     file.commit()
-    with _errors(f"Iceberg table {name.namespace}.{topic} of catalog {name.name}"):
+
+    def register() -> None:
         catalog = load_catalog(name.name)
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
         levels = name.namespace.split(".")
         for level in range(1, len(levels) + 1):
             catalog.create_namespace_if_not_exists(tuple(levels[:level]))
         try:
             catalog.register_table(_identifier(name, topic), f"{in_folder.location}/{path}")
-        except TableAlreadyExistsError:  # another process has registered it
-            log_dir.delete(f"{folder}/{path}")
+        except TableAlreadyExistsError:  # another process was first
             return
+
+    _call(name, f"Iceberg table {name.namespace}.{topic} of catalog {name.name}", register)
     failpoint("iceberg.registered")
-    metadata_files.delete_versions(log_dir, folder)
 
 
-def drop_table(name: CatalogName, topic: str) -> None:
-    """Remove the table of a topic from the catalog, if it is there. No file is deleted."""
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+def drop_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, *, here: bool = True) -> None:
+    """Remove the topic's table from the catalog, if it is there; without `here` only if it is in another folder. No
+    file is deleted. A table of somebody else stays.
+    """
 
-    title = f"Iceberg table {name.namespace}.{topic} of catalog {name.name}"
-    with _errors(title), contextlib.suppress(NoSuchTableError, NoSuchNamespaceError):
-        load_catalog(name.name).drop_table(_identifier(name, topic))
+    def drop() -> None:
+        found = _load(name, topic)
+        if found is not None:
+            catalog, table = found
+            is_here = table.location() == log_dir.location(folder)
+            if here if is_here else _is_former(table.location(), topic, log_dir, folder):
+                catalog.drop_table(_identifier(name, topic))
+
+    _call(name, f"Iceberg table {name.namespace}.{topic} of catalog {name.name}", drop)
 
 
 @cache
@@ -202,15 +242,41 @@ def _identifier(name: CatalogName, topic: str) -> tuple[str, ...]:
     return (*name.namespace.split("."), topic)  # the topic's name may have dots
 
 
-@contextlib.contextmanager
-def _errors(title: str) -> Iterator[None]:
-    """Catalogs raise errors of many libraries."""
-    try:
-        yield
-    except SparkLogError:
-        raise
-    except Exception as error:
+_silent_until_s: dict[str, float] = {}
+_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+"""A call that has not been answered holds the lock of its catalog."""
+
+
+def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
+    """Return the result of some calls of a catalog, which raise errors of many libraries. Raises
+    StorageUnavailableError, also if it does not answer in time; then the calls may take place later.
+    """
+    lock, done = _locks[name.name], threading.Event()
+    result: list[tuple[list[R], Exception | None]] = []
+    silent = StorageUnavailableError(f"{title}: the catalog has not answered for {ANSWER_S:.0f} s")
+    if clock.monotonic_s() < _silent_until_s.get(name.name, 0) or not lock.acquire(timeout=ANSWER_S):
+        raise silent
+
+    def call() -> None:
+        try:
+            result.append(([work()], None))
+        except Exception as error:
+            result.append(([], error))
+        finally:
+            lock.release()
+            done.set()
+
+    if start_thread(call, "spark-log-catalog") is None:  # the interpreter is exiting
+        call()
+    if not done.wait(ANSWER_S):
+        _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
+        raise silent
+    [(values, error)] = result
+    if isinstance(error, SparkLogError):
+        raise error
+    if error is not None:
         raise StorageUnavailableError(f"{title}: {_text(error)}") from error
+    return values[0]
 
 
 def _text(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Deletes files in an Iceberg table's folder `metadata` that no snapshot needs any more."""
 
 import re
+from collections.abc import Collection
 
 from spark_log.tables.iceberg.table import METADATA_FILES, IcebergTable
 
@@ -10,11 +11,12 @@ before may still be on them.
 """
 _SNAPSHOT_LIST = re.compile(r"snap-(\d+)-.*\.avro")
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
+_METADATA_OF_CATALOG = re.compile(r"\d+-[0-9a-f-]+\.metadata\.json")
 
 
-def clean_up(table: IcebergTable, now_ms: int) -> int:
-    """Delete the files of a topic's Iceberg table that are not needed. Returns their number. A catalog deletes its own
-    metadata files.
+def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> int:
+    """Delete the files of a topic's Iceberg table that are not needed. Returns their number. `of_catalog` are the
+    names of the metadata files that its catalog needs.
 
     A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
     the list of neither the first nor the last of them, is in none.
@@ -36,6 +38,11 @@ def clean_up(table: IcebergTable, now_ms: int) -> int:
             continue
         if match := _METADATA.fullmatch(entry.name):
             if int(match[1]) < table.version - METADATA_FILES:
+                log_dir.delete(entry.path)
+                deleted += 1
+            continue
+        if _METADATA_OF_CATALOG.fullmatch(entry.name):
+            if entry.name not in of_catalog:
                 log_dir.delete(entry.path)
                 deleted += 1
             continue

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from spark_log import clock
-from spark_log.errors import InvalidConfigurationError
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import catalog, metadata_files
 from spark_log.tables.iceberg.catalog import CatalogTable
+from spark_log.tables.iceberg.clean_up import clean_up
 from spark_log.tables.iceberg.table import IcebergTable, next_metadata
-from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
+from spark_log.tables.publication_state import ICEBERG, Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable, difference
 
 
@@ -16,13 +16,14 @@ class OpenIceberg(OpenTable):
     """See OpenTable."""
 
     def __init__(self, table: TopicTable, iceberg: IcebergTable, in_catalog: CatalogTable | None = None) -> None:
-        self._table, self.iceberg, self._in_catalog = table, iceberg, in_catalog
+        self._table, self._iceberg, self._in_catalog = table, iceberg, in_catalog
 
     @classmethod
-    def open(cls, table: TopicTable, *, create: bool, was_published: bool = False) -> "OpenIceberg | None":
-        """Open the table. If there is none, it is created with `create`, else the result is None. A table that was in a
-        catalog and is not there any more is not created again: someone has dropped it. Raises
-        InvalidConfigurationError.
+    def open(cls, table: TopicTable, *, create: bool) -> "OpenIceberg | None":
+        """Open the table. If there is none, it is created with `create`, else the result is None.
+
+        A catalog has the table of one log dir: another one is forgotten, as it is. Its files in the topic's folder
+        would get old, and are deleted.
         """
         log_dir, folder, name = table.log_dir, table.topic.folder, table.catalog
         if name is None:
@@ -30,37 +31,41 @@ class OpenIceberg(OpenTable):
                 metadata_files.point_readers(log_dir, folder)  # a publisher may have died before it did so
             iceberg = metadata_files.open_table(log_dir, folder, table.application)
             return cls(table, iceberg) if create or iceberg.version else None
+        if not table.listing and ICEBERG in table.topic.config.table_formats:
+            metadata_files.delete_versions(log_dir, folder)
+            return None
         in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder)
         if in_catalog is None and create:
-            if was_published and not metadata_files.newest_version(log_dir, folder):
-                raise InvalidConfigurationError(
-                    f"{table.title} is not in catalog {name.name}, namespace {name.namespace}, any more: if it was not"
-                    f" dropped on purpose, `spark-log table rebuild {table.topic.name} --target iceberg` makes it again"
-                )
             catalog.create_table(name, table.topic.name, log_dir, folder, table.topic.all_columns)
             in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder)
         if in_catalog is None:
             return None
+        if create:
+            metadata_files.delete_versions(log_dir, folder)
         return cls(table, in_catalog.opened(log_dir, folder, table.application), in_catalog)
+
+    def clean_up(self, now_ms: int) -> int:
+        """Delete the files that are not needed any more. Returns their number."""
+        return clean_up(self._iceberg, set() if self._in_catalog is None else self._in_catalog.metadata_files, now_ms)
 
     @property
     def at(self) -> tuple[int, int]:
-        return self.iceberg.transaction_version, self.iceberg.version
+        return self._iceberg.transaction_version, self._iceberg.version
 
     def listed(self) -> Collection[ListedFile]:
-        return self.iceberg.active_files().values()
+        return self._iceberg.active_files().values()
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
-        return difference(wanted, self.iceberg.active_files())
+        return difference(wanted, self._iceberg.active_files())
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
         """The table is as we left it, so it lists no file that changed since then. A file that is gone may have come
         after that.
         """
-        return Difference(wanted, [each.path for each in self.iceberg.find(gone)])
+        return Difference(wanted, [each.path for each in self._iceberg.find(gone)])
 
     def has_foreign_schema(self, columns: TopicColumns | None) -> bool:
-        return not self.iceberg.has_schema(columns)
+        return not self._iceberg.has_schema(columns)
 
     def commit(
         self,
@@ -72,9 +77,9 @@ class OpenIceberg(OpenTable):
         """A commit has the schema of its files. No snapshot is kept for longer than the files that it lists."""
         config = self._table.topic.config
         metadata = next_metadata(
-            self.iceberg,
+            self._iceberg,
             what.add,
-            self.iceberg.find(what.remove),
+            self._iceberg.find(what.remove),
             before,
             columns,
             transaction_version,
@@ -82,12 +87,12 @@ class OpenIceberg(OpenTable):
             min(config.iceberg_snapshot_retention_ms, config.file_delete_delay_ms, config.file_delete_delay_fresh_ms),
         )
         if self._in_catalog is None:
-            if not metadata_files.commit(self.iceberg, metadata):
+            if not metadata_files.commit(self._iceberg, metadata):
                 raise ConflictingCommitError
-            return self.iceberg.version + 1
-        if not self._in_catalog.commit(self.iceberg, metadata):
+            return self._iceberg.version + 1
+        if not self._in_catalog.commit(self._iceberg, metadata):
             raise ConflictingCommitError
         return int(metadata["last-sequence-number"])
 
     def committed_ms(self) -> int:
-        return self.iceberg.updated_ms
+        return self._iceberg.updated_ms

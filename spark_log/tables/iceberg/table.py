@@ -257,8 +257,12 @@ def _with_columns(before: Mapping[str, Any], columns: TopicColumns | None) -> di
     schema = iceberg_schema(columns)
     metadata = {name: copy(each) for name, each in before.items()}
     if not _has_schema(metadata, schema):
-        number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
-        metadata["schemas"].append({**schema, "schema-id": number})
+        # catalogs give an equal schema the same id
+        known = (each["schema-id"] for each in metadata["schemas"] if each["fields"] == schema["fields"])
+        number = next(known, None)
+        if number is None:
+            number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
+            metadata["schemas"].append({**schema, "schema-id": number})
         metadata["current-schema-id"] = number
         metadata["last-column-id"] = max(metadata["last-column-id"], last_column_id(schema))
         metadata["properties"][_NAME_MAPPING] = name_mapping(schema)

@@ -9,6 +9,7 @@ from deltalake import DeltaTable, QueryBuilder
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.bad_records import bad_rows
 from spark_log.log.reader import LogReader
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import publish
@@ -81,16 +82,17 @@ def test_events_are_the_rows_of_the_source(cluster, log, order):
     replay(log, topic, HISTORY)
     put(log, topic, "truncate", event("t", None, None, 7))
     publish(cluster, topic)
-    assert rows_of_record(cluster, topic) == {**ROWS, None: None}, "the truncation is a bad record"
+    rows = ROWS if order == "sequence" else {**ROWS, None: None}
+    assert rows_of_record(cluster, topic) == rows, "the truncation is a bad record"
     reader = LogReader(cluster)
     assert sum(1 for _ in bad_rows(reader, reader.find_topic(topic.name))) == 1
     for task in ("merge", "compact"):
         list(run_tasks(cluster, [task], now=True))
         publish(cluster, topic)
-        assert rows_of_record(cluster, topic) == {**ROWS, None: None}
+        assert rows_of_record(cluster, topic) == rows
     replay(log, topic, HISTORY)
     publish(cluster, topic)
-    assert rows_of_record(cluster, topic) == {**ROWS, None: None}
+    assert rows_of_record(cluster, topic) == rows
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
@@ -125,9 +127,28 @@ def test_another_order_finds_the_rows_anew(cluster, log):
     for order, rows in (("sequence", ROWS), ("offset", older)):
         topic = alter_configs(cluster, "t", {"table.current.order": order})
         publish(cluster, topic)
-        append(log, topic, event("c", None, (5, 5.0), 9), key=b"5")
-        publish(cluster, topic)
-        assert rows_of_record(cluster, topic) == {**rows, 5: 5.0}
+        assert rows_of_record(cluster, topic) == rows, "no record is needed"
+    topic = alter_configs(cluster, "t", {"table.current.order": "sequence", "value.envelope.sequence": "source.ts"})
+    publish(cluster, topic)
+    assert rows_of_record(cluster, topic) == older, "no event has this number"
+    list(run_tasks(cluster, ["compact"], now=True))
+    publish(cluster, topic)
+    assert rows_of_record(cluster, topic) == older
+    assert [each.difference for each in verify(cluster, topic)] == [None, None]
+
+
+def test_a_larger_sequence_that_is_deleted_shows_the_next_event(cluster, log):
+    topic = make(
+        cluster, "t", 1, **{**CONFIGS, "cleanup_policy": "delete", "retention_ms": "-1"}, table_current_order="sequence"
+    )
+    put(log, topic, "1", event("c", None, (1, 1.0), 10))
+    put(log, topic, "1", event("u", None, (1, 0.5), 5))
+    publish(cluster, topic)
+    assert rows_of_record(cluster, topic) == {1: 1.0}
+    delete_records(cluster, {TopicPartition("t", 0): 1})
+    publish(cluster, topic)
+    assert rows_of_record(cluster, topic) == {1: 0.5}
+    assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
 def test_compaction_keeps_the_last_tombstone_for_its_retention(cluster, log):

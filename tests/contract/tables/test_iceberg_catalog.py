@@ -1,5 +1,6 @@
 """Iceberg tables of catalogs: a REST catalog and a SQL catalog, which fail, are dropped, or have another table."""
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,9 +8,11 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
 from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
 from spark_log.tables.iceberg import catalog as catalogs
 from spark_log.tables.publication import publish, try_publish
@@ -17,6 +20,7 @@ from spark_log.tables.table_lag import describe_tables, topics_behind
 from spark_log.tables.verification import rebuild, verify
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, values_in, values_of
+from tests.support.producing import change
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.rest_catalog import RestCatalog
 from tests.support.topics import append, fill, make
@@ -43,6 +47,7 @@ def kind(cluster, request):
 def configured(cluster, server, kind, monkeypatch, tmp_path):
     """The cluster's tables are in the catalog `lake` of pyiceberg's configuration."""
     catalogs.load_catalog.cache_clear()
+    catalogs._silent_until_s.clear()
     uri = server.uri if kind == "rest" else f"sqlite:///{tmp_path}/catalog/catalog.db"
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", kind)
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", uri)
@@ -139,18 +144,19 @@ def test_foreign_changes_are_undone(cluster, log):
     check(cluster, topic)
 
 
-def test_a_dropped_table_is_not_made_again_unless_it_is_asked_for(cluster, log):
+def test_a_dropped_table_is_made_again(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
     publish(cluster, topic)
     load_catalog("lake").drop_table((*NAMESPACE, "t"))
     append(log, topic, "b")
-    with pytest.raises(InvalidConfigurationError, match="spark-log table rebuild t --target iceberg"):
-        publish(cluster, topic)
-    assert rebuild(cluster, topic, "iceberg") == 1
     check(cluster, topic, ["append"])
     assert rebuild(cluster, topic, "iceberg") == 1
     check(cluster, topic, ["append"])
+    alter_settings(cluster, {"iceberg.namespace": "elsewhere"})
+    append(log, topic, "c")
+    publish(cluster, topic)
+    assert values_of(load_catalog("lake").load_table("elsewhere.t").scan().to_arrow()) == {0: ["a", "b", "c"]}
 
 
 def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
@@ -170,11 +176,10 @@ def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server):
     lake.create_table((*NAMESPACE, "t"), schema=pa.schema([("a", pa.int64())]))
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
-    with pytest.raises(InvalidConfigurationError, match="spark-log table rebuild t --target iceberg` replaces it"):
-        publish(cluster, topic)
-    assert loaded().schema().column_names == ["a"]
-    assert rebuild(cluster, topic, "iceberg") == 1
-    check(cluster, topic, ["append"])
+    for act in (lambda: publish(cluster, topic), lambda: rebuild(cluster, topic, "iceberg")):
+        with pytest.raises(InvalidConfigurationError, match=r"somebody else's: drop or rename it"):
+            act()
+        assert loaded().schema().column_names == ["a"]
 
 
 def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
@@ -230,13 +235,82 @@ def test_the_catalog_fails_in_every_way(cluster, log, server):
 
 
 def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
-    add_brokers(cluster, tmp_path, 2, 3)
-    topic = topic_on(cluster, "t", [[2, 3], [3, 1], [3, 2]], **CONFIGS)
-    fill(log, topic, [1, 1, 1])
+    """It stays where it is while it can, and moves when the log dir is offline or lacks a partition."""
+    alter_settings(cluster, {"iceberg.catalog": None})
+    add_brokers(cluster, tmp_path, 2, 3, 4)
+    topic = topic_on(cluster, "t", [[3, 4], [3, 4]], **CONFIGS)
+    fill(log, topic, [1, 1])
+    publish(cluster, topic)
+    folders = [Path(LogDir(info.uri).location(topic.folder), "metadata") for info in cluster.log_dirs().values()]
+    assert [folder.exists() for folder in folders] == [False, False, True, True]
+    alter_settings(cluster, {"iceberg.catalog": "lake"})
     check(cluster, topic)
-    described = cluster.store.read(lambda c: describe_tables(c, [topic], cluster.log_dirs(), 0))[topic.topic_id]
-    [iceberg] = [each for each in described if each.target == "iceberg"]
-    assert (iceberg.log_dir_id, iceberg.location) == (3, "lake.logs.t in catalog lake")
+    assert not [path for folder in folders for path in folder.glob("v*")], "they would get old"
+
+    def log_dir_of_table():
+        described = cluster.store.read(lambda c: describe_tables(c, [topic], cluster.log_dirs(), 0))[topic.topic_id]
+        [iceberg] = [each for each in described if each.target == "iceberg"]
+        assert iceberg.location == "lake.logs.t in catalog lake"
+        return iceberg.log_dir_id
+
+    assert log_dir_of_table() == 3
     assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == set()
-    append(log, topic, "more")
+    set_offline = t.log_dir.update().where(t.log_dir.c.log_dir_id == 3)
+    change(cluster, set_offline.values(online=False))
     assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == {topic.topic_id}
+    check(cluster, topic)
+    assert log_dir_of_table() == 4
+    change(cluster, set_offline.values(online=True))
+    append(log, topic, "more")
+    check(cluster, topic)
+    assert log_dir_of_table() == 3
+    change(cluster, t.replica.delete().where(t.replica.c.log_dir_id == 3, t.replica.c.partition == 1))
+    append(log, topic, "more")
+    check(cluster, topic)
+    assert log_dir_of_table() == 4
+
+
+def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
+    """The catalog was switched off for a while, and clean-up of the table in the folder has deleted them."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    log_dir, folder = folder_of(cluster, topic)
+    for path in Path(log_dir.location(f"{folder}/metadata")).glob("*.avro"):
+        path.unlink()
+    append(log, topic, "b")
+    check(cluster, topic, ["append"])
+
+
+def test_metadata_files_stay_few(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    monkeypatch.setitem(catalogs._PROPERTIES, "write.metadata.previous-versions-max", "2")
+    for number in range(6):
+        append(log, topic, str(number))
+        publish(cluster, topic)
+    log_dir, folder = folder_of(cluster, topic)
+    metadata = Path(log_dir.location(f"{folder}/metadata"))
+    for path in metadata.iterdir():
+        os.utime(path, (0, 0))
+    list(run_tasks(cluster, ["delta"]))
+    assert len(list(metadata.glob("*.json"))) == 3
+    append(log, topic, "more")
+    check(cluster, topic, ["append"])
+
+
+@pytest.mark.parametrize("kind", ["rest"], indirect=True)
+def test_a_catalog_that_does_not_answer_delays_nobody(cluster, log, server, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    publish(cluster, topic)
+    monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
+    with server.silent():
+        append(log, topic, "a")  # its Delta table is published
+        assert_delta_is_the_log(cluster)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError, match="has not answered"):
+                publish(cluster, topic)
+        monkeypatch.setattr(catalogs, "ANSWER_S", 3600.0)
+        with pytest.raises(StorageUnavailableError, match="has not answered"):
+            publish(cluster, topic)  # it is not asked again
+    catalogs._silent_until_s.clear()
+    check(cluster, topic, ["append"])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import delete_topic
-from spark_log.tables import checkpoints, publication_state, unopened_publication
+from spark_log.tables import checkpoints, topic_tables, unopened_publication
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
 from spark_log.tables.publication_state import TableKey
 from spark_log.tables.table_lag import delta_lags
@@ -67,12 +67,12 @@ def test_a_table_that_cannot_be_written_delays_no_other(cluster, topics):
 
 def test_a_log_dir_that_is_not_on_this_host_delays_no_other(cluster, topics, monkeypatch):
     """It stands for the log dir of topic b alone."""
-    tables_to_publish = publication_state.tables_to_publish
+    tables_to_publish = topic_tables.tables_to_publish
     (info,) = cluster.log_dirs().values()
     elsewhere = replace(info, log_dir_id=LogDirId(99), uri=info.uri + "-elsewhere", uuid="another")
     monkeypatch.setattr(cluster, "log_dirs", lambda: {info.log_dir_id: info, elsewhere.log_dir_id: elsewhere})
     monkeypatch.setattr(
-        publication_state,
+        topic_tables,
         "tables_to_publish",
         lambda c, topic: {TableKey(topic.topic_id, 99): True} if topic.name == "b" else tables_to_publish(c, topic),
     )
