@@ -80,7 +80,7 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     )
     for row in rows:
         say(f"{row['target']}: {row['location']}")
-    if "iceberg" in topic.config.table_formats and all(row["target"] != "iceberg" for row in rows):
+    if "iceberg" in topic.config.table_formats and all(each.target != "iceberg" for each in described):
         say("iceberg: none in the catalog, since no online log dir has a replica of every partition.")
 
 

@@ -271,13 +271,14 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     metadata = metadata_path(cluster, topic).parent
     before = set(os.listdir(metadata))
     [snapshot] = snapshots_of(cluster, topic)
-    assert clean_up(open_table(log_dir, topic.folder, ""), set(), snapshot["timestamp-ms"]) == 0, (
+    now_ms = snapshot["timestamp-ms"]
+    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 0, (
         "a reader may be on them"
     )
     old_s = snapshot["timestamp-ms"] / 1000 - 7_200
     for name in before:
         os.utime(metadata / name, (old_s, old_s))
-    assert clean_up(open_table(log_dir, topic.folder, ""), set(), snapshot["timestamp-ms"]) == 8, (
+    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 8, (
         "4 lists and 4 manifests"
     )
     check(cluster, topic)
