@@ -298,8 +298,8 @@ def test_keys_that_do_not_fit_into_memory_are_processed_in_buckets(local, local_
     buckets = []
     of_bucket = last_offsets._last_of_bucket
 
-    def looked(batches, bucket, count):
-        found = of_bucket(batches, bucket, count)
+    def looked(batches, schema, bucket, count):
+        found = of_bucket(batches, schema, bucket, count)
         buckets.append((bucket, count, len(found)))
         return found
 
