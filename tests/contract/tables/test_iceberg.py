@@ -272,15 +272,11 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     before = set(os.listdir(metadata))
     [snapshot] = snapshots_of(cluster, topic)
     now_ms = snapshot["timestamp-ms"]
-    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 0, (
-        "a reader may be on them"
-    )
+    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 0, "a reader may be on them"
     old_s = snapshot["timestamp-ms"] / 1000 - 7_200
     for name in before:
         os.utime(metadata / name, (old_s, old_s))
-    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 8, (
-        "4 lists and 4 manifests"
-    )
+    assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 8, "4 lists and 4 manifests"
     check(cluster, topic)
     assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
 
