@@ -1,7 +1,7 @@
 """Deletes files that the log no longer needs: retired files, and the folders of deleted topics.
 
 A retired file is deleted when the time for its readers (file.delete.delay.ms of its topic, or for a fresh file
-file.delete.delay.fresh.ms) is over and no Delta table lists it any more. It is deleted in the log dirs of its
+file.delete.delay.fresh.ms) is over and no table lists it any more. It is deleted in the log dirs of its
 partition's replicas; then its row is deleted. For a log dir that is offline, a row of `retired_copy` remains: when the
 log dir is back, its whole Delta table is compared with the log, and the file is deleted. The folder of a deleted topic
 is deleted with all its content, but its one row stays until this is done in every log dir: the row says that no writer
@@ -274,7 +274,7 @@ def delete_retired_files(
     waiting = store.read(count_listed)
     if waiting:
         files, wait = count_of(waiting, "retired file"), "waits" if waiting == 1 else "wait"
-        deleted += Deleted(notes=(f"{files} {wait} until no Delta table lists {'it' if waiting == 1 else 'them'}",))
+        deleted += Deleted(notes=(f"{files} {wait} until no table lists {'it' if waiting == 1 else 'them'}",))
     return deleted
 
 

@@ -266,8 +266,9 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
             lock.release()
             done.set()
 
-    if start_thread(call, "spark-log-catalog") is None:  # the interpreter is exiting
-        call()
+    if start_thread(call, "spark-log-catalog") is None:
+        lock.release()
+        raise StorageUnavailableError(f"{title}: left to the next process, since this one is exiting")
     if not done.wait(ANSWER_S):
         _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent

@@ -143,7 +143,7 @@ def test_a_file_is_kept_while_a_delta_table_lists_it(cluster, log, tmp_path):
     report = clean(cluster)["t"]
     assert (report.before.files, report.notes) == (
         0,
-        ("1 retired file waits until no Delta table lists it",),
+        ("1 retired file waits until no table lists it",),
     )
     assert len(files(folder_of(cluster, 1), topic)) == 2
     delta_log.unlink()
