@@ -18,6 +18,18 @@ from tests.support.current_state import duckdb_connection
 CONFIGS = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "retention_ms": "-1", "table_formats": "delta,iceberg"}
 """Each append writes a file."""
 
+CRASH = """
+import os, sys
+os.environ["SPARK_LOG_FAILPOINT"] = sys.argv[2]
+from spark_log import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.tables.publication import publish
+with Cluster.open(sys.argv[1]) as cluster:
+    [topic] = cluster.store.read(find_topics).values()
+    publish(cluster, topic)
+"""
+"""A publisher that is killed at a failpoint. Its arguments: the address of the cluster, and the point."""
+
 Values = dict[int, list[str]]
 """The values of each partition in the order of their offsets."""
 

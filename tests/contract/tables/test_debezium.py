@@ -96,12 +96,13 @@ def test_events_are_the_rows_of_the_source(cluster, log, order):
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)  # the stores differ in no rule of it
 @pytest.mark.parametrize("compacted", [False, True])
 def test_events_that_are_repeated_never_show_an_older_row(cluster, log, compacted):
     """Debezium repeats events after a restart. Compaction keeps what is needed to know that they are old."""
     topic = make(cluster, "t", 1, **CONFIGS, table_current_order="sequence")
     replay(log, topic, HISTORY)
-    for begin in range(0, len(HISTORY), 3):
+    for begin in (0, 5):
         for each in HISTORY[begin:]:
             replay(log, topic, [each])
             if compacted:

@@ -25,6 +25,7 @@ from spark_log.tables.publication import publish, publish_all, try_publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import (
     CONFIGS,
+    CRASH,
     by_duckdb,
     by_pyiceberg,
     check,
@@ -172,18 +173,6 @@ def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, 
     append(log, topic, "b")
     check(cluster, topic)
     assert metadata_path(cluster, topic).name == "v201.metadata.json"
-
-
-CRASH = """
-import os, sys
-os.environ["SPARK_LOG_FAILPOINT"] = sys.argv[2]
-from spark_log import Cluster
-from spark_log.cluster.topics import find_topics
-from spark_log.tables.publication import publish
-with Cluster.open(sys.argv[1]) as cluster:
-    [topic] = cluster.store.read(find_topics).values()
-    publish(cluster, topic)
-"""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Iceberg tables of catalogs: a REST catalog and a SQL catalog, which fail, are dropped, or have another table."""
 
 import os
+import signal
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,10 +20,12 @@ from spark_log.tables.publication import publish, try_publish
 from spark_log.tables.table_lag import describe_tables, topics_behind
 from spark_log.tables.verification import rebuild, verify
 from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, values_in, values_of
+from tests.support.iceberg import CONFIGS, CRASH, by_duckdb, folder_of, values_in, values_of
 from tests.support.producing import change
+from tests.support.python_process import run_process
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.rest_catalog import RestCatalog
+from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 
 pytestmark = pytest.mark.delta
@@ -142,6 +145,38 @@ def test_foreign_changes_are_undone(cluster, log):
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     append(log, topic, "d")
     check(cluster, topic)
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "iceberg.registered:1",
+        "publish.before-commit:2",
+        "iceberg.committed:1",
+        "publish.committed:2",
+        "publish.recorded:2",
+    ],
+)
+def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
+    """It moves a table from its folder into the catalog, or commits. The Delta table passes the point first."""
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "before")
+    moves = point == "iceberg.registered:1"
+    alter_settings(cluster, {"iceberg.catalog": None if moves else "lake"})
+    publish(cluster, topic)
+    alter_settings(cluster, {"iceberg.catalog": "lake"})
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_log.tables.publication.publish_all", lambda *_, **__: {})
+        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
+        append(log, topic, "a")
+    killed = run_process("-c", CRASH, cluster_address, point)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    check(cluster, topic)
+    assert [each.summary.operation.value for each in loaded().snapshots()] == ["append", "append"]
+    assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}
+    log_dir, folder = folder_of(cluster, topic)
+    assert not list(Path(log_dir.location(f"{folder}/metadata")).glob("v*"))
 
 
 def test_a_dropped_table_is_made_again(cluster, log):
