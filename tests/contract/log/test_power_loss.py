@@ -1,6 +1,8 @@
 """The power fails before each fsync and each commit: acknowledged records survive, and log and Delta table continue."""
 
 import os
+import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +13,12 @@ from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables import unopened_publication
+from spark_log.tables.current import open_current
 from spark_log.tables.publication import publish
+from spark_log.tables.verification import verify
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.keyed_log import keyed
 from tests.support.power_loss import Recorder
 from tests.support.records import read_all, table
 
@@ -68,7 +74,52 @@ def check(left):
         assert_delta_is_the_log(cluster)
 
 
-def test_power_loss_between_any_two_steps(tmp_path):
+TABLES = {
+    "inline.max.bytes": "0",
+    "retention.ms": "-1",
+    "delta.max.lag.ms": "-1",
+    "table.formats": "delta,iceberg",
+    "table.current": "delta",
+}
+
+
+def publish_tables(address, told):
+    """Publishes a topic to tables of all formats, twice."""
+    with Cluster.init(address) as cluster:
+        topic = create_topic(cluster, "tables", configs=TABLES)
+        told.append("topics")
+        log = ClientLog(cluster)
+        for number in range(2):
+            log.append(topic, [Records(0, keyed([(b"a", b"%d" % number), (b"b", b"%d" % number)]))])
+            publish(cluster, topic)
+        log.close()
+
+
+def check_tables(left):
+    unopened_publication.opened.clear()  # it is another process
+    open_current._opened.clear()
+    try:
+        cluster = Cluster.open(str(left.folder / "cluster"))
+    except ClusterNotFoundError:
+        assert not left.told
+        return
+    with cluster:
+        log = ClientLog(cluster)
+        try:
+            topic = log.find_topic("tables")
+        except UnknownTopicOrPartitionError:
+            assert not left.told
+            return
+        for _ in range(2):
+            log.append(topic, [Records(0, keyed([(b"a", b"next")]))])
+            assert {each.target: each.difference for each in verify(cluster, topic)} == dict.fromkeys(
+                ("current", "delta", "iceberg")
+            )
+        log.close()
+
+
+@pytest.mark.parametrize(("work", "check"), [(work, check), (publish_tables, check_tables)], ids=["records", "tables"])
+def test_power_loss_between_any_two_steps(tmp_path, work, check):
     recorder = Recorder(tmp_path / "disk", tmp_path / "left")
     recorder.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -77,9 +128,14 @@ def test_power_loss_between_any_two_steps(tmp_path):
         recorder.cut_the_power("the end")
     assert len(recorder.left) > 50
     failures = []
+    disk = recorder.folder
+    disk.rename(tmp_path / "worked")
     for left in recorder.left:
+        if disk.exists():
+            shutil.rmtree(disk)
+        left.folder.rename(disk)  # Iceberg's metadata have whole paths
         try:
-            check(left)
+            check(replace(left, folder=disk))
         except Exception as error:
             failures.append(f"before {left.step} ({left.fate}): {type(error).__name__}: {str(error)[:300]}")
     assert not failures, f"{len(failures)} of {len(recorder.left)}:\n" + "\n".join(failures[:20])
