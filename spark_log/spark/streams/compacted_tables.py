@@ -63,8 +63,8 @@ def read_table(
         raise InvalidOptionError(f"current {current!r}: expected 'auto' or 'never'")
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     try:
-        found = opened.store.read(lambda connection: find_topic(connection, topic))
-        rule = CurrentRule.of(found.config, found.columns)
+        stored = opened.store.read(lambda connection: find_topic(connection, topic))
+        rule = CurrentRule.of(stored.config, stored.columns)
         changes = partial(_changes, spark, opened, topic, rule, include_headers=include_headers, record=record)
         state = _State.of(opened, topic, record=record) if current == "auto" and is_loaded(spark) else None
         if state is not None:

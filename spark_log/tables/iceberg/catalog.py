@@ -140,10 +140,10 @@ def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> C
     Raises InvalidConfigurationError if the table of this name is not the topic's.
     """
     title = f"Iceberg table {name.namespace}.{topic} of catalog {name.name}"
-    found = _call(name, title, lambda: _load(name, topic))
-    if found is None:
+    loaded = _call(name, title, lambda: _load(name, topic))
+    if loaded is None:
         return None
-    catalog, table = found
+    catalog, table = loaded
     location, ours = table.location(), log_dir.location(folder)
     if location == ours:
         return CatalogTable(name, title, catalog, table)
@@ -212,9 +212,9 @@ def drop_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, *, h
     """
 
     def drop() -> None:
-        found = _load(name, topic)
-        if found is not None:
-            catalog, table = found
+        loaded = _load(name, topic)
+        if loaded is not None:
+            catalog, table = loaded
             is_here = table.location() == log_dir.location(folder)
             if here if is_here else _is_former(table.location(), topic, log_dir, folder):
                 catalog.drop_table(_identifier(name, topic))
