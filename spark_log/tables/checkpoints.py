@@ -142,7 +142,8 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
         with _delta_errors(topic, info):
             if key.target == ICEBERG:
                 opened = OpenIceberg.open(
-                    TopicTable(topic, info, log_dir, ICEBERG, True, cluster.store.settings), create=False
+                    TopicTable(topic, info, log_dir, ICEBERG, True, cluster.store.settings, cluster.log_dirs()),
+                    create=False,
                 )
                 if opened is not None:
                     opened.clean_up(now_ms)

@@ -177,7 +177,7 @@ def _tables(
                 errors.setdefault(topic.topic_id, log_dir)
             else:
                 cut = cuts.get(topic.topic_id)
-                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing, settings, cut))
+                tables.append(TopicTable(topic, infos[log_dir_id], log_dir, target, listing, settings, infos, cut))
     return tables, errors
 
 
@@ -260,7 +260,9 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
                 raise
             # while the folder had the table, clean-up has deleted manifests that only the catalog's table needed
             logger.warning("%s in %s is made anew: %s", table.title, uri, redact(str(error)))
-            create_table(table.catalog, topic.name, log_dir, topic.folder, topic.all_columns, anew=True)
+            create_table(
+                table.catalog, topic.name, log_dir, topic.folder, table.locations, topic.all_columns, anew=True
+            )
             made_anew = True
         except BaseException as error:
             if not _is_of_storage(error):

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.config import ClusterSettings
+from spark_log.ids import LogDirId
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
@@ -29,6 +30,8 @@ class TopicTable:
     target: str
     listing: bool
     settings: ClusterSettings
+    log_dirs: Mapping[LogDirId, LogDirInfo]
+    """All log dirs of the cluster."""
     cut: Cut | None = None
     """For a current-state table, offsets up to which it may show the partitions (`due_below_cut`)."""
 
@@ -52,6 +55,11 @@ class TopicTable:
         """Return the catalog that has the table, None if its folder has it."""
         name = self.settings.iceberg_catalog if self.target == publication_state.ICEBERG else ""
         return CatalogName(name, self.settings.iceberg_namespace) if name else None
+
+    @property
+    def locations(self) -> list[str]:
+        """Return the locations of the topic's folder in all log dirs."""
+        return [LogDir(info.uri).location(self.topic.folder) for info in self.log_dirs.values()]
 
     @property
     def title(self) -> str:

@@ -213,7 +213,7 @@ def rebuild(cluster: Cluster, topic: Topic, target: str) -> int:
         if table.listing and table.target == target:
             table.log_dir.verify(table.info.uuid)
             if table.catalog is not None:
-                drop_table(table.catalog, topic.name, table.log_dir, topic.folder)
+                drop_table(table.catalog, topic.name, table.log_dir, topic.folder, table.locations)
             cluster.store.transact(lambda c, _, key=table.key: publication_state.forget(c, key))  # type: ignore[misc]
             table.log_dir.delete_folder(table.metadata_folder)
             count += 1

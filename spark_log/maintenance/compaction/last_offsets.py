@@ -29,7 +29,7 @@ _WAITING_BYTES = 32 << 20
 
 def find_last_offsets(topic: Topic, units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
     """Yield, for each unit of a partition, the offsets of its records that are the current ones of their keys in all of
-    the units, and of tombstones that are the last of their keys.
+    the units, and of those that are the last of their keys, but cannot be current: tombstones, with sequences.
 
     The keys are divided into buckets, so that the keys of one bucket fit into memory, whatever the number of keys. Each
     bucket reads all keys once. The result takes 8 bytes for each record that is kept.
@@ -86,8 +86,8 @@ def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
     if "sequence" not in rows.column_names:
         return rows.take(last)
     events, sequences = (pa.concat_arrays(rows.column(name).chunks) for name in ("event", "sequence"))
-    tombstones = last[is_null(events)[last]]
-    return rows.take(np.union1d(current_records(events, sequences), tombstones))
+    not_current = last[is_null(events)[last]]
+    return rows.take(np.union1d(current_records(events, sequences), not_current))
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:

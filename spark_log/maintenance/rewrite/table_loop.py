@@ -247,7 +247,7 @@ class TableLoop:
                 if not self._time_is_left():
                     break
         if merged:
-            try_publish(self._cluster, [topic])
+            try_publish(self._cluster, [topic], catalogs=self._in_thread)
         return outcome
 
     def _seal(self, topic: Topic, partition: int) -> bool:

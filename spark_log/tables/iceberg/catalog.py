@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -51,6 +51,10 @@ class CatalogName(NamedTuple):
 
     name: str
     namespace: str
+
+    def title(self, topic: str) -> str:
+        """Return the name of a topic's table in messages."""
+        return f"Iceberg table {self.namespace}.{topic} of catalog {self.name}"
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[d
     return requirements, [*added, *others, *expired]
 
 
-def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> CatalogTable | None:
+def open_table(
+    name: CatalogName, topic: str, log_dir: LogDir, folder: str, others: Collection[str]
+) -> CatalogTable | None:
     """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none in this folder.
-    Raises InvalidConfigurationError if the table of this name is not the topic's.
+    `others` are the locations of its folders in all log dirs of the cluster. Raises InvalidConfigurationError if the
+    table of this name is not the topic's.
     """
-    title = f"Iceberg table {name.namespace}.{topic} of catalog {name.name}"
+    title = name.title(topic)
     loaded = _call(name, title, lambda: _load(name, topic))
     if loaded is None:
         return None
@@ -147,7 +154,7 @@ def open_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str) -> C
     location, ours = table.location(), log_dir.location(folder)
     if location == ours:
         return CatalogTable(name, title, catalog, table)
-    if _is_former(location, topic, log_dir, folder):
+    if _is_former(location, topic, log_dir, others):
         return None
     raise InvalidConfigurationError(
         f"{title}: its location is {redact(location)}, not a folder of the topic such as {redact(ours)}. It is somebody"
@@ -165,20 +172,29 @@ def _load(name: CatalogName, topic: str) -> "tuple[Catalog, Table] | None":
         return None
 
 
-def _is_former(location: str, topic: str, log_dir: LogDir, folder: str) -> bool:
-    """Whether a location is that of the topic in another log dir, or that of a deleted topic of this name."""
-    if location.rpartition("/")[2] == folder:
+def _is_former(location: str, topic: str, log_dir: LogDir, others: Collection[str]) -> bool:
+    """Whether a location is that of the topic in another log dir, or that of a deleted topic of this name. A copy of
+    the cluster, from a backup, has folders of the same names elsewhere.
+    """
+    if location in others:
         return True
     return re.fullmatch(re.escape(log_dir.location(topic)) + "-[0-9a-f]{8}", location) is not None
 
 
 def create_table(
-    name: CatalogName, topic: str, log_dir: LogDir, folder: str, columns: TopicColumns | None, *, anew: bool = False
+    name: CatalogName,
+    topic: str,
+    log_dir: LogDir,
+    folder: str,
+    others: Collection[str],
+    columns: TopicColumns | None,
+    *,
+    anew: bool = False,
 ) -> None:
     """Register the table of a topic, in place of its table in another folder. If its folder has a table already, it
     gets that one's snapshots, unless it is made `anew`. Another process may do the same.
     """
-    drop_table(name, topic, log_dir, folder, here=anew)
+    drop_table(name, topic, log_dir, folder, others, here=anew)
     in_folder = metadata_files.open_table(log_dir, folder, "")
     metadata = None if anew else in_folder.metadata
     metadata = dict(metadata or new_metadata(in_folder.location, columns, clock.wall_ms()))
@@ -202,11 +218,13 @@ def create_table(
         except TableAlreadyExistsError:  # another process was first
             return
 
-    _call(name, f"Iceberg table {name.namespace}.{topic} of catalog {name.name}", register)
+    _call(name, name.title(topic), register)
     failpoint("iceberg.registered")
 
 
-def drop_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, *, here: bool = True) -> None:
+def drop_table(
+    name: CatalogName, topic: str, log_dir: LogDir, folder: str, others: Collection[str], *, here: bool = True
+) -> None:
     """Remove the topic's table from the catalog, if it is there; without `here` only if it is in another folder. No
     file is deleted. A table of somebody else stays.
     """
@@ -216,10 +234,10 @@ def drop_table(name: CatalogName, topic: str, log_dir: LogDir, folder: str, *, h
         if loaded is not None:
             catalog, table = loaded
             is_here = table.location() == log_dir.location(folder)
-            if here if is_here else _is_former(table.location(), topic, log_dir, folder):
+            if here if is_here else _is_former(table.location(), topic, log_dir, others):
                 catalog.drop_table(_identifier(name, topic))
 
-    _call(name, f"Iceberg table {name.namespace}.{topic} of catalog {name.name}", drop)
+    _call(name, name.title(topic), drop)
 
 
 @cache

@@ -34,10 +34,10 @@ class OpenIceberg(OpenTable):
         if not table.listing and ICEBERG in table.topic.config.table_formats:
             metadata_files.delete_versions(log_dir, folder)
             return None
-        in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder)
+        in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder, table.locations)
         if in_catalog is None and create:
-            catalog.create_table(name, table.topic.name, log_dir, folder, table.topic.all_columns)
-            in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder)
+            catalog.create_table(name, table.topic.name, log_dir, folder, table.locations, table.topic.all_columns)
+            in_catalog = catalog.open_table(name, table.topic.name, log_dir, folder, table.locations)
         if in_catalog is None:
             return None
         if create:

@@ -204,13 +204,15 @@ def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
     check(cluster, topic, ["append"])
 
 
-def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server):
+def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server, tmp_path):
     lake = server.catalog if kind == "rest" else load_catalog("lake")
     lake.create_namespace(NAMESPACE[:1])
     lake.create_namespace(NAMESPACE)
-    lake.create_table((*NAMESPACE, "t"), schema=pa.schema([("a", pa.int64())]))
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
+    # a copy of a cluster, from a backup, has folders of the same names
+    folder = f"file://{tmp_path}/copy/{topic.folder}"
+    lake.create_table((*NAMESPACE, "t"), schema=pa.schema([("a", pa.int64())]), location=folder)
     for act in (lambda: publish(cluster, topic), lambda: rebuild(cluster, topic, "iceberg")):
         with pytest.raises(InvalidConfigurationError, match=r"somebody else's: drop or rename it"):
             act()
