@@ -36,7 +36,7 @@ SparkLogError
     │   FencedMemberEpochError, StaleMemberEpochError, UnreleasedInstanceIdError, UnsupportedAssignorError,
     │   GroupMaxSizeReachedError, GroupAssignmentTooLargeError, InvalidRegularExpressionError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
-    │   IllegalArgumentError
+    │   IllegalArgumentError, InvalidRecordStateError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
     │   SecurityDisabledError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError,
@@ -648,6 +648,14 @@ class GroupSubscribedToTopicError(FatalError):
     """Members of the group are subscribed to the topic whose offsets are to be deleted.
 
     Remedy: stop these consumers, or unsubscribe them.
+    """
+
+
+class InvalidRecordStateError(FatalError):
+    """A share group's record is not, or no longer, acquired by the member that acknowledges it: its lock ended, it was
+    acknowledged before, or share.renew.acknowledge.enable is false.
+
+    Remedy: work faster than share.record.lock.duration.ms, or renew the locks; the record is delivered again.
     """
 
 
