@@ -2,6 +2,7 @@
 
 from spark_log.config.cluster_settings import ClusterSettings
 from spark_log.config.definition import ConfigDefinition
+from spark_log.config.group_configs import GroupConfig, group_definitions, validate_group_overrides
 from spark_log.config.topic_configs import TopicConfig, canonical, definitions, validate_overrides
 from spark_log.config.typed_configs import SOURCES, PartConfigs
 
@@ -9,9 +10,12 @@ __all__ = [
     "SOURCES",
     "ClusterSettings",
     "ConfigDefinition",
+    "GroupConfig",
     "PartConfigs",
     "TopicConfig",
     "canonical",
     "definitions",
+    "group_definitions",
+    "validate_group_overrides",
     "validate_overrides",
 ]

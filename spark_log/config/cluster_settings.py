@@ -116,6 +116,69 @@ class ClusterSettings:
     client has gone. bidirectional: both. disabled: neither.
     """
 
+    group_share_record_lock_duration_ms: int = 30_000
+    """Time for which a record of a share group is locked for the member that acquired it, unless its group sets
+    share.record.lock.duration.ms (Kafka's group.share.record.lock.duration.ms)."""
+
+    group_share_min_record_lock_duration_ms: int = 15_000
+    """Smallest share.record.lock.duration.ms of a group (Kafka's name and default)."""
+
+    group_share_max_record_lock_duration_ms: int = 60_000
+    """Largest share.record.lock.duration.ms of a group (Kafka's name and default)."""
+
+    group_share_delivery_count_limit: int = 5
+    """Number of deliveries after which a share group archives a record, unless it sets share.delivery.count.limit
+    (Kafka's group.share.delivery.count.limit)."""
+
+    group_share_min_delivery_count_limit: int = 2
+    """Smallest share.delivery.count.limit of a group (Kafka's name and default)."""
+
+    group_share_max_delivery_count_limit: int = 10
+    """Largest share.delivery.count.limit of a group (Kafka's name and default)."""
+
+    group_share_partition_max_record_locks: int = 2_000
+    """Largest number of unfinished records of a partition in a share group, unless it sets
+    share.partition.max.record.locks (Kafka's group.share.partition.max.record.locks)."""
+
+    group_share_min_partition_max_record_locks: int = 100
+    """Smallest share.partition.max.record.locks of a group (Kafka's name and default)."""
+
+    group_share_max_partition_max_record_locks: int = 4_000
+    """Largest share.partition.max.record.locks of a group (Kafka's name and default)."""
+
+    group_share_session_timeout_ms: int = 45_000
+    """Time without a heartbeat that ends the membership in a share group, unless it sets share.session.timeout.ms
+    (Kafka's group.share.session.timeout.ms)."""
+
+    group_share_min_session_timeout_ms: int = 45_000
+    """Smallest share.session.timeout.ms of a group (Kafka's name and default)."""
+
+    group_share_max_session_timeout_ms: int = 60_000
+    """Largest share.session.timeout.ms of a group (Kafka's name and default)."""
+
+    group_share_heartbeat_interval_ms: int = 5_000
+    """How often a member of a share group sends a heartbeat, unless the group sets share.heartbeat.interval.ms
+    (Kafka's group.share.heartbeat.interval.ms)."""
+
+    group_share_min_heartbeat_interval_ms: int = 5_000
+    """Smallest share.heartbeat.interval.ms of a group (Kafka's name and default)."""
+
+    group_share_max_heartbeat_interval_ms: int = 15_000
+    """Largest share.heartbeat.interval.ms of a group (Kafka's name and default)."""
+
+    group_share_max_size: int = 200
+    """A member cannot join a share group that has so many (Kafka's group.share.max.size)."""
+
+    group_share_max_share_sessions: int = 2_000
+    """Largest number of share sessions of one gateway (Kafka's group.share.max.share.sessions)."""
+
+    errors_deadletterqueue_topic_name_prefix: str = "dlq."
+    """The names of dead letter topics of share groups begin with this (Kafka's
+    errors.deadletterqueue.topic.name.prefix)."""
+
+    errors_deadletterqueue_auto_create_topics_enable: bool = False
+    """Whether a missing dead letter topic is created (Kafka's errors.deadletterqueue.auto.create.topics.enable)."""
+
     store_answer_timeout_ms: int = 20_000
     """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary
     that answers then. Above the 15 s for which a statement waits for a lock. A client uses the default until it has

@@ -208,7 +208,7 @@ class Fetching:
         slices = planner.plan(
             connection, topics, ranges, segments_max=segments_max, rack=self._settings.client_rack or None
         )
-        return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
+        return planner.bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
 
     def _topics_of(
         self,
@@ -271,30 +271,6 @@ class Fetching:
             logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
             self.buffers.drop(partition)
         self.unknown = missing
-
-
-def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
-    """Return the first slices of each partition whose inline bytes stay within the limits. The first slice of each
-    partition is always included, so that every partition makes progress. Files do not count, because they are read when
-    their turn comes.
-    """
-    kept: list[Slice] = []
-    by_partition: dict[ids.TopicPartition, int] = {}
-    total = 0
-    full: set[ids.TopicPartition] = set()
-    for piece in slices:
-        partition = piece.topic_partition
-        if partition in full:
-            continue
-        size = piece.size if piece.data is not None else 0
-        before = by_partition.get(partition)
-        if before is not None and size and (before + size > partition_bytes or total + size > total_bytes):
-            full.add(partition)
-            continue
-        by_partition[partition] = (before or 0) + size
-        total += size
-        kept.append(piece)
-    return kept
 
 
 def _popped(pieces: deque[Slice]) -> Iterator[Slice]:

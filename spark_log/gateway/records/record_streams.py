@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
-from spark_log.clients.consume.partition_reads import bounded
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
@@ -217,7 +216,7 @@ class RecordStreams:
             ranges = {tp: OffsetRange(start, end)}
             slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
             whole = len(slices) < _SEGMENTS_PLANNED
-            kept = bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
+            kept = planner.bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
             slices = planner.with_inline_data(connection, kept)
             whole = whole and len(slices) == len(kept)
         covered = end if whole or not slices else slices[-1].end

@@ -194,6 +194,30 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
     return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
 
 
+def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
+    """Return the first slices of each partition whose inline bytes stay within the limits. The first slice of each
+    partition is always included, so that every partition makes progress. Files do not count, because they are read when
+    their turn comes.
+    """
+    kept: list[Slice] = []
+    by_partition: dict[TopicPartition, int] = {}
+    total = 0
+    full: set[TopicPartition] = set()
+    for piece in slices:
+        partition = piece.topic_partition
+        if partition in full:
+            continue
+        size = piece.size if piece.data is not None else 0
+        before = by_partition.get(partition)
+        if before is not None and size and (before + size > partition_bytes or total + size > total_bytes):
+            full.add(partition)
+            continue
+        by_partition[partition] = (before or 0) + size
+        total += size
+        kept.append(piece)
+    return kept
+
+
 class TimeLookup(NamedTuple):
     """The slices, in order, that may have a partition's first readable record with timestamp >= `timestamp_ms`.
 

@@ -5,7 +5,7 @@ Each table and column has a comment with its meaning, which PostgreSQL stores to
 folder of spark_log writes.
 
 Lock order, in every transaction: lease, broker, log dir, schema registry, topic, producer or transaction, group,
-partition (sorted by topic and number), replica.
+share partition (sorted by group, topic and number), partition (sorted by topic and number), replica.
 """
 
 from spark_log.metadata.tables.append_tables import producer, producer_batch, spark_batch, write_id
@@ -17,9 +17,12 @@ from spark_log.metadata.tables.groups_tables import (
     classic_group,
     classic_member,
     consumer_group,
+    group_config,
     group_member,
     group_offset,
     group_partition,
+    share_delayed,
+    share_partition,
 )
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
 from spark_log.metadata.tables.mirror_tables import mirror_position
@@ -57,6 +60,7 @@ __all__ = [
     "compaction",
     "consumer_group",
     "gateway",
+    "group_config",
     "group_member",
     "group_offset",
     "group_partition",
@@ -80,6 +84,8 @@ __all__ = [
     "schema",
     "scram_credential",
     "segment",
+    "share_delayed",
+    "share_partition",
     "spark_batch",
     "subject_config",
     "subject_version",
@@ -91,5 +97,5 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v6"
+SCHEMA_REVISION = "v7"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""

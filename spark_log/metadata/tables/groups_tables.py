@@ -1,4 +1,4 @@
-"""Tables of consumer groups: members, assignments, committed offsets."""
+"""Tables of groups: members, assignments, committed offsets, and the records that share groups work on."""
 
 from sqlalchemy import BigInteger, Index, Integer, LargeBinary, String, Text, text
 
@@ -27,7 +27,7 @@ consumer_group = _table(
     column(
         "type",
         String(20),
-        "classic if it has a row in classic_group, else consumer",
+        "classic if it has a row in classic_group; share; else consumer",
         server_default=text("'consumer'"),
     ),
     comment="A consumer group.",
@@ -45,7 +45,7 @@ group_member = _table(
     column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
     column("until_ms", BigInteger, "store clock; end of its session"),
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
-    column("protocol", String(20), "classic or consumer: how it speaks to the group"),
+    column("protocol", String(20), "classic, consumer or share: how it speaks to the group"),
     column("epoch_state", Text, "JSON: its epoch before, what it was told, its connection, a deadline"),
     column("classic_protocols", Text, "of a classic member: as classic_member.protocols", nullable=True),
     comment="A member of a group.",
@@ -108,4 +108,49 @@ group_offset = _table(
     Index(None, "log_partition", "position"),
     deleted_with=("topic",),
     comment="Committed offsets.",
+)
+
+group_config = _table(
+    "group_config",
+    column("group_id", String(249), "name of the group, which may not exist yet", primary_key=True),
+    column("configs", Text, "JSON: name -> text of the configs that are set"),
+    comment="Configs of groups.",
+)
+
+share_partition = _table(
+    "share_partition",
+    column("group_id", String(249), "consumer_group.group_id of a share group", primary_key=True),
+    topic_id(primary_key=True),
+    partition_number(primary_key=True),
+    column("leader_epoch", BigInteger, "of the partition when next_offset was last compared with its truncations"),
+    column("start_offset", BigInteger, "first unfinished offset (SPSO)"),
+    column("next_offset", BigInteger, "first offset that was never acquired (SPEO + 1)"),
+    column("last_lock", BigInteger, "number of the last lock; grows with each acquisition"),
+    column("ranges", LargeBinary, "36 bytes for each range of unfinished records below next_offset (share/rows.py)"),
+    column("members", Text, "JSON: ids of the members in ranges"),
+    column("available", BigInteger, "records in ranges without a lock"),
+    column("unfinished", BigInteger, "records in all ranges"),
+    column("archiving", BigInteger, "records in ranges that wait for their dead letter"),
+    column("delayed", BigInteger, "rows in share_delayed"),
+    column("wake_ms", BigInteger, "store clock (leases); end of the first lock; NULL without a lock", nullable=True),
+    column("clock_epoch", String(64), "boot id of the host when the ends of locks were written (SQLite)"),
+    column("lock_timeouts", BigInteger, "records whose lock ended by time, in all"),
+    column("dead_letters", BigInteger, "dead letters written, in all"),
+    column("expired", BigInteger, "unfinished records that retention removed, in all"),
+    deleted_with=("topic",),
+    comment="The state of a partition in a share group. Its row lock orders what members acquire and acknowledge.",
+    postgresql_with={"fillfactor": 50},
+)
+
+share_delayed = _table(
+    "share_delayed",
+    column("group_id", String(249), "consumer_group.group_id of a share group", primary_key=True),
+    topic_id(primary_key=True),
+    partition_number(primary_key=True),
+    column("offset", BigInteger, "of the record", primary_key=True),
+    column("due_ms", BigInteger, "store clock (wall); it is delivered then or later"),
+    column("deliveries", Integer, "number of its deliveries so far"),
+    Index(None, "group_id", "topic_id", "partition", "due_ms"),
+    deleted_with=("topic",),
+    comment="Records of share groups that are delivered later.",
 )

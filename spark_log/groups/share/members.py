@@ -1,0 +1,332 @@
+"""The members of share groups (KIP-932): join, heartbeat, leave. Any process handles any request. All functions block.
+
+There is no target: the assignment of a member is every partition of the topics that it subscribes to. The group's
+generation grows with its members, their subscriptions and the partitions of their topics. A heartbeat brings the member
+to this generation, and its answer then has the assignment. One that changes nothing writes nothing.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.config import GroupConfig
+from spark_log.config.group_configs import duration_ms
+from spark_log.errors import (
+    FencedMemberEpochError,
+    GroupIdNotFoundError,
+    GroupMaxSizeReachedError,
+    UnknownMemberIdError,
+)
+from spark_log.groups.consumer import rows as group_rows
+from spark_log.groups.consumer.rules import JOINING, LEAVING, EpochState, Group, Member, TopicFacts
+from spark_log.groups.consumer.stored_values import Subscription, facts_json
+from spark_log.groups.share import rows
+from spark_log.groups.share.rules import Window
+from spark_log.ids import TopicId
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.segments.timed_offsets import offsets_for_times
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
+from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+logger = logging.getLogger(__name__)
+
+SHARE = "share"
+"""The type of the groups, and the protocol of their members."""
+_TIMEOUT_MS = 5_000
+_RENEWAL = 3
+"""A session is written again when a third of it is over."""
+
+
+@dataclass(frozen=True)
+class ShareHeartbeat:
+    """A heartbeat as it was received. `topics` and `rack` are None if they have not changed."""
+
+    group_id: str
+    member_id: str
+    epoch: int
+    """The member epoch; JOINING (0) or LEAVING (-1)."""
+    topics: frozenset[str] | None = None
+    rack: str | None = None
+    client_id: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class ShareAnswer:
+    """The answer to a heartbeat. `assignment` has the partition numbers of each topic; None if it has not changed."""
+
+    epoch: int
+    heartbeat_interval_ms: int
+    assignment: Mapping[str, TopicFacts] | None = None
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a heartbeat reads."""
+
+    group: group_rows.GroupRow | None
+    member: group_rows.MemberRow | None
+    facts: dict[str, TopicFacts]
+    """Of the topics that the group's members subscribe to."""
+    missing: set[Key]
+    """Partitions without a row."""
+    now: StoreClock
+    config: GroupConfig
+    dead: list[str]
+
+
+def share_heartbeat(cluster: Cluster, heartbeat: ShareHeartbeat) -> ShareAnswer:
+    """Handle a heartbeat of a member that does not leave.
+
+    Raises GroupIdNotFoundError if the group is of another type, UnknownMemberIdError, FencedMemberEpochError,
+    GroupMaxSizeReachedError, or the errors of reading offsets by time (share.auto.offset.reset=by_duration).
+    """
+    store = cluster.store
+    state = store.read(lambda connection: _read(store, connection, heartbeat, lock=False))
+    answer = _unchanged(heartbeat, state)
+    if answer is not None:
+        return answer
+    starts = _starts(cluster, heartbeat, state)
+    return store.transact(
+        lambda connection, _attempt: _change(store, connection, heartbeat, starts),
+        timeout_ms=_TIMEOUT_MS,
+        announce=True,
+    )
+
+
+def leave_share_group(store: Store, group_id: str, member_id: str) -> None:
+    """Remove a member. Its locks end when it closes its session, or by time. Raises UnknownMemberIdError or
+    GroupIdNotFoundError.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        group = group_rows.read_group(connection, group_id, lock=True)
+        if group is None or group.type != SHARE:
+            raise _not_a_share_group(group_id)
+        if group_rows.read_member(connection, group_id, member_id) is None:
+            raise _unknown(group_id, member_id)
+        remove_share_members(connection, group_id, group, [member_id], store.clock(connection))
+
+    store.transact(body, timeout_ms=_TIMEOUT_MS, announce=True)
+
+
+def remove_share_members(
+    connection: sa.Connection, group_id: str, group: group_rows.GroupRow, member_ids: Collection[str], now: StoreClock
+) -> group_rows.GroupRow:
+    """Delete members in the caller's transaction, which holds the group's lock, and return the group after it."""
+    if not member_ids:
+        return group
+    group_rows.delete_members(connection, group_id, list(member_ids))
+    left = group_rows.count_members(connection, group_id)
+    after = group.group.emptied()  # there is no target to compute
+    group_rows.save_group(connection, group_id, after, empty_since_ms=None if left else now.wall_ms)
+    logger.info("share group %r: %s gone, %d left", group_id, list(member_ids), left)
+    return replace(group, group=after, empty_since_ms=None if left else now.wall_ms)
+
+
+def _read(store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, *, lock: bool) -> _State:
+    group = group_rows.read_group(connection, heartbeat.group_id, lock=lock)
+    now = store.clock(connection)
+    member = group_rows.read_member(connection, heartbeat.group_id, heartbeat.member_id)
+    subscribed = set(heartbeat.topics or ())
+    for subscription in group_rows.read_subscriptions(connection, heartbeat.group_id):
+        subscribed |= subscription.topics
+    facts = group_rows.topic_facts(connection, subscribed)
+    here = {(fact.topic_id, number) for fact in facts.values() for number in range(fact.partition_count)}
+    missing = here - rows.partitions_of(connection, heartbeat.group_id, {fact.topic_id for fact in facts.values()})
+    config = rows.configs_of(rows.ask_configs(connection, heartbeat.group_id), store.settings)
+    dead = group_rows.dead_members(connection, heartbeat.group_id, now)
+    return _State(group, member, facts, missing, now, config, dead)
+
+
+def _unchanged(heartbeat: ShareHeartbeat, state: _State) -> ShareAnswer | None:
+    """Return the answer to a heartbeat that changes nothing, or None if a transaction must handle it. Raises the errors
+    of `share_heartbeat`.
+    """
+    group, member = _checked(heartbeat, state)
+    if group is None or member is None or state.missing or state.dead:
+        return None
+    topics = member.subscription.topics
+    if heartbeat.epoch == JOINING or heartbeat.topics not in (None, topics) or heartbeat.rack is not None:
+        return None
+    if member.member.generation != group.group.generation or heartbeat.epoch != member.member.generation:
+        return None
+    if group.topics != state.facts:
+        return None
+    left_ms = member.until_ms - state.now.lease_ms
+    if left_ms * _RENEWAL < member.session_timeout_ms * (_RENEWAL - 1):
+        return None
+    return ShareAnswer(member.member.generation, state.config.share_heartbeat_interval_ms)
+
+
+def _checked(
+    heartbeat: ShareHeartbeat, state: _State
+) -> tuple[group_rows.GroupRow | None, group_rows.MemberRow | None]:
+    """Return the group, and the member unless its session has ended. Raises the errors of `share_heartbeat`."""
+    group = state.group
+    member = state.member if state.member is not None and state.member.live(state.now) else None
+    if group is not None and group.type != SHARE and (heartbeat.epoch != JOINING or not _is_free(group)):
+        raise _not_a_share_group(heartbeat.group_id)
+    if heartbeat.epoch == JOINING:
+        return group, member
+    if group is None:
+        raise _not_a_share_group(heartbeat.group_id)
+    if member is None:
+        raise _unknown(heartbeat.group_id, heartbeat.member_id)
+    if heartbeat.epoch not in (member.member.generation, member.epochs.previous):
+        raise FencedMemberEpochError(
+            f"group {heartbeat.group_id!r}: member {heartbeat.member_id} has epoch {member.member.generation}, the"
+            f" request {heartbeat.epoch}"
+        )
+    return group, member
+
+
+def _is_free(group: group_rows.GroupRow) -> bool:
+    """Return whether a group of another type may have become free for a share group: it has no members."""
+    return group.empty_since_ms is not None
+
+
+def _not_a_share_group(group_id: str) -> GroupIdNotFoundError:
+    return GroupIdNotFoundError(f"Group {group_id} is not a share group.")
+
+
+def _unknown(group_id: str, member_id: str) -> UnknownMemberIdError:
+    return UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where the group begins in a partition, and the leader epoch in which this was found."""
+
+    offset: int
+    leader_epoch: int
+
+
+def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[Key, _Start]:
+    """Find the start offsets of partitions that the group reads for the first time (share.auto.offset.reset)."""
+    if not state.missing:
+        return {}
+    names = {fact.topic_id: name for name, fact in state.facts.items()}
+
+    def read(connection: sa.Connection) -> tuple[dict[Key, tuple[int, int, int]], set[int]]:
+        query = sa.select(
+            PARTITION.topic_id, PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark,
+            PARTITION.leader_epoch,
+        ).where(in_list(PARTITION.topic_id, sorted(names)))  # fmt: skip
+        found = {(row[0], row[1]): (row[2], row[3], row[4]) for row in connection.execute(query)}
+        return found, {topic_id for topic_id, _ in rows.partitions_of(connection, heartbeat.group_id, names)}
+
+    positions, read_before = cluster.store.read(read)
+    policy = state.config.share_auto_offset_reset
+    back_ms = duration_ms(policy)
+    times: dict[Key, int | None] = {}
+    if back_ms is not None:
+        since_ms = state.now.wall_ms - back_ms
+        for topic_id in sorted({key[0] for key in state.missing} - read_before):
+            topic = cluster.store.read(lambda connection: _topic(connection, names[topic_id]))  # noqa: B023
+            numbers = {number: since_ms for at, number in state.missing if at == topic_id}
+            found = offsets_for_times(cluster, topic, numbers)
+            times.update({(topic_id, number): offset for number, offset in found.items()})
+    starts = {}
+    for key in state.missing:
+        if key not in positions:
+            continue
+        log_start, high_watermark, leader_epoch = positions[key]
+        if key[0] in read_before or policy == "earliest":
+            offset: int | None = log_start  # a partition that is added later is read from its beginning
+        elif policy == "latest":
+            offset = high_watermark
+        else:
+            offset = times.get(key)
+        starts[key] = _Start(high_watermark if offset is None else offset, leader_epoch)
+    return starts
+
+
+def _topic(connection: sa.Connection, name: str) -> Topic:
+    from spark_log.cluster.topics import find_topic
+
+    return find_topic(connection, name)
+
+
+def _change(
+    store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, starts: Mapping[Key, _Start]
+) -> ShareAnswer:
+    group_id, member_id = heartbeat.group_id, heartbeat.member_id
+    if heartbeat.epoch == JOINING:
+        group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
+    state = _read(store, connection, heartbeat, lock=True)
+    group, member = _checked(heartbeat, state)
+    assert group is not None
+    if group.type != SHARE:
+        _take_over(connection, group_id, group)
+    gone = [name for name in state.dead if name != member_id or member is None]
+    group = remove_share_members(connection, group_id, group, gone, state.now)
+    session_ms = state.config.share_session_timeout_ms
+    topics = heartbeat.topics
+    if member is None:
+        size = store.settings.group_share_max_size
+        if group_rows.count_members(connection, group_id) >= size:
+            raise GroupMaxSizeReachedError(
+                f"The share group has reached its maximum capacity of {size} members (group.share.max.size)."
+            )
+        subscription = Subscription(topics or frozenset(), ())
+        row = group_rows.MemberRow(
+            member_id, None, heartbeat.client_id, heartbeat.host, subscription, Member(subscription.topics), session_ms,
+            0, "", EpochState(member_id, 0, rack=heartbeat.rack), SHARE,
+        )  # fmt: skip
+        changed, joined = True, True
+    else:
+        subscription = member.subscription if topics is None else Subscription(topics, ())
+        row = replace(member, subscription=subscription, session_timeout_ms=session_ms)
+        changed, joined = subscription.topics != member.subscription.topics, False
+    facts = state.facts
+    after = group.group
+    if changed or group.topics != facts or after.generation == 0:
+        after = Group(after.generation + 1, after.generation + 1)
+    if after != group.group or group.type != SHARE or group.empty_since_ms is not None or group.topics != facts:
+        group_rows.save_group(connection, group_id, after, topics=facts_json(facts), type=SHARE, empty_since_ms=None)
+    news = heartbeat.epoch == JOINING or row.member.generation != after.generation or topics is not None
+    before = row.member.generation
+    epochs = replace(row.epochs, previous=before if before != after.generation else row.epochs.previous)
+    row = replace(
+        row,
+        member=replace(row.member, generation=after.generation),
+        epochs=epochs,
+        until_ms=state.now.lease_ms + session_ms,
+        clock_epoch=state.now.clock_epoch,
+    )
+    if joined:
+        group_rows.insert_member(connection, group_id, row)
+    else:
+        group_rows.save_member(connection, group_id, row)
+    new_rows = [
+        rows.ShareRow(group_id, (TopicId(key[0]), key[1]), Window(start.offset, start.offset), start.leader_epoch)
+        for key, start in sorted(starts.items())
+        if key in state.missing
+    ]
+    rows.insert_rows(connection, new_rows, state.now)
+    mine = {name: facts[name] for name in sorted(row.subscription.topics) if name in facts}
+    interval_ms = state.config.share_heartbeat_interval_ms
+    return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None)
+
+
+def _take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupRow) -> None:
+    """Check that a group of another type has nothing left: then its id may be that of a share group."""
+    offsets = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
+    has_classic = t.classic_group.c.group_id == group_id
+    if (
+        group_rows.count_members(connection, group_id)
+        or connection.execute(offsets).first() is not None
+        or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
+    ):
+        raise _not_a_share_group(group_id)
+
+
+def is_leaving(epoch: int) -> bool:
+    return epoch == LEAVING

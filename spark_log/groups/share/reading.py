@@ -1,0 +1,248 @@
+"""Reads partitions ahead of what a share group has acquired, for all members in a process.
+
+A poll acquires only records that its process has read (`rules.acquire`). So gaps never reach a member, limits of bytes
+are exact, and no retention or merge can take an acquired record away.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.groups.share.rules import Numbers, Stretch
+from spark_log.groups.share.service import Readable
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.schema import read_schema
+from spark_log.log.segments import plan as planner
+from spark_log.log.segments.fetcher import Fetcher
+from spark_log.log.segments.slices import Slice
+
+DELIVER_AT = "spark-log.deliver-at"
+"""Header of a record with the time before which share groups do not deliver it: decimal milliseconds."""
+
+_AHEAD_BYTES = 8 * 1024 * 1024
+"""Decoded bytes of a partition that one call reads."""
+_CACHE_BYTES = 64 * 1024 * 1024
+_SEGMENTS_MAX = 64
+_NEAR = 1_024
+"""Offsets between two ranges up to which they are read as one."""
+_SCHEMA = read_schema(include_headers=True)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A stretch with its records."""
+
+    stretch: Stretch
+    records: pa.RecordBatch
+    bytes: int
+
+
+@dataclass
+class _Partition:
+    """What is read of a partition. The stretches are sorted and do not overlap."""
+
+    version: tuple[int, int]
+    read: list[_Read] = field(default_factory=list)
+    following: "_Following | None" = None
+
+    def missing(self, first: int, end: int) -> tuple[int, int] | None:
+        """Return the first part of first <= offset < end that was not read."""
+        position = first
+        for each in self.read:
+            if each.stretch.first <= position < each.stretch.end:
+                position = each.stretch.end
+        if position >= end:
+            return None
+        later = [each.stretch.first for each in self.read if each.stretch.first > position]
+        return position, min([end, *later])
+
+    def add(self, read: _Read) -> None:
+        self.read = sorted([*self.read, read], key=lambda each: each.stretch.first)
+
+
+@dataclass
+class _Following:
+    """An open read of the offsets from `position` on, of one plan."""
+
+    position: int
+    parts: Iterator[_Read]
+
+
+class ShareReads:
+    """The records that a process has read for share groups. Safe to share between threads; one thread reads at once."""
+
+    def __init__(self, cluster: Cluster, rack: str | None = None) -> None:
+        self._cluster, self._rack = cluster, rack
+        self._fetcher = Fetcher({})
+        self._partitions: OrderedDict[Key, _Partition] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def readable(
+        self, key: Key, name: str, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
+    ) -> Readable:
+        """Read the offsets of `needs`, half-open ranges below the high watermark, unless they are read already. The
+        last range is read only as far as is convenient. Offsets below `keep_from` that are not needed are forgotten.
+
+        Raises the errors of reading, and UnknownTopicOrPartitionError if the topic does not exist any more.
+        """
+        with self._lock:
+            here = self._partitions.get(key)
+            if here is None or here.version != version:
+                here = self._partitions[key] = _Partition(version)
+            self._partitions.move_to_end(key)
+            low = min([keep_from, *(first for first, _ in needs)])
+            here.read = [each for each in here.read if each.stretch.end > low]
+            for first, end in needs[:-1]:
+                while (missing := here.missing(first, end)) is not None:
+                    self._read(key, name, here, missing)
+            if needs and (missing := here.missing(*needs[-1])) is not None and missing[0] == needs[-1][0]:
+                self._read(key, name, here, missing)
+            self._evict(key)
+            return Readable(here.version, [each.stretch for each in here.read], [each.records for each in here.read])
+
+    def forget(self, key: Key) -> None:
+        with self._lock:
+            self._partitions.pop(key, None)
+
+    def _read(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> None:
+        """Read from missing[0] on, at most to missing[1], and at least one offset."""
+        following = here.following
+        here.following = None
+        if following is None or following.position != missing[0]:
+            following = _Following(missing[0], self._open(key, name, here, missing))
+        part = next(following.parts, None)
+        if part is None:
+            following = _Following(missing[0], self._open(key, name, here, missing))
+            part = next(following.parts)
+        if part.stretch.end <= missing[1]:
+            here.following = _Following(part.stretch.end, following.parts)
+        else:
+            part = _cut(part, missing[1])
+        here.add(part)
+
+    def _open(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> Iterator[_Read]:
+        """Plan a read of the range, and yield its records in parts. The version becomes that of the snapshot."""
+        place = TopicPartition(name, key[1])
+        start, end = missing
+
+        def plan(connection: sa.Connection) -> tuple[planner.Found, list[Slice]]:
+            topic: Topic | None = find_topics(connection, [name]).get(name)
+            found = planner.find_positions(connection, [place]).get(place)
+            if topic is None or found is None or found.topic_id != key[0]:
+                raise UnknownTopicOrPartitionError(f"{place}: the topic was deleted, or created again")
+            limits = found.positions
+            ranges = {place: OffsetRange(max(start, limits.log_start_offset), min(end, limits.high_watermark))}
+            slices = planner.plan(connection, {name: topic}, ranges, segments_max=_SEGMENTS_MAX, rack=self._rack)
+            slices = planner.bounded(slices, _AHEAD_BYTES, _AHEAD_BYTES)
+            return found, planner.with_inline_data(connection, slices)
+
+        found, slices = self._cluster.store.read(plan)
+        if found.version != here.version:
+            here.read, here.version = [], found.version
+        if self._fetcher.renewal_due(slices):
+            self._fetcher.renew(self._cluster.log_dirs())
+        stop = slices[-1].end if slices else min(end, found.positions.high_watermark)
+        return _parts(self._fetcher, slices, start, max(stop, start + 1))
+
+    def _evict(self, but: Key) -> None:
+        total = sum(each.bytes for here in self._partitions.values() for each in here.read)
+        for key in list(self._partitions):
+            if total <= _CACHE_BYTES:
+                return
+            if key != but:
+                total -= sum(each.bytes for each in self._partitions.pop(key).read)
+
+
+def near(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sorted ranges, of which those close together are one."""
+    joined: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if joined and first - joined[-1][1] <= _NEAR:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((first, end))
+    return joined
+
+
+def _parts(fetcher: Fetcher, slices: Sequence[Slice], start: int, stop: int) -> Iterator[_Read]:
+    """Yield the records of the slices in parts of about _AHEAD_BYTES, which cover start <= offset < stop."""
+    position, batches, ends, size = start, list[pa.RecordBatch](), list[int](), 0
+    for piece in slices:
+        for batch in fetcher.read([piece], _SCHEMA):
+            if batch.num_rows == 0:
+                continue
+            batches.append(batch)
+            size += batch.nbytes
+            if size >= _AHEAD_BYTES:
+                end = int(batch.column("offset")[batch.num_rows - 1].as_py()) + 1
+                yield _of(batches, position, end, ends)
+                position, batches, ends, size = end, [], [], 0
+        if piece.data is not None:
+            ends.append(piece.end)
+    if position < stop:
+        yield _of(batches, position, stop, ends)
+
+
+def _of(batches: Sequence[pa.RecordBatch], first: int, end: int, append_ends: Sequence[int]) -> _Read:
+    records = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=_SCHEMA)
+    offsets: Numbers = records.column("offset").to_numpy()
+    sizes = np.cumsum(record_sizes(records))
+    ends = np.array(append_ends, dtype=np.int64) if append_ends else None
+    stretch = Stretch(first, end, offsets, sizes, deliver_at_ms(records), ends)
+    return _Read(stretch, records, records.nbytes)
+
+
+def _cut(part: _Read, end: int) -> _Read:
+    """Return the records below an offset."""
+    count = int(np.searchsorted(part.stretch.offsets, end))
+    s = part.stretch
+    times = None if s.deliver_at_ms is None else s.deliver_at_ms[:count]
+    cut = Stretch(s.first, end, s.offsets[:count], s.sizes[:count], times, s.append_ends)
+    return _Read(cut, part.records.slice(0, count), part.bytes)
+
+
+def record_sizes(records: pa.RecordBatch) -> Numbers:
+    """Return the bytes of each record's key, value and headers."""
+    sizes = np.zeros(records.num_rows, dtype=np.int64)
+    for name in ("key", "value"):
+        column = records.column(name)
+        if column.null_count < len(column):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    headers = records.column("headers")
+    if headers.null_count < len(headers):
+        owners = pc.list_parent_indices(headers).to_numpy()
+        items = pc.list_flatten(headers)
+        names, values = items.field("key"), items.field("value")
+        lengths = pc.add(pc.fill_null(pc.binary_length(names), 0), pc.fill_null(pc.binary_length(values), 0))
+        np.add.at(sizes, owners, lengths.to_numpy())
+    return sizes
+
+
+def deliver_at_ms(records: pa.RecordBatch) -> Numbers | None:
+    """Return the delivery times of the records, 0 for records without one, or None if no record has one. The last
+    header counts. A value that is not a decimal number counts as none.
+    """
+    headers = records.column("headers")
+    if headers.null_count == len(headers):
+        return None
+    items = pc.list_flatten(headers)
+    named = pc.equal(items.field("key"), DELIVER_AT)
+    if not pc.any(named).as_py():
+        return None
+    owners = pc.list_parent_indices(headers).filter(named).to_numpy()
+    texts = items.field("value").filter(named)
+    times = np.zeros(records.num_rows, dtype=np.int64)
+    for owner, text in zip(owners.tolist(), texts.to_pylist(), strict=True):
+        digits = text is not None and len(text) <= 18 and text.isdigit()
+        times[owner] = int(text) if digits else 0
+    return times
