@@ -23,7 +23,7 @@ SparkLogError
     ├── InvalidSchemaError, IncompatibleSchemaError, SchemaRegistryError
     │   └── SchemaNotFoundError           (a SchemaRegistryError)
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
-    ├── CommitFailedError, IllegalStateError
+    ├── CommitFailedError, IllegalStateError, WakeupError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
     │   InvalidProducerIdMappingError, TransactionalIdNotFoundError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
@@ -371,6 +371,13 @@ class CommitFailedError(FatalError):
     from the last commit.
 
     Remedy: call poll() to join again; process faster than max_poll_interval_ms, or raise it.
+    """
+
+
+class WakeupError(FatalError):
+    """A poll of a share consumer ended because another thread called `wakeup`.
+
+    Remedy: none; the consumer can be used further.
     """
 
 
