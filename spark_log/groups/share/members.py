@@ -176,13 +176,14 @@ def _checked(
     if heartbeat.epoch == JOINING:
         return group, member
     if group is None:
-        raise _not_a_share_group(heartbeat.group_id)
+        raise GroupIdNotFoundError(f"Share group {heartbeat.group_id} not found.")
     if member is None:
         raise _unknown(heartbeat.group_id, heartbeat.member_id)
     if heartbeat.epoch not in (member.member.generation, member.epochs.previous):
+        which = "greater" if heartbeat.epoch > member.member.generation else "smaller"
         raise FencedMemberEpochError(
-            f"group {heartbeat.group_id!r}: member {heartbeat.member_id} has epoch {member.member.generation}, the"
-            f" request {heartbeat.epoch}"
+            f"The share group member has a {which} member epoch ({heartbeat.epoch}) than the one known by the group"
+            f" coordinator ({member.member.generation}). The member must abandon all its partitions and rejoin."
         )
     return group, member
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ class Taken:
 
     key: Key
     parts: Sequence[tuple[Range, pa.RecordBatch]]
+    leader_epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Result:
     taken: Sequence[Taken] = ()
     lock_ms: int = 0
     archiving: frozenset[Key] = frozenset()
+    wait_ms: int | None = None
+    """In how many milliseconds the first lock ends, or a delayed record is due. None if there is neither."""
 
 
 Run = Callable[[Poll], Outcome]
@@ -80,10 +83,32 @@ class SharePolls:
         waiting = dict(acknowledgements or {})
         while True:
             changes = self._store.changes.current()
+            result = self.attempt(group_id, request, assigned, waiting)
+            errors |= result.errors
+            waiting = {}
+            left_s = deadline_s - clock.monotonic_s()
+            if result.taken or left_s <= 0 or stopped():
+                return replace(result, errors=errors)
+            wait_s = min(left_s, _WAIT_S_MAX, *([] if result.wait_ms is None else [result.wait_ms / 1000 + 0.001]))
+            self._store.changes.wait(changes, max(0.0005, wait_s))
+
+    def attempt(
+        self,
+        group_id: str,
+        request: Request,
+        assigned: Mapping[Key, str],
+        acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
+    ) -> Result:
+        """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
+        changes before.
+        """
+        errors: dict[Key, SparkLogError | None] = {}
+        waiting = dict(acknowledgements)
+        while True:
             seen = look(self._store, group_id)
-            readable = self._readable(group_id, seen, request, assigned)
+            readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
-                poll = Poll(group_id, request.member, waiting, {}, readable, request)
+                poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
                 outcome = self._run(poll)
                 errors |= outcome.errors
                 waiting = {}
@@ -91,16 +116,10 @@ class SharePolls:
                     self._reads.forget(key)
                 if outcome.acquired:
                     return _result(poll, outcome, errors)
-                if readable:
-                    if outcome.stale:
-                        continue
-                    seen = look(self._store, group_id)
-            left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0 or stopped() or (errors and not timeout_s):
-                return Result(errors, lock_ms=seen.config.share_record_lock_duration_ms)
-            wake_ms = next_change_ms(seen)
-            wait_s = min(left_s, _WAIT_S_MAX, *([] if wake_ms is None else [wake_ms / 1000 + 0.001]))
-            self._store.changes.wait(changes, max(0.0005, wait_s))
+                if outcome.stale:
+                    continue
+                seen = look(self._store, group_id)
+            return Result(errors, (), seen.config.share_record_lock_duration_ms, wait_ms=next_change_ms(seen))
 
     def acknowledge(
         self,
@@ -182,5 +201,53 @@ class SharePolls:
 
 
 def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None]) -> Result:
-    taken = [Taken(key, poll.readable[key].records_of(ranges)) for key, ranges in outcome.acquired.items()]
+    taken = [
+        Taken(key, poll.readable[key].records_of(ranges), poll.readable[key].version[0])
+        for key, ranges in outcome.acquired.items()
+    ]
     return Result(errors, taken, outcome.lock_ms, frozenset(outcome.archiving))
+
+
+_TOGETHER_MAX = 64
+
+
+class CombinedPolls:
+    """Runs the polls of many threads: one transaction at a time, in which all polls are that arrived meanwhile."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._queue: list[_Waiting] = []
+
+    def run(self, poll: Poll) -> Outcome:
+        """Run the poll, and return its outcome. Raises the errors of the store."""
+        mine = _Waiting(poll)
+        with self._lock:
+            self._queue.append(mine)
+        while mine.outcome is None and mine.error is None:
+            with self._turn:
+                if mine.outcome is None and mine.error is None:
+                    self._run_next()
+        if mine.error is not None:
+            raise mine.error
+        assert mine.outcome is not None
+        return mine.outcome
+
+    def _run_next(self) -> None:
+        with self._lock:
+            together, self._queue = self._queue[:_TOGETHER_MAX], self._queue[_TOGETHER_MAX:]
+        try:
+            outcomes = run_polls(self._store, [each.poll for each in together])
+        except BaseException as error:
+            for each in together:
+                each.error = error
+        else:
+            for each, outcome in zip(together, outcomes, strict=True):
+                each.outcome = outcome
+
+
+@dataclass
+class _Waiting:
+    poll: Poll
+    outcome: Outcome | None = None
+    error: BaseException | None = None
