@@ -323,7 +323,7 @@ def test_groups_are_described_with_their_type_and_epochs(cluster, cluster_addres
     )  # fmt: skip
     [member] = found.members
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch, member.member_type) == (
-        new.member_id, "i", "r", 1, 1,
+        new.member_id, "i", "r", 2, 1,
     )  # fmt: skip
     assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["t"], None)
     [parts] = member.assignment.topic_partitions
