@@ -22,6 +22,7 @@ from spark_log.gateway.groups import (
     consumer_group_requests,
     group_admin_requests,
     group_requests,
+    streams_group_requests,
 )
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.networks import network_of
@@ -63,6 +64,7 @@ APIS: Sequence[Api] = (
     *offset_requests.APIS,
     *group_requests.APIS,
     *consumer_group_requests.APIS,
+    *streams_group_requests.APIS,
     *committed_offset_requests.APIS,
     *topic_requests.APIS,
     *config_requests.APIS,

@@ -13,11 +13,11 @@ KAFKA_VERSION = "4.4.0"
 """Version of the broker, its tools, and Kafka's Java clients that tests and benchmarks compare with."""
 BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
 """The broker, and Kafka's command line tools."""
-APPLICATIONS = ("org.apache.kafka:connect-file:4.3.1", f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}")
-"""Connectors of files, for the worker of Kafka Connect that the tools bring; Kafka Streams. Maven Central has no
-connectors of files of version 4.4.0."""
-_BROKER_HAS = "org.apache.kafka:kafka-clients,org.apache.kafka:connect-api"
-"""Dependencies of the applications that the broker has already, in its own version."""
+STREAMS = (f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}",)
+CONNECT_FILE_VERSION = "4.3.1"
+"""Version of the connectors of files, for the worker of Kafka Connect that the tools bring. Maven Central has none of
+version 4.4.0."""
+CONNECT_FILE = (f"org.apache.kafka:connect-file:{CONNECT_FILE_VERSION}",)
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -34,8 +34,13 @@ def broker_class_path() -> str:
 
 
 def applications_class_path() -> str:
-    """Class path of Kafka Connect with its connectors of files, and of Kafka Streams."""
-    return f"{_folder(f'applications-{KAFKA_VERSION}', APPLICATIONS, _BROKER_HAS)}/*:{broker_class_path()}"
+    """Class path of Kafka Connect with its connectors of files, and of Kafka Streams.
+
+    The dependencies of the connectors come last: they have a class that newer clients do not have any more.
+    """
+    streams = _folder(f"streams-{KAFKA_VERSION}", STREAMS, "org.apache.kafka:kafka-clients")
+    files = _folder(f"connect-file-{CONNECT_FILE_VERSION}", CONNECT_FILE, "")
+    return f"{streams}/*:{broker_class_path()}:{files}/*"
 
 
 def connector_jars() -> str:
