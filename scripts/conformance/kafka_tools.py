@@ -58,6 +58,8 @@ STEPS = (
     Step("kafka-get-offsets", _OFFSETS, "--topic orders"),
     Step("kafka-get-offsets, earliest", _OFFSETS, "--topic orders --time earliest"),
     Step("kafka-get-offsets, max-timestamp", _OFFSETS, "--topic orders --time max-timestamp"),
+    Step("kafka-get-offsets, latest-tiered", _OFFSETS, "--topic orders --time latest-tiered"),
+    Step("kafka-get-offsets, earliest-pending-upload", _OFFSETS, "--topic orders --time earliest-pending-upload"),
     Step("kafka-consumer-groups --describe", _GROUPS, "--describe --group readers"),
     Step("kafka-consumer-groups --describe --state", _GROUPS, "--describe --group readers --state"),
     Step("kafka-groups --list", "org.apache.kafka.tools.GroupsCommand", "--list"),

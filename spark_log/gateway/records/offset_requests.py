@@ -108,5 +108,6 @@ def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> di
 
 
 APIS = (
-    Api(ListOffsetsRequest, list_offsets, advertised=(1, 11), lane=Lane.FETCH, rights=(each_topic(Operation.DESCRIBE),)),
+    Api(ListOffsetsRequest, list_offsets, advertised=(1, 11), lane=Lane.FETCH,
+        rights=(each_topic(Operation.DESCRIBE),)),
 )  # fmt: skip
