@@ -22,6 +22,7 @@ from spark_log.gateway.groups import (
     consumer_group_requests,
     group_admin_requests,
     group_requests,
+    streams_group_requests,
 )
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.networks import network_of
@@ -66,6 +67,7 @@ APIS: Sequence[Api] = (
     *consumer_group_requests.APIS,
     *share_group_requests.APIS,
     *share_requests.APIS,
+    *streams_group_requests.APIS,
     *committed_offset_requests.APIS,
     *topic_requests.APIS,
     *config_requests.APIS,

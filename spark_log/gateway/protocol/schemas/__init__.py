@@ -5,6 +5,10 @@ from kafka.protocol.api_message import ApiMessage
 from spark_log.gateway.protocol.schemas import resources
 
 
+class ApiVersionsRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """Version 5 is KIP-1242. Its responses are those of version 4, which kafka-python has."""
+
+
 class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-848."""
 
@@ -75,3 +79,11 @@ class DeleteShareGroupOffsetsRequest(ApiMessage, load_json=resources):  # type: 
 
 class DeleteShareGroupOffsetsResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
     """KIP-932."""
+
+
+class StreamsGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-1071."""
+
+
+class StreamsGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
+    """KIP-1071."""
