@@ -9,10 +9,15 @@ from pathlib import Path
 
 from spark_log.spark.delta_jars import spark_jars_folder
 
-BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
+KAFKA_VERSION = "4.4.0"
+"""Version of the broker, its tools, and Kafka's Java clients that tests and benchmarks compare with."""
+BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
 """The broker, and Kafka's command line tools."""
-APPLICATIONS = ("org.apache.kafka:connect-file:4.1.0", "org.apache.kafka:kafka-streams:4.1.0")
-"""Connectors of files, for the worker of Kafka Connect that the tools bring; Kafka Streams."""
+APPLICATIONS = ("org.apache.kafka:connect-file:4.3.1", f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}")
+"""Connectors of files, for the worker of Kafka Connect that the tools bring; Kafka Streams. Maven Central has no
+connectors of files of version 4.4.0."""
+_BROKER_HAS = "org.apache.kafka:kafka-clients,org.apache.kafka:connect-api"
+"""Dependencies of the applications that the broker has already, in its own version."""
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -25,12 +30,12 @@ _SPARK_HAS = "org.apache.hadoop:*,org.scala-lang*:*,org.slf4j:*,com.google.code.
 def broker_class_path() -> str:
     """Class path of the broker and its tools, for `java -cp`."""
     [scala] = spark_jars_folder().glob("scala-library-*.jar")  # the resolver leaves out what Spark itself brings
-    return f"{_folder('broker', BROKER, '')}/*:{scala}"
+    return f"{_folder(f'broker-{KAFKA_VERSION}', BROKER, '')}/*:{scala}"
 
 
 def applications_class_path() -> str:
     """Class path of Kafka Connect with its connectors of files, and of Kafka Streams."""
-    return f"{_folder('applications', APPLICATIONS, '')}/*:{broker_class_path()}"
+    return f"{_folder(f'applications-{KAFKA_VERSION}', APPLICATIONS, _BROKER_HAS)}/*:{broker_class_path()}"
 
 
 def connector_jars() -> str:
