@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -107,6 +107,20 @@ class _Gateways:
                 each.kill()
             elif action == "start":
                 each.start()
+
+
+@contextmanager
+def broker_for_shares() -> Iterator[str]:
+    """Address of a Kafka broker for share groups."""
+    with ExitStack() as stack:
+        yield _Broker(stack, _COMMON).addresses
+
+
+@contextmanager
+def gateway_for_shares() -> Iterator[str]:
+    """Address of a gateway of a new cluster with the same settings."""
+    with ExitStack() as stack:
+        yield _Gateways(stack, _COMMON, 1).addresses
 
 
 def share_groups(cache: Path) -> list[Result]:
