@@ -87,13 +87,14 @@ def _committed(consumer: rd.ShareConsumer) -> list[str]:
 def _raises(action: Callable[[], object]) -> str:
     try:
         action()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return type(error).__name__
     return "nothing"
 
 
 def _implicit(client: _Client) -> dict[str, Any]:
-    topic, seen = client.topic(["a", "b", "c"]), {}
+    topic = client.topic(["a", "b", "c"])
+    seen: dict[str, Any] = {}
     with client.consumer(client.group(), topic) as consumer:
         records = _poll(consumer)
         seen["records"] = _seen(records)
@@ -105,7 +106,8 @@ def _implicit(client: _Client) -> dict[str, Any]:
 
 
 def _explicit(client: _Client) -> dict[str, Any]:
-    topic, group, seen = client.topic(["a", "b", "c"]), client.group(), {}
+    topic, group = client.topic(["a", "b", "c"]), client.group()
+    seen: dict[str, Any] = {}
     with client.consumer(group, topic, share_acknowledgement_mode="explicit") as consumer:
         records = _poll(consumer)
         seen["records"] = _seen(records)
@@ -124,7 +126,8 @@ def _explicit(client: _Client) -> dict[str, Any]:
 
 
 def _callback(client: _Client) -> dict[str, Any]:
-    topic, told = client.topic(["a", "b"]), []
+    topic = client.topic(["a", "b"])
+    told: list[Any] = []
     with client.consumer(client.group(), topic) as consumer:
         consumer.set_acknowledgement_commit_callback(
             lambda offsets, error: told.append(([sorted(each) for each in offsets.values()], error))
@@ -138,7 +141,8 @@ def _callback(client: _Client) -> dict[str, Any]:
 
 
 def _lock_end(client: _Client) -> dict[str, Any]:
-    topic, seen = client.topic(["a"]), {}
+    topic = client.topic(["a"])
+    seen: dict[str, Any] = {}
     group = client.group(share_record_lock_duration_ms="1500")
     with client.consumer(group, topic, share_acknowledgement_mode="explicit") as consumer:
         record = _poll(consumer)[0]
@@ -153,7 +157,8 @@ def _lock_end(client: _Client) -> dict[str, Any]:
 
 
 def _close(client: _Client) -> dict[str, Any]:
-    topic, group, seen = client.topic(["a", "b"]), client.group(), {}
+    topic, group = client.topic(["a", "b"]), client.group()
+    seen: dict[str, Any] = {}
     with client.consumer(group, topic, share_acknowledgement_mode="explicit") as consumer:
         records = _poll(consumer)
         consumer.acknowledge(records[0])
@@ -181,7 +186,9 @@ def share_confluent(_cache: Path) -> list[Result]:
     """Each program: "passed" if it sees the same on a gateway and on a broker."""
     ours, theirs = observations(gateway_for_shares()), observations(broker_for_shares())
     return [
-        Result("confluent-kafka's share consumer", name, "passed" if ours[name] == seen else f"{ours[name]}, not {seen}")
+        Result(
+            "confluent-kafka's share consumer", name, "passed" if ours[name] == seen else f"{ours[name]}, not {seen}"
+        )
         for name, seen in theirs.items()
     ]
 

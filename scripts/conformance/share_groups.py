@@ -1,7 +1,7 @@
 """Cases of share groups, with Java's client: the names are those of Kafka's own integration tests.
 
-`python -m scripts.conformance.share_groups [--server broker|gateway] [--parallel N] [CASE...]` runs them, and prints what
-each found.
+`python -m scripts.conformance.share_groups [--server broker|gateway] [--parallel N] [CASE...]` runs them, and prints
+what each found.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def share_groups(cache: Path) -> list[Result]:
 
 def run_cases(server: str, cache: Path, names: Iterable[str] = (), parallel: int = 4) -> list[Outcome]:
     """Run the named cases, or all, each on a server with the settings that it needs; prints each outcome."""
-    java = _compiled(cache)
+    java = compiled(cache)
     found = []
     for profile, chosen in _by_profile(java, names).items():
         with ExitStack() as stack:
@@ -148,7 +148,7 @@ def run_cases(server: str, cache: Path, names: Iterable[str] = (), parallel: int
     return found
 
 
-def _compiled(cache: Path) -> list[str]:
+def compiled(cache: Path) -> list[str]:
     """The command of the program, compiled into the cache."""
     home = Path(os.environ["JAVA_HOME"])
     classes = cache / "share-groups"

@@ -1,14 +1,19 @@
 """Kafka's tools for share groups: the output of each command, on a broker and on a gateway.
 
-`python -m scripts.conformance.share_tools [--server broker|gateway|both]` prints the outputs; with both, it compares them.
+`python -m scripts.conformance.share_tools [--server broker|gateway|both]` prints them; with both, those that differ.
 """
 
 import argparse
+import json
 import re
 import sys
 import tempfile
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+import confluent_kafka as rd
 
 from scripts.conformance.kafka_tools import PRODUCER, TOPICS, Step, compared, run
 from scripts.conformance.results import Result
@@ -27,9 +32,11 @@ STEPS = (
     Step("kafka-topics --create", TOPICS, "--create --topic jobs --partitions 2"),
     Step("kafka-topics --create, second", TOPICS, "--create --topic more --partitions 1"),
     Step("kafka-console-producer", PRODUCER,
-         "--topic jobs --reader-property parse.key=true --reader-property key.separator=:", "a:1\na:2\na:3\na:4\na:5\n"),
+         "--topic jobs --reader-property parse.key=true --reader-property key.separator=:",
+         "a:1\na:2\na:3\na:4\na:5\n"),
     Step("kafka-console-producer, second", PRODUCER, "--topic more", "x\ny\n"),
-    Step("kafka-configs --alter, group", _CONFIGS, f"--alter {_OF_GROUP} --add-config share.auto.offset.reset=earliest"),
+    Step("kafka-configs --alter, group", _CONFIGS,
+         f"--alter {_OF_GROUP} --add-config share.auto.offset.reset=earliest"),
     Step("kafka-configs --describe, group", _CONFIGS, f"--describe {_OF_GROUP}"),
     Step("kafka-configs --describe --all, group", _CONFIGS, f"--describe --all {_OF_GROUP}"),
     Step("kafka-configs --describe, all groups", _CONFIGS, "--describe --entity-type groups"),
@@ -38,18 +45,21 @@ STEPS = (
          f"--alter {_OF_GROUP} --add-config share.record.lock.duration.ms=60001"),
     Step("kafka-configs --alter, below the limit", _CONFIGS,
          f"--alter {_OF_GROUP} --add-config share.delivery.count.limit=1"),
-    Step("kafka-configs --alter, not a number", _CONFIGS, f"--alter {_OF_GROUP} --add-config share.delivery.count.limit=a"),
+    Step("kafka-configs --alter, not a number", _CONFIGS,
+         f"--alter {_OF_GROUP} --add-config share.delivery.count.limit=a"),
     Step("kafka-share-groups --list, none", _SHARES, "--list"),
     Step("kafka-console-share-consumer, accepts", _CONSUMER, f"--topic jobs --group workers --max-messages 5 {_PRINT}"),
     Step("kafka-share-groups --list", _SHARES, "--list"),
     Step("kafka-share-groups --list --state", _SHARES, "--list --state"),
     Step("kafka-share-groups --list --state Stable", _SHARES, "--list --state Stable"),
     Step("kafka-share-groups --describe", _SHARES, "--describe --group workers"),
-    Step("kafka-share-groups --describe --offsets --verbose", _SHARES, "--describe --group workers --offsets --verbose"),
+    Step("kafka-share-groups --describe --offsets --verbose", _SHARES,
+         "--describe --group workers --offsets --verbose"),
     Step("kafka-share-groups --describe --state", _SHARES, "--describe --group workers --state"),
     Step("kafka-share-groups --describe --state --verbose", _SHARES, "--describe --group workers --state --verbose"),
     Step("kafka-share-groups --describe --members", _SHARES, "--describe --group workers --members"),
-    Step("kafka-share-groups --describe --members --verbose", _SHARES, "--describe --group workers --members --verbose"),
+    Step("kafka-share-groups --describe --members --verbose", _SHARES,
+         "--describe --group workers --members --verbose"),
     Step("kafka-share-groups --describe, missing", _SHARES, "--describe --group missing"),
     Step("kafka-share-groups --describe --all-groups", _SHARES, "--describe --all-groups"),
     Step("kafka-groups --list", _GROUPS, "--list"),
@@ -89,12 +99,25 @@ STEPS = (
     Step("kafka-configs --describe, at the end", _CONFIGS, f"--describe {_OF_GROUP}"),
 )  # fmt: skip
 
+MEMBER_STEPS = (
+    Step("--describe with a member", _SHARES, "--describe --group busy"),
+    Step("--describe --state with a member", _SHARES, "--describe --group busy --state"),
+    Step("--describe --state --verbose with a member", _SHARES, "--describe --group busy --state --verbose"),
+    Step("--describe --members with a member", _SHARES, "--describe --group busy --members"),
+    Step("--describe --members --verbose with a member", _SHARES, "--describe --group busy --members --verbose"),
+    Step("--list --state with a member", _SHARES, "--list --state"),
+    Step("--reset-offsets with a member", _SHARES, "--reset-offsets --group busy --topic jobs --to-earliest --execute"),
+    Step("--delete-offsets with a member", _SHARES, "--delete-offsets --group busy --topic jobs"),
+    Step("--delete with a member", _SHARES, "--delete --group busy"),
+)
+"""After the others, while a member of the group `busy` polls the topic `jobs`."""
+
 
 def share_tools(cache: Path) -> list[Result]:
     """Each step, on a gateway and on a broker: "passed" if it prints the same."""
     ours, theirs = outputs(gateway_for_shares(), cache), outputs(broker_for_shares(), cache)
     results = []
-    for step, our, their in zip(STEPS, ours, theirs, strict=True):
+    for step, our, their in zip((*STEPS, *MEMBER_STEPS), ours, theirs, strict=True):
         results.append(Result("share group tools", step.tool, "passed" if our == their else "differs"))
         if our != their:
             print(f"--- {step.tool}: gateway\n{our}\n--- broker\n{their}\n", file=sys.stderr)
@@ -103,17 +126,47 @@ def share_tools(cache: Path) -> list[Result]:
 
 def outputs(server: AbstractContextManager[str], cache: Path) -> list[str]:
     """What each step prints, without what differs between any two servers."""
-    found = []
+    (cache / "offsets.csv").write_text("jobs,0,2\njobs,1,0\n")
     with server as address:
-        (cache / "offsets.csv").write_text("jobs,0,2\njobs,1,0\n")
-        for step in STEPS:
-            output = run(step._replace(arguments=step.arguments.replace("FOLDER", str(cache))), address, cache)
-            found.append(_masked(compared(output, address, step)).replace(str(cache), "FOLDER"))
+        found = [_output(step, address, cache) for step in STEPS]
+        with _member(address, "busy", "jobs"):
+            found += [_output(step, address, cache) for step in MEMBER_STEPS]
     return found
 
 
+def _output(step: Step, address: str, cache: Path) -> str:
+    output = run(step._replace(arguments=step.arguments.replace("FOLDER", str(cache))), address, cache)
+    return _masked(compared(output, address, step)).replace(str(cache), "FOLDER")
+
+
+@contextmanager
+def _member(address: str, group: str, topic: str) -> Iterator[None]:
+    """A member of the group that polls until the block ends."""
+    consumer = rd.ShareConsumer({"bootstrap.servers": address, "group.id": group, "client.id": "worker"})
+    consumer.subscribe([topic])
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            consumer.poll(0.5)
+
+    for _ in range(10):
+        consumer.poll(0.5)
+    polling = threading.Thread(target=poll)
+    polling.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        polling.join()
+        consumer.close()
+
+
 def _masked(output: str) -> str:
-    """Without times."""
+    """Without times, ids of members, and the places of errors in the tools; offsets in order."""
+    output = re.sub(r"^at \S+\(.*\n", "", output, flags=re.MULTILINE)
+    output = re.sub(r"(?<=busy )[A-Za-z0-9_-]{22}\b", "MEMBER", output)
+    output = re.sub(r'(?<="offsets":)\[[\d,]+\]', lambda found: str(sorted(json.loads(found.group()))), output)
     output = re.sub(r'"timestamp":\d+', '"timestamp":TIME', output)
     return re.sub(r"^SLF4J.*\n", "", output, flags=re.MULTILINE)
 
@@ -128,7 +181,7 @@ def main() -> int:
                 print(f"{result.outcome}: {result.test}")
             return 0
         running = broker_for_shares() if server == "broker" else gateway_for_shares()
-        for step, output in zip(STEPS, outputs(running, Path(folder)), strict=True):
+        for step, output in zip((*STEPS, *MEMBER_STEPS), outputs(running, Path(folder)), strict=True):
             print(f"=== {step.tool}: {step.arguments}\n{output}\n")
     return 0
 
