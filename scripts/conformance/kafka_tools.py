@@ -131,7 +131,7 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
     outputs = []
     for server in (ours_at, theirs_at):
         with server() as address:
-            outputs.append([_compared(run(step, address, cache), address, step) for step in steps])
+            outputs.append([compared(run(step, address, cache), address, step) for step in steps])
     results = []
     for step, ours, theirs in zip(steps, *outputs, strict=True):
         results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
@@ -154,7 +154,7 @@ def run(step: Step, address: str, cache: Path) -> str:
     return f"{done.stdout}exit code {done.returncode}"
 
 
-def _compared(output: str, address: str, step: Step) -> str:
+def compared(output: str, address: str, step: Step) -> str:
     """The output without what differs between any two brokers: addresses, ids, times, the order of lines."""
     output = re.sub(r"^(SLF4J|\S+ \[?WARN|WARNING|log4j).*\n", "", output, flags=re.MULTILINE)
     output = output.replace(address, "ADDRESS")
