@@ -217,6 +217,13 @@ class TopicConfig:
         "Larger means fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
+    errors_deadletterqueue_group_enable: bool = config(
+        "errors.deadletterqueue.group.enable",
+        False,
+        Boolean(),
+        "Whether share groups may use the topic for their dead letters (their config "
+        "errors.deadletterqueue.topic.name). Without it, a mistyped name would write into another topic.",
+    )
     delta_max_lag_ms: int = config(
         "delta.max.lag.ms",
         5_000,

@@ -39,11 +39,13 @@ from spark_log.errors import (
     WakeupError,
 )
 from spark_log.groups.consumer.rules import JOINING, TopicFacts
+from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, share_heartbeat
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType, Request
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Finalizer
 
 __all__ = ["AcknowledgeType", "ShareConsumer", "ShareRecord"]
@@ -86,7 +88,9 @@ class ShareConsumer(Guarded):
             self.cluster = Cluster.open(address)
         self.lock = threading.RLock()
         self.member_id = str(uuid.uuid4())
-        self._polls = SharePolls(self.cluster, ShareReads(self.cluster, self.settings.client_rack or None))
+        self._dead_letters = DeadLetters(lambda: ClientLog(self.cluster, holder="share consumer"))
+        reads = ShareReads(self.cluster, self.settings.client_rack or None)
+        self._polls = SharePolls(self.cluster, reads, dead_letters=self._dead_letters)
         self._background = Background(f"spark-log-share-consumer-{self.settings.group_id}")
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
         self._deliveries = Deliveries()
@@ -497,6 +501,7 @@ class ShareConsumer(Guarded):
                 finally:
                     self._closed = True
                     self._background.close(timeout_ms / 1000)
+                    self._dead_letters.close()
                     self.cluster.close()
                     self._forgotten.detach()
             finally:

@@ -17,9 +17,11 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidRecordStateError, SparkLogError, redact
 from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import CombinedPolls, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.log.log import Log
 from spark_log.log.partitions.partition_rows import Key
 
 logger = logging.getLogger(__name__)
@@ -119,9 +121,10 @@ class Session:
 class Shares:
     """The share sessions of a gateway process, and the polls of their members. Sessions belong to the event loop."""
 
-    def __init__(self, cluster: Cluster, run_own: Callable[..., Awaitable[Any]]) -> None:
-        """`run_own` calls a blocking function in a thread of the gateway."""
-        self.polls = SharePolls(cluster, ShareReads(cluster), CombinedPolls(cluster.store).run)
+    def __init__(self, cluster: Cluster, log: Log, run_own: Callable[..., Awaitable[Any]]) -> None:
+        """`log` writes dead letters. `run_own` calls a blocking function in a thread of the gateway."""
+        combined = CombinedPolls(cluster.store)
+        self.polls = SharePolls(cluster, ShareReads(cluster), combined.run, DeadLetters(lambda: log))
         self._store, self._run_own = cluster.store, run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()

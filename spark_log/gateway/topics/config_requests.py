@@ -1,4 +1,4 @@
-"""Handles requests on configs of topics, groups and the cluster, whose settings clients see as those of every broker."""
+"""Handles requests on configs of topics, groups and the cluster. Clients see its settings as those of every broker."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -196,8 +196,8 @@ def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) 
 
 
 async def list_config_resources(services: Services, request: Message, _client: Client) -> Message:
-    """List the topics, gateways and groups with configs, or the resources of the requested types. Version 0 requests client metrics; a
-    gateway has none.
+    """List the topics, gateways and groups with configs, or the resources of the requested types. Version 0 requests
+    client metrics; a gateway has none.
     """
     types = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
     names: dict[int, list[str]] = {}

@@ -10,6 +10,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.groups.share import rows
+from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range, Request
 from spark_log.groups.share.service import (
@@ -47,7 +48,6 @@ class Result:
     errors: Mapping[Key, SparkLogError | None] = field(default_factory=dict)
     taken: Sequence[Taken] = ()
     lock_ms: int = 0
-    archiving: frozenset[Key] = frozenset()
     wait_ms: int | None = None
     """In how many milliseconds the first lock ends, or a delayed record is due. None if there is neither."""
 
@@ -58,11 +58,14 @@ Run = Callable[[Poll], Outcome]
 class SharePolls:
     """Polls for members of share groups. Safe to share between threads."""
 
-    def __init__(self, cluster: Cluster, reads: ShareReads, run: Run | None = None) -> None:
-        """`run` runs a poll; by default in a transaction of its own."""
+    def __init__(
+        self, cluster: Cluster, reads: ShareReads, run: Run | None = None, dead_letters: DeadLetters | None = None
+    ) -> None:
+        """`run` runs a poll; by default in a transaction of its own. Without `dead_letters`, others write them."""
         self._store: Store = cluster.store
         self._reads = reads
-        self._run = run or (lambda poll: run_polls(cluster.store, [poll])[0])
+        self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
+        self._dead_letters = dead_letters
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -106,6 +109,7 @@ class SharePolls:
         waiting = dict(acknowledgements)
         while True:
             seen = look(self._store, group_id)
+            self._write_letters_of_others(group_id, seen)
             readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
                 poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
@@ -132,7 +136,22 @@ class SharePolls:
         if not acknowledgements and not release:
             return Result()
         outcome = self._run(Poll(group_id, member_id, acknowledgements, release or {}))
-        return Result(outcome.errors, (), outcome.lock_ms, frozenset(outcome.archiving))
+        return Result(outcome.errors, (), outcome.lock_ms)
+
+    def _run(self, poll: Poll) -> Outcome:
+        """Run a poll, then write the dead letters of the records that it archived."""
+        outcome = self._transact(poll)
+        if self._dead_letters is not None:
+            for key in sorted(outcome.archived):
+                self._dead_letters.write(poll.group_id, key)
+        return outcome
+
+    def _write_letters_of_others(self, group_id: str, seen: Look) -> None:
+        """Write dead letters that the process which archived their records has not written in a second."""
+        if self._dead_letters is not None and seen.config.errors_deadletterqueue_topic_name:
+            for key, offer in seen.offers.items():
+                if offer.archiving and self._dead_letters.is_due(group_id, key):
+                    self._dead_letters.write(group_id, key)
 
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
@@ -205,7 +224,7 @@ def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | N
         Taken(key, poll.readable[key].records_of(ranges), poll.readable[key].version[0])
         for key, ranges in outcome.acquired.items()
     ]
-    return Result(errors, taken, outcome.lock_ms, frozenset(outcome.archiving))
+    return Result(errors, taken, outcome.lock_ms)
 
 
 _TOGETHER_MAX = 64

@@ -316,6 +316,11 @@ def end_archiving(window: Window, ranges: Iterable[tuple[int, int]]) -> Change:
     return Change(_with_ranges(window, kept))
 
 
+def forget_archiving(window: Window) -> Change:
+    """Finish all Archiving records without dead letters: the group has no dead letter topic any more."""
+    return Change(_with_ranges(window, [r for r in window.ranges if r.lock >= AVAILABLE]))
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Offsets first <= offset < end that were read. `offsets` has the records among them, sorted."""

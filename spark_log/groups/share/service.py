@@ -73,8 +73,8 @@ class Outcome:
     """Partitions of which other records must be read: an election or a rewrite came between."""
     lock_ms: int = 0
     """The duration of the locks."""
-    archiving: set[Key] = field(default_factory=set)
-    """Partitions with records that wait for their dead letters."""
+    archived: set[Key] = field(default_factory=set)
+    """Partitions in which this transaction archived records, which wait for their dead letters."""
 
 
 def run_polls(store: Store, polls: Sequence[Poll]) -> list[Outcome]:
@@ -110,6 +110,10 @@ class _Work:
     due: list[Delayed]
     delayed: list[Delayed] = field(default_factory=list)
     came_due: list[int] = field(default_factory=list)
+
+    @property
+    def archived(self) -> bool:
+        return self.row.window.count(archiving=True) > self.stored.window.count(archiving=True)
 
 
 class _Transaction:
@@ -173,6 +177,8 @@ class _Transaction:
             dropped = rows.drop_delays(self.connection, row.group_id, row.key, below=log.log_start_offset)
             row = rows.with_delays_dropped(row, dropped, expired=True)
             work.due = [entry for entry in work.due if entry.offset >= log.log_start_offset]
+        if not limits.dead_letters and row.window.count(archiving=True):
+            row = replace(row, window=rules.forget_archiving(row.window).window)
         work.row = row
         ended = rules.lapse(row.window, limits, self._time)
         self._apply(work, ended)
@@ -194,10 +200,6 @@ class _Transaction:
                 self._apply(work, rules.release(work.row.window, poll.member_id, locks, limits, self._time))
         if poll.request is not None:
             self._acquire(poll, poll.request, limits, outcome)
-        for key in poll.keys:
-            work_here = self._work.get((poll.group_id, key))
-            if work_here is not None and work_here.row.window.count(archiving=True):
-                outcome.archiving.add(key)
 
     def _acknowledge(
         self, poll: Poll, key: Key, acknowledgements: Sequence[Acknowledgement], limits: Limits
@@ -234,6 +236,8 @@ class _Transaction:
 
     def write(self) -> None:
         changed = [work for work in self._work.values() if work.row != work.stored or work.delayed or work.came_due]
+        for poll, outcome in zip(self.polls, self.outcomes, strict=True):
+            outcome.archived = {work.row.key for work in changed if work.archived and work.row.key in poll.keys}
         with sent_with_commit(self.connection):
             rows.save(self.connection, [work.row for work in changed], self._now)
             for work in changed:
