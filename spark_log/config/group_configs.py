@@ -6,7 +6,7 @@ limits for some (`group.share.min.…`, `group.share.max.…`).
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from spark_log.config.cluster_settings import ClusterSettings
@@ -165,6 +165,11 @@ class GroupConfig:
                 values[name] = getattr(settings, f"group_{name}")
         return replace(cls(), **values)
 
+    def as_text(self) -> dict[str, str]:
+        """Return every config's dotted name and value as text."""
+        entries = {field.metadata["definition"].name: field for field in fields(self)}
+        return {name: field.metadata["type"].show(getattr(self, field.name)) for name, field in entries.items()}
+
 
 def group_definitions() -> dict[str, ConfigDefinition]:
     """Return the definitions of all group configs by name."""
@@ -175,13 +180,10 @@ def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSett
     """Return the overrides with normal spellings. Raises InvalidConfigurationError, which names the config and its
     value, for an unknown one, an invalid value, or one outside the cluster's limits.
     """
+    check_group_config_names(overrides)
     by_name = {field.metadata["definition"].name: field for field in fields(GroupConfig)}
     valid = {}
     for name, text in overrides.items():
-        if name not in by_name:
-            near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)
-            hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(by_name)}"
-            raise InvalidConfigurationError(f"Unknown group config {name!r}. {hint}")
         value_type: ValueType = by_name[name].metadata["type"]
         try:
             value = value_type.parse(text)
@@ -197,6 +199,16 @@ def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSett
             )
         valid[name] = value_type.show(value)
     return valid
+
+
+def check_group_config_names(names: Iterable[str]) -> None:
+    """Raise InvalidConfigurationError, which names the config, if there is no such group config."""
+    known = group_definitions()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+            raise InvalidConfigurationError(f"Unknown group config {name!r}. {hint}")
 
 
 def _limits(name: str, settings: ClusterSettings) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
+from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.classic import group as classic_group
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember
 from spark_log.groups.classic.rows import read_all_classic, read_classic
@@ -28,7 +29,11 @@ GROUP_TYPE = "consumer"
 """Kafka's name for groups whose assignment the server computes."""
 CLASSIC_TYPE = "classic"
 """Kafka's name for groups whose leader assigns, and for groups all of whose members speak the classic protocol."""
+SHARE_TYPE = "share"
+"""Kafka's name for share groups, and the protocol type of these (`facts.share_groups`)."""
 PROTOCOL_TYPE = "consumer"
+_SHARE_ASSIGNOR = "simple"
+"""Kafka's name for the assignor of share groups."""
 
 
 _STATES: dict[classic_group.State, State] = {
@@ -49,7 +54,7 @@ class GroupListing:
     """Topics to which live members have subscribed."""
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """The protocol type: consumer, or that of a classic group, such as connect."""
+    """The protocol type: consumer, share, or that of a classic group, such as connect."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class MemberDescription:
     host: str
     topics: frozenset[str]
     assignment: Partitions
-    """The partitions that were assigned to it and that it has not revoked."""
+    """The partitions that were assigned to it and that it has not revoked. Members of a share group have all partitions
+    of their topics.
+    """
     target: Partitions
     """The partitions of its target."""
     generation: int
@@ -77,7 +84,7 @@ class MemberDescription:
     encoded: Encoded | None = None
     """The encoded data of a member of a classic group. Those of a consumer are decoded in `topics` and `assignment`."""
     protocol: str = rows.CONSUMER
-    """The protocol of the member: classic or consumer."""
+    """The protocol of the member: classic, consumer or share."""
     names: frozenset[str] = frozenset()
     """The topics that it has subscribed to by name; the others of `topics` match its regular expression."""
     regex: str | None = None
@@ -94,7 +101,7 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     type: str = GROUP_TYPE
     protocol_type: str = PROTOCOL_TYPE
-    """The protocol type: consumer, or that of a classic group, such as connect."""
+    """The protocol type: consumer, share, or that of a classic group, such as connect."""
     target_generation: int = 0
     """The generation of the targets: Kafka's assignment epoch."""
 
@@ -110,7 +117,10 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """A group's lag in a partition. `lag` is None without a commit; it includes deleted records below `log_start`."""
+    """A group's lag in a partition. `lag` is None without a commit; it includes deleted records below `log_start`.
+
+    For a share group, `committed` is its start offset, and `lag` is that of `SharePartition`.
+    """
 
     topic: str
     partition: int
@@ -121,7 +131,7 @@ class PartitionLag:
     lag: int | None
     metadata: str
     member: MemberDescription | None
-    """The member to which the partition is assigned."""
+    """The member to which the partition is assigned. None for a share group, whose members share all partitions."""
 
 
 def state_of(group: Group, members: Sequence[Member]) -> State:
@@ -155,7 +165,14 @@ def read_groups(connection: sa.Connection, now: StoreClock, *, with_topics: bool
 
 def _listing(group_id: str, group: Group, kind: str, live: Sequence[rows.MemberRow]) -> GroupListing:
     topics = frozenset(topic for row in live for topic in row.subscription.topics)
+    if kind == SHARE_TYPE:
+        return GroupListing(group_id, _share_state(live), len(live), topics, kind, SHARE_TYPE)
     return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics, kind)
+
+
+def _share_state(live: Sequence[rows.MemberRow]) -> State:
+    """Return the state of a share group with these live members: nothing is assigned, so it is at once stable."""
+    return "Stable" if live else "Empty"
 
 
 def _list_classic(
@@ -174,7 +191,7 @@ def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescr
 
     def read(connection: sa.Connection) -> list[GroupDescription]:
         now = store.clock(connection)
-        return [_describe(connection, now, group_id) for group_id in group_ids]
+        return [describe_group(connection, now, group_id) for group_id in group_ids]
 
     return store.read(read)
 
@@ -188,7 +205,14 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
     """Return the lags of the partitions, in order, that are committed, assigned to a member, or in a target."""
 
     def read(connection: sa.Connection) -> list[PartitionLag]:
-        described = _describe(connection, store.clock(connection), group_id)
+        described = describe_group(connection, store.clock(connection), group_id)
+        if described.type == SHARE_TYPE:
+            return [
+                PartitionLag(
+                    each.topic, each.partition, each.start, each.log_start, each.high_watermark, each.lag, "", None
+                )
+                for each in share_partitions(connection, group_id)
+            ]
         commits = read_commits(connection, group_id)
         owner = {partition: member for member in described.members for partition in member.assignment}
         wanted = commits.keys() | owner.keys() | {p for member in described.members for p in member.target}
@@ -221,7 +245,8 @@ def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> l
     ]
 
 
-def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> GroupDescription:
+def describe_group(connection: sa.Connection, now: StoreClock, group_id: str) -> GroupDescription:
+    """Return a group in the snapshot of `connection`; one that does not exist has state Dead, as in Kafka."""
     row = rows.read_group(connection, group_id)
     if row is None:
         return GroupDescription(group_id, "Dead", "", 0, ())
@@ -229,6 +254,8 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     if classic is not None:
         return _describe_classic(advance(classic, now.lease_ms), now.lease_ms)
     members = live_members(connection, now, group_id)
+    if row.type == SHARE_TYPE:
+        members = [_with_all_partitions(row, member) for member in members]
     shown = tuple(
         MemberDescription(
             m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.assigned, m.member.target,
@@ -239,11 +266,24 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
         )
         for m in members
     )  # fmt: skip
+    if row.type == SHARE_TYPE:
+        return GroupDescription(
+            group_id, _share_state(members), _SHARE_ASSIGNOR, row.group.generation, shown, row.type, SHARE_TYPE,
+            row.group.generation,
+        )  # fmt: skip
     state = state_of(row.group, [m.member for m in members])
     return GroupDescription(
         group_id, state, row.assignor, row.group.generation, shown, row.type,
         target_generation=row.group.target_generation,
     )  # fmt: skip
+
+
+def _with_all_partitions(group: rows.GroupRow, row: rows.MemberRow) -> rows.MemberRow:
+    topics = {name: fact for name, fact in group.topics.items() if name in row.subscription.topics}
+    partitions = frozenset(
+        TopicPartition(name, n) for name, fact in topics.items() for n in range(fact.partition_count)
+    )
+    return replace(row, member=replace(row.member, assigned=partitions, target=partitions))
 
 
 def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:

@@ -20,6 +20,7 @@ from spark_log.errors import (
 from spark_log.groups import offsets_topic
 from spark_log.groups.classic.service import live_classic
 from spark_log.groups.consumer import rows
+from spark_log.groups.share.group_ids import make_consumer_group
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
@@ -95,13 +96,14 @@ def commit_offsets(
     """Commit the next offsets to read for a group without members: a Spark query, or a consumer with manual assignment.
 
     Returns the partitions that do not exist, or whose commit has the id of another topic; all others are committed.
-    Raises UnknownMemberIdError while the group has live members, because only they may commit, and the errors of
-    `check_commits`; then nothing is committed.
+    Raises UnknownMemberIdError while the group has live members, because only they may commit, GroupIdNotFoundError if
+    it is a share group, and the errors of `check_commits`; then nothing is committed.
     """
     commits = check_commits(offsets, settings or store.settings, metadata)
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
-        rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        group = rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        make_consumer_group(connection, group_id, group)
         now = refuse_with_members(store, connection, group_id)
         return write_commits(connection, now, group_id, commits)
 

@@ -10,6 +10,7 @@ from spark_log.groups.classic.service import check_classic_committer
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import check_commit, check_member, may_not_know_its_epoch
 from spark_log.groups.identity import Identity
+from spark_log.groups.share.group_ids import refuse_share_group
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
 
@@ -27,11 +28,12 @@ def check_committer(
     """Check that the member may commit these partitions, and return the time. With `lock`, the store's transaction then
     holds the group's lock.
 
-    Raises UnknownMemberIdError, FencedInstanceIdError, or IllegalGenerationError. Unless `transactional`, a member of a
-    classic group may also get RebalanceInProgressError, and a member of the consumer protocol gets
-    StaleMemberEpochError instead of IllegalGenerationError.
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, or GroupIdNotFoundError for a share
+    group. Unless `transactional`, a member of a classic group may also get RebalanceInProgressError, and a member of
+    the consumer protocol gets StaleMemberEpochError instead of IllegalGenerationError.
     """
     group = rows.read_group(connection, me.group_id, lock=lock)
+    refuse_share_group(connection, me.group_id, group)
     if group is not None and group.type == rows.CLASSIC:
         now = store.clock(connection)
         check_classic_committer(

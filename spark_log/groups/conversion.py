@@ -176,22 +176,25 @@ def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Gro
 
 
 def read_type(store: Store, group_id: str) -> str | None:
-    """Return the group's type, `classic` or `consumer`, or None if there is no such group."""
+    """Return `classic` or `consumer`: the type of the group for a classic client that is in it, or None if there is no
+    such group. It is `consumer` for a share group, which then does not know the member.
+    """
     row = store.read(lambda connection: rows.read_group(connection, group_id))
-    return None if row is None else row.type
+    return None if row is None else rows.CLASSIC if row.type == rows.CLASSIC else rows.CONSUMER
 
 
 def type_to_join(store: Store, group_id: str) -> str:
     """Return the type of the group that a classic client joins.
 
     It is `consumer` if the group has live members of the consumer protocol. A group of type consumer whose live members
-    are all classic is downgraded, and stays `consumer` if that is not possible. Every other group is `classic`.
+    are all classic is downgraded, and stays `consumer` if that is not possible. Every other group is `classic`, also a
+    share group, which refuses to become classic.
     """
 
     def read(connection: sa.Connection) -> str | None:
         """Return the type, or None if the group may be downgraded."""
         row = rows.read_group(connection, group_id)
-        if row is None or row.type == rows.CLASSIC:
+        if row is None or row.type in (rows.CLASSIC, rows.SHARE):
             return rows.CLASSIC
         now = store.clock(connection)
         live = {member.protocol for member in rows.read_members(connection, group_id) if member.live(now)}

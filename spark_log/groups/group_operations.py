@@ -42,6 +42,9 @@ from spark_log.groups.consumer.reconciliation import refresh_targets, remove_mem
 from spark_log.groups.conversion import downgrade, read_type
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.offset_expiry import subscribed_topics
+from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
+from spark_log.groups.share.members import remove_share_members
+from spark_log.groups.share.rows import SHARE_TABLES
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.log.segments.slices import Positions
@@ -124,17 +127,19 @@ def reset_offsets(
     """Commit other offsets for a group without live members. A group that does not exist is created.
 
     Returns the offsets before and after. With `dry_run`, nothing is written. Raises InvalidGroupIdError,
-    NonEmptyGroupError, the errors of `reset_offset`, or UnknownTopicOrPartitionError (also if a topic is deleted
-    meanwhile); then nothing is written.
+    GroupIdNotFoundError for a share group, NonEmptyGroupError, the errors of `reset_offset`, or
+    UnknownTopicOrPartitionError (also if a topic is deleted meanwhile); then nothing is written.
     """
     resolve = _resolution(cluster, group_id, targets)
 
     def check(connection: sa.Connection) -> "_Resolved":
+        refuse_share_group(connection, group_id, rows.read_group(connection, group_id))
         refuse_live(cluster.store, connection, group_id)
         return resolve(connection)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> "_Resolved":
-        rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
+        group = rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
+        make_consumer_group(connection, group_id, group)
         resolved = check(connection)
         write_commits(connection, cluster.store.clock(connection), group_id, resolved.new)
         return resolved
@@ -194,8 +199,8 @@ def _resolution(
 
 
 def delete_group(store: Store, group_id: str) -> None:
-    """Delete a group and all its offsets, also those of open transactions, as Kafka does. Raises GroupIdNotFoundError
-    or NonEmptyGroupError.
+    """Delete a group of any type with all its offsets, also those of open transactions, as Kafka does. The configs of a
+    share group stay. Raises GroupIdNotFoundError or NonEmptyGroupError.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -203,7 +208,7 @@ def delete_group(store: Store, group_id: str) -> None:
         refuse_live(store, connection, group_id)
         delete_classic(connection, group_id)
         delete_pending_offsets(connection, group_id)
-        for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
+        for table in (t.group_offset, t.group_partition, t.group_member, *SHARE_TABLES, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
     store.transact(delete)
@@ -243,7 +248,7 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
-        _lock_existing(connection, group_id)
+        refuse_share_group(connection, group_id, _lock_existing(connection, group_id))
         subscribed = subscribed_topics(connection, group_id, store.clock(connection))
         if read := subscribed & {p.topic for p in partitions}:
             raise GroupSubscribedToTopicError(f"group {group_id!r} is reading {', '.join(sorted(read))}")
@@ -273,6 +278,9 @@ def remove_from_group(
             raise UnknownMemberIdError(f"group {group_id!r}: no member {', '.join(missing)}")
         gone = sorted({*member_ids, *(instances[instance] for instance in instance_ids)})
         now = store.clock(connection)
+        if group.type == rows.SHARE:
+            remove_share_members(connection, group_id, group, gone, now)
+            return
         remove_members(connection, now, group_id, group.group, gone)
         downgrade(store, connection, group_id, group.group, now)
 

@@ -194,6 +194,8 @@ class ConsumerMembership(Membership):
         try:
             answer = consumer_heartbeat(self._store, heartbeat, known_assignors())
         except (FencedMemberEpochError, GroupIdNotFoundError) as error:  # the session ended, and perhaps the group too
+            if epoch == JOINING:  # it is a share group
+                raise
             raise UnknownMemberIdError(f"group {self.group_id!r}: {error}") from error
         self._new_id = ""
         self.member_id, self.generation, self._complete = me.member_id, answer.epoch, answer.complete

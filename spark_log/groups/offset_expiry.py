@@ -146,7 +146,8 @@ def _unsubscribed_by(connection: sa.Connection, group_id: str, now: StoreClock, 
 
 
 def _empty_since(before_ms: int) -> sa.ColumnElement[bool]:
-    return CONSUMER_GROUP.empty_since_ms <= before_ms
+    """Return the condition of groups without members. Share groups do not expire."""
+    return (CONSUMER_GROUP.empty_since_ms <= before_ms) & (CONSUMER_GROUP.type != rows.SHARE)
 
 
 def _old(before_ms: int) -> sa.ColumnElement[bool]:

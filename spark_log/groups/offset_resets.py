@@ -21,6 +21,7 @@ from spark_log.groups.group_operations import (
     ShiftBy,
     refuse_live,
 )
+from spark_log.groups.share.group_ids import make_consumer_group
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.store import Attempt
@@ -58,7 +59,8 @@ def apply_resets(cluster: Cluster, group_id: str, resets: Mapping[TopicPartition
     """Commit the new offsets, if the committed offsets are still the `current` ones, and the new ones are within
     [log start offset, high watermark].
 
-    Raises InvalidGroupIdError, NonEmptyGroupError if the group has live members, UnknownTopicOrPartitionError, or
+    Raises InvalidGroupIdError, GroupIdNotFoundError if it is a share group, NonEmptyGroupError if the group has live
+    members, UnknownTopicOrPartitionError, or
     IllegalArgumentError if these conditions do not hold any more; then nothing is committed.
     """
     check_group_id(group_id)
@@ -66,7 +68,7 @@ def apply_resets(cluster: Cluster, group_id: str, resets: Mapping[TopicPartition
 
     def apply(connection: sa.Connection, _attempt: Attempt) -> None:
         now = cluster.store.clock(connection)
-        rows.lock_or_make_group(connection, group_id, now)
+        make_consumer_group(connection, group_id, rows.lock_or_make_group(connection, group_id, now))
         refuse_live(cluster.store, connection, group_id)
         found = find_positions(connection, legal)
         refuse_unknown(resets.keys() - found.keys())

@@ -23,6 +23,7 @@ from spark_log.groups.committers import check_committer
 from spark_log.groups.consumer import rows
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.identity import Identity
+from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
 from spark_log.ids import TopicPartition
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.metadata.store import Store, StoreClock
@@ -105,12 +106,15 @@ def check_committing(
     """Check that `who` may commit these partitions now, and return the time. With `lock`, the result of the check stays
     true until the end of the store's transaction.
 
-    Raises UnknownMemberIdError, IllegalGenerationError, or FencedInstanceIdError.
+    Raises UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, or GroupIdNotFoundError for a share
+    group.
     """
     if not who.member_id or who.unfenced:
         now = store.clock(connection)
         if lock:
-            rows.lock_or_make_group(connection, who.group_id, now)
+            make_consumer_group(connection, who.group_id, rows.lock_or_make_group(connection, who.group_id, now))
+        else:
+            refuse_share_group(connection, who.group_id, rows.read_group(connection, who.group_id))
         return now if who.unfenced else refuse_with_members(store, connection, who.group_id)
     me = Identity(who.group_id, who.member_id, who.instance_id, "", "")
     return check_committer(store, connection, me, who.generation, commits, lock=lock, transactional=True)

@@ -19,6 +19,7 @@ from spark_log.groups.classic.limits import check_join, check_request
 from spark_log.groups.classic.rows import EXPIRED_MS, read_classic, read_part, save_classic
 from spark_log.groups.classic.rules import advance, check_commit, join, leave, next_change_ms
 from spark_log.groups.consumer import rows
+from spark_log.groups.share.group_ids import refuse_classic_member
 from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
@@ -147,6 +148,7 @@ def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
 
     def write(connection: sa.Connection, _attempt: Attempt) -> tuple[ClassicGroup | None, ClassicGroup, StoreClock]:
         row = rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        refuse_classic_member(connection, group_id, row)
         now = store.clock(connection)
         before = read_classic(connection, group_id, now)
         if before is None:

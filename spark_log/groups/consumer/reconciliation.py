@@ -15,6 +15,7 @@ from spark_log.groups.consumer.rows import MemberRow
 from spark_log.groups.consumer.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.groups.consumer.stored_values import facts_json
 from spark_log.groups.conversion import downgrade
+from spark_log.groups.share.members import remove_share_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -49,6 +50,8 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
             return False
         facts = rows.topic_facts(connection, _subscribed(connection, group_id))
         dead = rows.dead_members(connection, group_id, store.clock(connection))
+        if row.type == rows.SHARE:  # its members notice changed topics, and have no targets
+            return bool(dead)
         return bool(dead) or notice_topics(row.group, row.topics, facts, facts.keys() | row.topics) != row.group
 
     def change(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -58,6 +61,9 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
             return
         now = store.clock(connection)
         dead = rows.dead_members(connection, group_id, now)
+        if row.type == rows.SHARE:
+            remove_share_members(connection, group_id, row, dead, now)
+            return
         group = remove_members(connection, now, group_id, row.group, dead)
         if dead and downgrade(store, connection, group_id, row.group, now):
             return
@@ -73,7 +79,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
 
 
 def stale_groups(store: Store) -> list[str]:
-    """Return the ids of the groups of both types that have stale targets or dead members, in order."""
+    """Return the ids of the groups of all types that have stale targets or dead members, in order."""
 
     def read(connection: sa.Connection) -> list[str]:
         now = store.clock(connection)

@@ -35,8 +35,8 @@ from spark_log.metadata.store import StoreClock
 _NAMES_MAX = 1_000
 """The maximum number of names to search for. For more, all topics are read: clients choose how many they use."""
 
-CLASSIC, CONSUMER = "classic", "consumer"
-"""The protocols of members."""
+CLASSIC, CONSUMER, SHARE = "classic", "consumer", "share"
+"""The types of groups, and the protocols of their members."""
 
 
 @dataclass(frozen=True)

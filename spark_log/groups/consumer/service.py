@@ -42,6 +42,7 @@ from spark_log.groups.consumer.stored_values import Pattern, Subscription, subsc
 from spark_log.groups.consumer.topic_patterns import matching
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
+from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 _TRIES = 4
@@ -62,6 +63,7 @@ def consumer_heartbeat(store: Store, heartbeat: ConsumerHeartbeat, assignors: Ma
     """
     check_names(heartbeat.names or ())
     if heartbeat.epoch == JOINING:
+        store.read(lambda connection: _refuse_share_group(connection, heartbeat.me.group_id))
         check_upgrade(store, heartbeat.me.group_id)
     trusted = True
     for attempt in range(_TRIES):
@@ -144,6 +146,7 @@ def _heartbeat(
     if heartbeat.epoch == JOINING:
         if before.type == rows.CLASSIC and heartbeat.protocol == rows.CLASSIC:
             raise RebalanceInProgressError(f"group {me.group_id!r} has become a classic group")
+        make_consumer_group(connection, me.group_id, before)
         before = upgrade(store, connection, me.group_id, before, now)
     dead = rows.dead_members(connection, me.group_id, now)
     group = remove_members(connection, now, me.group_id, before.group, dead)
@@ -349,4 +352,10 @@ def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:
     group = rows.read_group(connection, group_id, lock=True)
     if group is None:
         raise GroupIdNotFoundError(f"Group {group_id} not found.")
+    refuse_share_group(connection, group_id, group)
     return group
+
+
+def _refuse_share_group(connection: sa.Connection, group_id: str) -> None:
+    """Refuse it in a read, so that a client that repeats a refused request takes no lock."""
+    refuse_share_group(connection, group_id, rows.read_group(connection, group_id))

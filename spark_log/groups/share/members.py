@@ -6,13 +6,13 @@ to this generation, and its answer then has the assignment. One that changes not
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic
+from spark_log.cluster.topics import find_topic
 from spark_log.config import GroupConfig
 from spark_log.config.group_configs import duration_ms
 from spark_log.errors import (
@@ -36,7 +36,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
 
-SHARE = "share"
+SHARE = group_rows.SHARE
 """The type of the groups, and the protocol of their members."""
 _TIMEOUT_MS = 5_000
 _RENEWAL = 3
@@ -108,7 +108,7 @@ def leave_share_group(store: Store, group_id: str, member_id: str) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         group = group_rows.read_group(connection, group_id, lock=True)
         if group is None or group.type != SHARE:
-            raise _not_a_share_group(group_id)
+            raise not_a_share_group(group_id)
         if group_rows.read_member(connection, group_id, member_id) is None:
             raise _unknown(group_id, member_id)
         remove_share_members(connection, group_id, group, [member_id], store.clock(connection))
@@ -172,7 +172,7 @@ def _checked(
     group = state.group
     member = state.member if state.member is not None and state.member.live(state.now) else None
     if group is not None and group.type != SHARE and (heartbeat.epoch != JOINING or not _is_free(group)):
-        raise _not_a_share_group(heartbeat.group_id)
+        raise not_a_share_group(heartbeat.group_id)
     if heartbeat.epoch == JOINING:
         return group, member
     if group is None:
@@ -193,7 +193,8 @@ def _is_free(group: group_rows.GroupRow) -> bool:
     return group.empty_since_ms is not None
 
 
-def _not_a_share_group(group_id: str) -> GroupIdNotFoundError:
+def not_a_share_group(group_id: str) -> GroupIdNotFoundError:
+    """Return the error for a group of another type."""
     return GroupIdNotFoundError(f"Group {group_id} is not a share group.")
 
 
@@ -202,18 +203,32 @@ def _unknown(group_id: str, member_id: str) -> UnknownMemberIdError:
 
 
 @dataclass(frozen=True)
-class _Start:
+class Start:
     """Where the group begins in a partition, and the leader epoch in which this was found."""
 
     offset: int
     leader_epoch: int
 
 
-def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[Key, _Start]:
-    """Find the start offsets of partitions that the group reads for the first time (share.auto.offset.reset)."""
-    if not state.missing:
-        return {}
+def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[Key, Start]:
+    """Find the start offsets of partitions that the group reads for the first time."""
     names = {fact.topic_id: name for name, fact in state.facts.items()}
+    return find_starts(cluster, heartbeat.group_id, names, state.missing, state.config, state.now)
+
+
+def find_starts(
+    cluster: Cluster,
+    group_id: str,
+    names: Mapping[int, str],
+    missing: Set[Key],
+    config: GroupConfig,
+    now: StoreClock,
+) -> dict[Key, Start]:
+    """Find where the group begins in partitions that it reads for the first time (share.auto.offset.reset). `names` has
+    the names of their topics. A partition of a topic that the group reads already begins at its log start offset.
+    """
+    if not missing:
+        return {}
 
     def read(connection: sa.Connection) -> tuple[dict[Key, tuple[int, int, int]], set[int]]:
         query = sa.select(
@@ -221,21 +236,21 @@ def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[
             PARTITION.leader_epoch,
         ).where(in_list(PARTITION.topic_id, sorted(names)))  # fmt: skip
         found = {(row[0], row[1]): (row[2], row[3], row[4]) for row in connection.execute(query)}
-        return found, {topic_id for topic_id, _ in rows.partitions_of(connection, heartbeat.group_id, names)}
+        return found, {topic_id for topic_id, _ in rows.partitions_of(connection, group_id, names)}
 
     positions, read_before = cluster.store.read(read)
-    policy = state.config.share_auto_offset_reset
+    policy = config.share_auto_offset_reset
     back_ms = duration_ms(policy)
     times: dict[Key, int | None] = {}
     if back_ms is not None:
-        since_ms = state.now.wall_ms - back_ms
-        for topic_id in sorted({key[0] for key in state.missing} - read_before):
-            topic = cluster.store.read(lambda connection: _topic(connection, names[topic_id]))  # noqa: B023
-            numbers = {number: since_ms for at, number in state.missing if at == topic_id}
+        since_ms = now.wall_ms - back_ms
+        for topic_id in sorted({key[0] for key in missing} - read_before):
+            topic = cluster.store.read(lambda connection: find_topic(connection, names[topic_id]))  # noqa: B023
+            numbers = {number: since_ms for at, number in missing if at == topic_id}
             found = offsets_for_times(cluster, topic, numbers)
             times.update({(topic_id, number): offset for number, offset in found.items()})
     starts = {}
-    for key in state.missing:
+    for key in missing:
         if key not in positions:
             continue
         log_start, high_watermark, leader_epoch = positions[key]
@@ -245,18 +260,12 @@ def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[
             offset = high_watermark
         else:
             offset = times.get(key)
-        starts[key] = _Start(high_watermark if offset is None else offset, leader_epoch)
+        starts[key] = Start(high_watermark if offset is None else offset, leader_epoch)
     return starts
 
 
-def _topic(connection: sa.Connection, name: str) -> Topic:
-    from spark_log.cluster.topics import find_topic
-
-    return find_topic(connection, name)
-
-
 def _change(
-    store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, starts: Mapping[Key, _Start]
+    store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, starts: Mapping[Key, Start]
 ) -> ShareAnswer:
     group_id, member_id = heartbeat.group_id, heartbeat.member_id
     if heartbeat.epoch == JOINING:
@@ -265,7 +274,7 @@ def _change(
     group, member = _checked(heartbeat, state)
     assert group is not None
     if group.type != SHARE:
-        _take_over(connection, group_id, group)
+        take_over(connection, group_id, group)
     gone = [name for name in state.dead if name != member_id or member is None]
     group = remove_share_members(connection, group_id, group, gone, state.now)
     session_ms = state.config.share_session_timeout_ms
@@ -317,8 +326,10 @@ def _change(
     return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None)
 
 
-def _take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupRow) -> None:
-    """Check that a group of another type has nothing left: then its id may be that of a share group."""
+def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupRow) -> None:
+    """Check that a group of another type has nothing left: then its id may be that of a share group. Raises
+    GroupIdNotFoundError.
+    """
     offsets = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
     has_classic = t.classic_group.c.group_id == group_id
     if (
@@ -326,7 +337,7 @@ def _take_over(connection: sa.Connection, group_id: str, group: group_rows.Group
         or connection.execute(offsets).first() is not None
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
-        raise _not_a_share_group(group_id)
+        raise not_a_share_group(group_id)
 
 
 def is_leaving(epoch: int) -> bool:

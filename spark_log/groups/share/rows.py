@@ -21,6 +21,8 @@ from spark_log.metadata.remembered import Remembered
 from spark_log.metadata.sql_columns import GROUP_CONFIG, PARTITION, SHARE_DELAYED, SHARE_PARTITION
 from spark_log.metadata.store import StoreClock
 
+SHARE_TABLES = (t.share_delayed, t.share_partition)
+"""The tables of the state of share groups, by group and partition."""
 DUE_MAX = 4_000
 """The number of due records of a partition that one poll considers."""
 _ENTRY = struct.Struct("<qqqiihh")
@@ -261,6 +263,24 @@ def partitions_of(connection: sa.Connection, group_id: str, topic_ids: Collectio
 def has_rows(connection: sa.Connection, group_id: str) -> bool:
     query = sa.select(SHARE_PARTITION.topic_id).where(SHARE_PARTITION.group_id == group_id).limit(1)
     return connection.execute(query).first() is not None
+
+
+def outdated(connection: sa.Connection, now: StoreClock) -> list[tuple[str, Key]]:
+    """Return the partitions, in order, in which locks have ended, or retention has removed unfinished records."""
+    same = (PARTITION.topic_id == SHARE_PARTITION.topic_id) & (PARTITION.partition == SHARE_PARTITION.partition)
+    ended = SHARE_PARTITION.wake_ms.is_not(None) & (
+        (SHARE_PARTITION.clock_epoch != now.clock_epoch) | (SHARE_PARTITION.wake_ms <= now.lease_ms)
+    )
+    removed = (SHARE_PARTITION.start_offset < PARTITION.log_start_offset) & (
+        SHARE_PARTITION.unfinished + SHARE_PARTITION.delayed > 0
+    )
+    query = (
+        sa.select(SHARE_PARTITION.group_id, SHARE_PARTITION.topic_id, SHARE_PARTITION.partition)
+        .join(t.partition, same)
+        .where(ended | removed)
+        .order_by(SHARE_PARTITION.group_id, SHARE_PARTITION.topic_id, SHARE_PARTITION.partition)
+    )
+    return [(group_id, (topic_id, partition)) for group_id, topic_id, partition in connection.execute(query)]
 
 
 def read_configs(connection: sa.Connection, group_id: str) -> dict[str, str]:

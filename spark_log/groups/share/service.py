@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import GroupConfig
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
@@ -77,15 +78,16 @@ class Outcome:
     """Partitions in which this transaction archived records, which wait for their dead letters."""
 
 
-def run_polls(store: Store, polls: Sequence[Poll]) -> list[Outcome]:
+def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
     """Run polls of any groups and members in one transaction, one after the other, and return their outcomes.
 
     With acknowledgements the commit is forced to disk. An acquisition alone is not: what a power cut may take back are
-    locks, whose records are then delivered again.
+    locks, whose records are then delivered again. Raises the errors of `fence`.
     """
     durable = any(poll.acknowledgements for poll in polls)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> _Transaction:
+        fence(connection)
         transaction = _Transaction(store, connection, polls)
         transaction.read()
         for poll in polls:
@@ -98,6 +100,21 @@ def run_polls(store: Store, polls: Sequence[Poll]) -> list[Outcome]:
         store.changes.announce()
     failpoint("share.acknowledged" if durable else "share.acquired")
     return done.outcomes
+
+
+_IDLE_MAX = 100
+"""The number of partitions that one transaction of `end_idle_locks` handles."""
+
+
+def end_idle_locks(store: Store, fence: Fence = unfenced) -> int:
+    """Do for groups that no member polls what each poll does first: end locks by time, and drop records that retention
+    has removed. Returns the number of partitions. Raises the errors of `fence`.
+    """
+    places = store.read(lambda connection: rows.outdated(connection, store.clock(connection)))
+    for first in range(0, len(places), _IDLE_MAX):
+        part = places[first : first + _IDLE_MAX]
+        run_polls(store, [Poll(group_id, "", release={key: frozenset()}) for group_id, key in part], fence)
+    return len(places)
 
 
 @dataclass

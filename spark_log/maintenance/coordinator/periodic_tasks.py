@@ -13,6 +13,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
+from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.context import MaintenanceContext
@@ -58,9 +59,14 @@ def _follow_topic_changes(context: PeriodicTaskContext) -> None:
     _reconcile(context, groups_with_members(context.cluster.store))
 
 
+def _end_idle_share_locks(context: PeriodicTaskContext) -> None:
+    end_idle_locks(context.cluster.store, context.fence)
+
+
 GROUP_TASKS: tuple[PeriodicTask, ...] = (
     PeriodicTask("end sessions and assign partitions of groups", 250, _reconcile_groups),
     PeriodicTask("assign partitions of topics that were created or changed", 5_000, _follow_topic_changes),
+    PeriodicTask("share groups", 60_000, _end_idle_share_locks),
 )
 
 

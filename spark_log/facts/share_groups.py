@@ -1,0 +1,122 @@
+"""Describes share groups: members, partitions, configs, and the records that they work on. Reads only, each answer from
+one snapshot.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.config import GroupConfig
+from spark_log.errors import GroupIdNotFoundError
+from spark_log.facts.groups import GroupDescription, describe_group
+from spark_log.facts.share_partitions import SharePartition, share_partitions, total_lag
+from spark_log.groups.consumer.rows import SHARE
+from spark_log.groups.share import rows
+from spark_log.groups.share.rules import AVAILABLE, REJECTED, Range
+from spark_log.ids import TopicPartition
+from spark_log.metadata.sql_columns import SHARE_DELAYED
+from spark_log.metadata.store import Store
+
+DELAYED_MAX = 100
+"""The number of delayed records of a partition that `peek_share_group` returns."""
+
+
+@dataclass(frozen=True)
+class ShareGroupDescription:
+    """A share group. Its state is Stable, or Empty without members. `config` has the configs in use."""
+
+    group: GroupDescription
+    partitions: tuple[SharePartition, ...]
+    config: GroupConfig
+    overrides: dict[str, str]
+    """The configs that the group sets."""
+
+    @property
+    def lag(self) -> int:
+        return total_lag(self.partitions)
+
+
+@dataclass(frozen=True)
+class RecordRange:
+    """Consecutive records in one state. `until_ms` is the time of their lock that is left, and `due_ms` is the time
+    (since 1970) at which a delayed record is delivered.
+    """
+
+    state: str
+    """acquired, available, delayed, archiving (rejected) or archiving (delivery count)"""
+    first: int
+    end: int
+    deliveries: int
+    member: str = ""
+    left_ms: int | None = None
+    due_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class PartitionPeek:
+    """What a share group works on in a partition: its unfinished records by offset, at most DELAYED_MAX of them
+    delayed.
+    """
+
+    partition: SharePartition
+    ranges: tuple[RecordRange, ...]
+
+
+def describe_share_group(store: Store, group_id: str) -> ShareGroupDescription:
+    """Describe a share group. Raises GroupIdNotFoundError if there is none with this id."""
+
+    def read(connection: sa.Connection) -> ShareGroupDescription:
+        described = describe_group(connection, store.clock(connection), group_id)
+        if described.state == "Dead":
+            raise GroupIdNotFoundError(f"Group {group_id} not found.")
+        if described.type != SHARE:
+            raise GroupIdNotFoundError(f"Group {group_id} is not a share group.")
+        overrides = rows.read_configs(connection, group_id)
+        config = GroupConfig.of(overrides, store.settings)
+        return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config, overrides)
+
+    return store.read(read)
+
+
+def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartition] = ()) -> list[PartitionPeek]:
+    """Return what a share group works on in these partitions, or in all. It acquires nothing. Raises
+    GroupIdNotFoundError.
+    """
+    chosen = set(places)
+    partitions = [
+        each for each in describe_share_group(store, group_id).partitions if not chosen or each.place in chosen
+    ]
+
+    def read(connection: sa.Connection) -> list[PartitionPeek]:
+        now = store.clock(connection)
+        found = []
+        for partition in partitions:
+            key = (partition.topic_id, partition.partition)
+            row = rows.row_of(rows.ask_row(connection, group_id, key, lock=False), group_id, key, now)
+            held = () if row is None else row.window.ranges
+            delayed = connection.execute(
+                sa.select(SHARE_DELAYED.offset, SHARE_DELAYED.due_ms, SHARE_DELAYED.deliveries)
+                .where(
+                    SHARE_DELAYED.group_id == group_id,
+                    SHARE_DELAYED.topic_id == key[0],
+                    SHARE_DELAYED.partition == key[1],
+                )
+                .order_by(SHARE_DELAYED.due_ms, SHARE_DELAYED.offset)
+                .limit(DELAYED_MAX)
+            ).all()
+            ranges = [_range(each, now.lease_ms) for each in held]
+            ranges += [RecordRange("delayed", o, o + 1, count, due_ms=due_ms) for o, due_ms, count in delayed]
+            found.append(PartitionPeek(partition, tuple(sorted(ranges, key=lambda each: each.first))))
+        return found
+
+    return store.read(read)
+
+
+def _range(r: Range, now_ms: int) -> RecordRange:
+    if r.lock > 0:
+        return RecordRange("acquired", r.first, r.end, r.deliveries, r.member, max(0, r.until_ms - now_ms))
+    if r.lock == AVAILABLE:
+        return RecordRange("available", r.first, r.end, r.deliveries)
+    cause = "rejected" if r.lock == REJECTED else "delivery count"
+    return RecordRange(f"archiving ({cause})", r.first, r.end, r.deliveries)

@@ -1,0 +1,282 @@
+"""Resets and deletes the state of share groups, deletes groups, and sets their configs. Each change is one transaction.
+
+A reset makes the group begin at an offset of a partition, and forgets its unfinished and delayed records there. It
+needs a group without members, as the deletion does. The lock of the group's row comes before those of its partitions.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import find_topic, find_topics
+from spark_log.config.group_configs import GroupConfig, check_group_config_names, validate_group_overrides
+from spark_log.errors import (
+    GroupIdNotFoundError,
+    IllegalArgumentError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.groups.consumer import rows as group_rows
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.group_operations import (
+    AtTime,
+    OffsetReset,
+    ResetTo,
+    delete_group,
+    refuse_live,
+    reset_offset,
+)
+from spark_log.groups.share import rows, rules
+from spark_log.groups.share.members import SHARE, Start, find_starts, not_a_share_group, take_over
+from spark_log.groups.share.rules import Window
+from spark_log.ids import TopicPartition
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.segments.plan import find_positions
+from spark_log.log.segments.slices import Positions
+from spark_log.log.segments.timed_offsets import offsets_for_times
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import in_list
+from spark_log.metadata.sql_columns import GROUP_CONFIG, SHARE_DELAYED, SHARE_PARTITION
+from spark_log.metadata.store import Attempt, Store
+
+
+class _Place(NamedTuple):
+    """A partition that is to be reset, as of the last read."""
+
+    key: Key
+    positions: Positions
+    leader_epoch: int
+
+
+def reset_share_offsets(
+    cluster: Cluster,
+    group_id: str,
+    targets: Mapping[TopicPartition, ResetTo],
+    *,
+    dry_run: bool = False,
+    expected: Mapping[TopicPartition, int | None] | None = None,
+) -> dict[TopicPartition, OffsetReset]:
+    """Make a share group without members begin at other offsets. As in Kafka, a group that does not exist is created.
+
+    Returns the start offsets before (None if the group did not read the partition) and after. With `dry_run`, nothing
+    is written. With `expected`, the start offsets before must be these, or IllegalArgumentError is raised. The other
+    partitions of a topic that the group reads for the first time begin by share.auto.offset.reset.
+
+    Raises InvalidGroupIdError, GroupIdNotFoundError if the group is of another type, NonEmptyGroupError,
+    UnknownTopicOrPartitionError, or the errors of `group_operations.reset_offset`; then nothing is written.
+    """
+    check_group_id(group_id)
+    store = cluster.store
+    places = _places(cluster, targets)
+    times = _times(cluster, targets)
+    starts = {} if dry_run else _starts_of_others(cluster, group_id, places)
+
+    def resolve(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
+        refuse_live(store, connection, group_id)
+        resets = {}
+        for partition, to in sorted(targets.items(), key=lambda each: each[0]):
+            here = places[partition]
+            now = store.clock(connection)
+            row = rows.row_of(rows.ask_row(connection, group_id, here.key, lock=False), group_id, here.key, now)
+            before = None if row is None else row.window.start
+            if expected is not None and before != expected.get(partition):
+                raise IllegalArgumentError(
+                    f"{partition}: the start offset is {before} now, it was {expected.get(partition)}: look again"
+                )
+            resets[partition] = OffsetReset(before, reset_offset(to, here.positions, before, times.get(partition)))
+        return resets
+
+    def read(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
+        group = group_rows.read_group(connection, group_id)
+        if group is not None and group.type != SHARE:
+            take_over(connection, group_id, group)
+        return resolve(connection)
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+        group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        if group.type != SHARE:
+            take_over(connection, group_id, group)
+            group_rows.save_group(connection, group_id, group.group, type=SHARE)
+        resets = resolve(connection)
+        _write(store, connection, group_id, {places[p]: reset.new for p, reset in resets.items()}, starts)
+        return resets
+
+    return store.read(read) if dry_run else store.transact(write)
+
+
+def _write(
+    store: Store, connection: sa.Connection, group_id: str, offsets: Mapping[_Place, int], starts: Mapping[Key, Start]
+) -> None:
+    """Write the reset windows, and rows for `starts` where there are none. The group's row is locked."""
+    now = store.clock(connection)
+    changed, new = [], []
+    for place, offset in sorted(offsets.items(), key=lambda each: each[0].key):
+        key = place.key
+        row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
+        log = rows.log_of(rows.ask_log(connection, key))
+        if log is None:
+            raise UnknownTopicOrPartitionError(f"partition {key[1]} of topic id {key[0]}: the topic was deleted")
+        if row is None:
+            new.append(rows.ShareRow(group_id, key, Window(offset, offset), log.leader_epoch))
+        else:
+            rows.drop_delays(connection, group_id, key)
+            changed.append(replace(row, window=rules.reset(row.window, offset), leader_epoch=log.leader_epoch))
+    there = {place.key for place in offsets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
+    for key, start in sorted(starts.items()):
+        if key not in there and rows.log_of(rows.ask_log(connection, key)) is not None:
+            new.append(rows.ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch))
+    rows.save(connection, changed, now)
+    rows.insert_rows(connection, new, now)
+
+
+def _places(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, _Place]:
+    """Read the partitions. Raises UnknownTopicOrPartitionError."""
+    legal = [partition for partition in partitions if is_legal(partition.topic)]
+    found = cluster.store.read(lambda connection: find_positions(connection, legal))
+    for partition in partitions:
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(f"{partition}: unknown topic or partition")
+    return {
+        partition: _Place((at.topic_id, partition.partition), at.positions, at.leader_epoch)
+        for partition, at in found.items()
+    }
+
+
+def _times(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> dict[TopicPartition, int | None]:
+    """Return the offsets of the resets to a time."""
+    times: dict[TopicPartition, int | None] = {}
+    for name in sorted({partition.topic for partition, to in targets.items() if isinstance(to, AtTime)}):
+        asked = {
+            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
+        }
+        topic = cluster.store.read(lambda connection: find_topic(connection, name))  # noqa: B023
+        found = offsets_for_times(cluster, topic, asked)
+        times.update({TopicPartition(name, number): offset for number, offset in found.items()})
+    return times
+
+
+def _starts_of_others(cluster: Cluster, group_id: str, places: Mapping[TopicPartition, _Place]) -> dict[Key, Start]:
+    """Return where the group begins in the other partitions of topics that it reads for the first time."""
+    store = cluster.store
+    names: dict[int, str] = {place.key[0]: partition.topic for partition, place in places.items()}
+    there = store.read(lambda connection: rows.partitions_of(connection, group_id, names))
+    new = {topic_id: name for topic_id, name in names.items() if topic_id not in {key[0] for key in there}}
+    if not new:
+        return {}
+    topics = store.read(lambda connection: find_topics(connection, set(new.values())))
+    others = {
+        (topic.topic_id, number)
+        for topic in topics.values()
+        if topic.topic_id in new
+        for number in range(topic.partition_count)
+    } - {place.key for place in places.values()}
+    configs = store.read(lambda connection: rows.configs_of(rows.ask_configs(connection, group_id), store.settings))
+    return find_starts(cluster, group_id, new, others, configs, store.now())
+
+
+def reset_each_share_offset(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+) -> dict[TopicPartition, SparkLogError | None]:
+    """Reset the partitions that exist as `reset_share_offsets`, and return the error of each partition, or None:
+    UnknownTopicOrPartitionError if it does not exist. The other errors are raised.
+    """
+    legal = [partition for partition in targets if is_legal(partition.topic)]
+    known = cluster.store.read(lambda connection: find_positions(connection, legal))
+    reset_share_offsets(cluster, group_id, {p: to for p, to in targets.items() if p in known})
+    return {
+        p: None if p in known else UnknownTopicOrPartitionError(f"{p}: unknown topic or partition") for p in targets
+    }
+
+
+def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> dict[str, SparkLogError | None]:
+    """Delete the state of a share group without members for all partitions of these topics. Members that subscribe
+    later begin by share.auto.offset.reset.
+
+    Returns the error of each topic, or None: UnknownTopicOrPartitionError if it does not exist, or the group has no
+    state of it. Raises GroupIdNotFoundError or NonEmptyGroupError; then nothing is deleted.
+    """
+    names = sorted(set(topics))
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> dict[str, SparkLogError | None]:
+        lock_share_group(connection, group_id)
+        refuse_live(store, connection, group_id)
+        known = find_topics(connection, set(filter(is_legal, names)))
+        errors: dict[str, SparkLogError | None] = {}
+        for name in names:
+            if name not in known:
+                errors[name] = UnknownTopicOrPartitionError(f"topic {name!r}: does not exist")
+                continue
+            topic_id = known[name].topic_id
+            here = (SHARE_PARTITION.group_id == group_id) & (SHARE_PARTITION.topic_id == topic_id)
+            keys = sorted(rows.partitions_of(connection, group_id, [topic_id]))
+            for key in keys:  # a poll may hold the lock
+                rows.ask_row(connection, group_id, key, lock=True).rows()
+            delayed = (SHARE_DELAYED.group_id == group_id) & in_list(SHARE_DELAYED.topic_id, [topic_id])
+            connection.execute(t.share_delayed.delete().where(delayed))
+            connection.execute(t.share_partition.delete().where(here))
+            missing = f"topic {name!r}: there is no offset information to delete"
+            errors[name] = None if keys else UnknownTopicOrPartitionError(missing)
+        return errors
+
+    return store.transact(delete)
+
+
+def delete_share_group(store: Store, group_id: str) -> None:
+    """Delete a share group with its state; its configs stay. Raises GroupIdNotFoundError or NonEmptyGroupError."""
+    group = store.read(lambda connection: group_rows.read_group(connection, group_id))
+    if group is not None and group.type != SHARE:
+        raise not_a_share_group(group_id)
+    delete_group(store, group_id)
+
+
+def lock_share_group(connection: sa.Connection, group_id: str) -> group_rows.GroupRow:
+    """Return a share group, locked. Raises GroupIdNotFoundError if there is none with this id."""
+    group = group_rows.read_group(connection, group_id, lock=True)
+    if group is None:
+        raise GroupIdNotFoundError(f"Group {group_id} not found.")
+    if group.type != SHARE:
+        raise not_a_share_group(group_id)
+    return group
+
+
+def group_overrides(store: Store, group_id: str) -> dict[str, str]:
+    """Return the configs that a group sets. The group need not exist."""
+    return store.read(lambda connection: rows.read_configs(connection, group_id))
+
+
+def alter_group_configs(
+    store: Store,
+    group_id: str,
+    changes: Mapping[str, str | None],
+    *,
+    replace_all: bool = False,
+    validate_only: bool = False,
+) -> GroupConfig:
+    """Set configs of a group, which need not exist; None resets one to its default. With `replace_all`, the others are
+    reset too. Returns the configs in use. Raises InvalidGroupIdError, or InvalidConfigurationError, which names the
+    config and its value; then nothing is changed.
+    """
+    check_group_id(group_id)
+    check_group_config_names(changes)
+    given = {name: value for name, value in changes.items() if value is not None}
+    valid = validate_group_overrides(given, store.settings)
+
+    def changed(before: Mapping[str, str]) -> dict[str, str]:
+        kept = {} if replace_all else {name: value for name, value in before.items() if name not in changes}
+        return {**kept, **valid}
+
+    def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
+        insert_if_missing(connection, t.group_config, {"group_id": group_id, "configs": "{}"})  # a row to lock
+        query = sa.select(GROUP_CONFIG.configs).where(GROUP_CONFIG.group_id == group_id).with_for_update()
+        after = changed(json.loads(connection.execute(query).scalar_one()))
+        rows.save_configs(connection, group_id, after)
+        return after
+
+    after = changed(group_overrides(store, group_id)) if validate_only else store.transact(alter, announce=True)
+    return GroupConfig.of(after, store.settings)
