@@ -30,7 +30,7 @@ from spark_log.gateway.limits.request_context import RequestContext, request_con
 from spark_log.gateway.live_gateways import GatewaySession
 from spark_log.gateway.records import fetch_requests, offset_requests, produce_requests
 from spark_log.gateway.services import Services
-from spark_log.gateway.shares import share_group_requests, share_requests
+from spark_log.gateway.shares import share_admin_requests, share_group_requests, share_requests
 from spark_log.gateway.topics import (
     cluster_requests,
     config_requests,
@@ -67,6 +67,7 @@ APIS: Sequence[Api] = (
     *consumer_group_requests.APIS,
     *share_group_requests.APIS,
     *share_requests.APIS,
+    *share_admin_requests.APIS,
     *streams_group_requests.APIS,
     *committed_offset_requests.APIS,
     *topic_requests.APIS,
