@@ -268,7 +268,6 @@ class ShareConsumer(Guarded):
             most = max(rows_max, settings.max_poll_records) if whole else rows_max
             request = Request(self.member_id, most, settings.fetch_max_bytes, whole)
             left_s = max(0.0, deadline_s - clock.monotonic_s())
-            began_s = clock.monotonic_s()
             result = self._polls.poll(
                 settings.group_id,
                 request,
@@ -278,7 +277,7 @@ class ShareConsumer(Guarded):
                 lambda: self._woken.is_set() or self._closing.is_set(),
             )
             self._acknowledged(marked, result)
-            ends_s = began_s + result.lock_ms / 1000
+            ends_s = result.began_s + result.lock_ms / 1000
             for taken in result.taken:
                 for acquired, batch in taken.parts:
                     self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)

@@ -233,5 +233,6 @@ APIS = (
     Api(AlterShareGroupOffsetsRequest, alter_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
         lane=Lane.GROUP, rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
     Api(DeleteShareGroupOffsetsRequest, delete_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
-        lane=Lane.GROUP, rights=(on_group(Operation.DELETE), each_topic(Operation.READ, "responses", name="topic_name"))),
+        lane=Lane.GROUP,
+        rights=(on_group(Operation.DELETE), each_topic(Operation.READ, "responses", name="topic_name"))),
 )  # fmt: skip

@@ -108,7 +108,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     mode = request.share_acquire_mode if request.version >= _RENEWS_SINCE else 0
     shares, epoch = services.shares, request.share_session_epoch
     try:
-        if not request.group_id or not request.member_id or mode not in _MODES:
+        if not request.group_id or not request.member_id:
             raise SessionError(INVALID_REQUEST)
         limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
         if renews and any(limits):
@@ -119,6 +119,8 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
             session = shares.open(request.group_id, request.member_id, client.fencing_tokens.connection_id)
         else:
             session = shares.find(request.group_id, request.member_id, epoch)
+        if mode not in _MODES:
+            raise SessionError(INVALID_REQUEST)
     except SessionError as error:
         return _fetch_response(error.code, 0, ())
     asked = await services.call(_asked, services, client, request.topics)
@@ -135,6 +137,9 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         acquires = not renews and request.max_records > 0
         result = await _poll(services, session, request, checked, mode, until_s if acquires else 0.0, acquires)
     _note_acknowledgements(session, asked, checked, result, answers)
+    for key in result.unread & session.places.keys():
+        topic_place = session.places[key].topic_id, key[1]
+        answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
     for taken in result.taken:
         place = session.places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
@@ -172,8 +177,8 @@ async def _poll(
         result = await services.call(polls.attempt, session.group_id, wanted, assigned, acknowledgements)
         errors |= result.errors
         left_s = until_s - clock.monotonic_s()
-        if result.taken or left_s <= 0 or errors or refused or not assigned:
-            return Result(errors, result.taken, result.lock_ms)
+        if result.taken or left_s <= 0 or errors or refused or result.unread or not assigned:
+            return Result(errors, result.taken, result.lock_ms, unread=result.unread)
         acknowledgements = {}
         await services.changes.wait(seen, wait_s(left_s, result.wait_ms))
 

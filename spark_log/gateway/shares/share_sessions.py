@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidRecordStateError, SparkLogError, redact
+from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import CombinedPolls, SharePolls
@@ -199,6 +199,8 @@ def check_acknowledgements(
 
 
 def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) -> list[Acknowledgement]:
+    if key not in session.places and key not in session.held:
+        raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
     held = session.held.get(key) or HeldRecords()
     found: list[Acknowledgement] = []
     position = 0
@@ -209,7 +211,7 @@ def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) 
         if not valid or any(not 0 <= kind <= 4 for kind in types) or (not renews and AcknowledgeType.RENEW in types):
             raise SessionError(INVALID_REQUEST)
         position = last + 1
-        if last >= held.end:
+        if held.end and last >= held.end:
             which = "first" if first >= held.end else "last"
             raise SessionError(INVALID_REQUEST) from ValueError(
                 f"Batch record not found. The {which} offset in request is past acquired records."

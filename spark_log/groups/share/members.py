@@ -298,7 +298,8 @@ def _change(
     facts = state.facts
     after = group.group
     if changed or group.topics != facts or after.generation == 0:
-        after = Group(after.generation + 1, after.generation + 1)
+        epoch = max(1, after.generation) + 1  # as in Kafka, a group without members has epoch 1
+        after = Group(epoch, epoch)
     if after != group.group or group.type != SHARE or group.empty_since_ms is not None or group.topics != facts:
         group_rows.save_group(connection, group_id, after, topics=facts_json(facts), type=SHARE, empty_since_ms=None)
     news = heartbeat.epoch == JOINING or row.member.generation != after.generation or topics is not None

@@ -50,6 +50,10 @@ class Result:
     lock_ms: int = 0
     wait_ms: int | None = None
     """In how many milliseconds the first lock ends, or a delayed record is due. None if there is neither."""
+    began_s: float = 0.0
+    """When the transaction began, by this process's monotonic clock: the locks last from then on, or longer."""
+    unread: frozenset[Key] = frozenset()
+    """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
 
 
 Run = Callable[[Poll], Outcome]
@@ -113,17 +117,19 @@ class SharePolls:
             readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
                 poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
+                began_s = clock.monotonic_s()
                 outcome = self._run(poll)
                 errors |= outcome.errors
                 waiting = {}
                 for key in outcome.stale:
                     self._reads.forget(key)
                 if outcome.acquired:
-                    return _result(poll, outcome, errors)
+                    return _result(poll, outcome, errors, began_s)
                 if outcome.stale:
                     continue
                 seen = look(self._store, group_id)
-            return Result(errors, (), seen.config.share_record_lock_duration_ms, wait_ms=next_change_ms(seen))
+            lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
+            return Result(errors, (), lock_ms, next_change_ms(seen), unread=unread)
 
     def acknowledge(
         self,
@@ -219,12 +225,12 @@ class SharePolls:
         return found
 
 
-def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None]) -> Result:
+def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None], began_s: float) -> Result:
     taken = [
         Taken(key, poll.readable[key].records_of(ranges), poll.readable[key].version[0])
         for key, ranges in outcome.acquired.items()
     ]
-    return Result(errors, taken, outcome.lock_ms)
+    return Result(errors, taken, outcome.lock_ms, began_s=began_s)
 
 
 _TOGETHER_MAX = 64
