@@ -184,7 +184,8 @@ public final class WireSteps {
         say("batches out of order", acknowledge(++epoch).batch(id, 0, 4, 4, ACCEPT).batch(id, 0, 1, 1, ACCEPT).send());
         say("negative offsets", acknowledge(++epoch).batch(id, 0, -5, -3, ACCEPT).send());
         say("in a fetch, type 5", fetch(++epoch).acknowledge(id, 0, 0, 0, 5).send());
-        say("in a fetch, overlapping", fetch(++epoch).acknowledge(id, 0, 0, 3, ACCEPT).acknowledge(id, 0, 2, 4, ACCEPT).send());
+        say("in a fetch, overlapping",
+            fetch(++epoch).acknowledge(id, 0, 0, 3, ACCEPT).acknowledge(id, 0, 2, 4, ACCEPT).send());
         say("in a fetch, no types", fetch(++epoch).acknowledge(id, 0, 0, 0).send());
         say("a gap and an acceptance", acknowledge(++epoch).batch(id, 0, 0, 1, GAP, ACCEPT).send());
         say("touching batches", acknowledge(++epoch).batch(id, 0, 2, 3, ACCEPT).batch(id, 0, 4, 5, REJECT).send());
@@ -200,7 +201,8 @@ public final class WireSteps {
         say("the released offset", acknowledge(++epoch).batch(id, 0, 5, 5, ACCEPT).send());
         say("beyond the acquired offsets", acknowledge(++epoch).batch(id, 0, 9, 12, ACCEPT).send());
         say("far beyond", acknowledge(++epoch).batch(id, 0, 100, 100, ACCEPT).send());
-        say("one good and one bad batch", acknowledge(++epoch).batch(id, 0, 6, 6, ACCEPT).batch(id, 0, 50, 50, ACCEPT).send());
+        say("one good and one bad batch",
+            acknowledge(++epoch).batch(id, 0, 6, 6, ACCEPT).batch(id, 0, 50, 50, ACCEPT).send());
         say("the good one alone", acknowledge(++epoch).batch(id, 0, 6, 6, REJECT).send());
         say("an unknown topic id", acknowledge(++epoch).batch(new Uuid(1, 2), 0, 0, 0, ACCEPT).send());
         say("an unknown partition", acknowledge(++epoch).batch(id, 9, 0, 0, ACCEPT).send());
@@ -214,7 +216,8 @@ public final class WireSteps {
         renewal.data().setIsRenewAck(true).setMaxWaitMs(0).setMinBytes(0).setMaxBytes(0).setMaxRecords(0);
         say("renewal in a fetch without limits", renewal.send());
         say("a fetch with a renewal and no IsRenewAck", fetch(++epoch).acknowledge(id, 0, 8, 8, RENEW).send());
-        say("accept in a fetch, and acquire the released record", fetch(++epoch).acknowledge(id, 0, 8, 8, ACCEPT).send());
+        say("accept in a fetch, and acquire the released record",
+            fetch(++epoch).acknowledge(id, 0, 8, 8, ACCEPT).send());
         String other = Uuid.randomUuid().toString();
         wire.heartbeat(group, other, 0, List.of(topic));
         wire.new Fetch(group, other, 0).partition(id, 0).send();
@@ -374,7 +377,8 @@ public final class WireSteps {
         join();
         say("acquire", fetch(0).partition(id, 0).send());
         PollingCases.deleteRecords(scope, topic, 5);
-        say("acknowledge offset 2 after records below 5 were deleted", acknowledge(1).batch(id, 0, 2, 2, ACCEPT).send());
+        say("acknowledge offset 2 after records below 5 were deleted",
+            acknowledge(1).batch(id, 0, 2, 2, ACCEPT).send());
         say("acknowledge offsets 3 to 6", acknowledge(2).batch(id, 0, 3, 6, ACCEPT).send());
         say("acknowledge offset 8", acknowledge(3).batch(id, 0, 8, 8, RELEASE).send());
         say("fetch", fetch(4).send());
