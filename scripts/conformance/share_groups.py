@@ -89,7 +89,7 @@ class _Gateways:
         address = f"{folder}/cluster"
         with Cluster.init(address) as cluster:
             alter_settings(cluster, settings)
-        self._gateways = [GatewayProcess(Path(folder), address) for _ in range(count)]
+        self._gateways = [GatewayProcess(Path(folder), address, "--no-auto-create-topics") for _ in range(count)]
         for each in self._gateways:
             each.start()
             stack.callback(each.kill)

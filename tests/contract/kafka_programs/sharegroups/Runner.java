@@ -9,8 +9,8 @@ import java.util.concurrent.*;
  * Runs cases of share groups against a cluster, and prints a line of JSON for each.
  *
  * <p>Usage: Runner --bootstrap HOST:PORT[,HOST:PORT] [--profile NAME] [--parallel N] [CASE...]. Without names: all
- * cases of the profile. `--list` prints the names and profiles only. A case may ask for a change of the server: the program
- * prints {"request": ACTION}, and goes on when it reads a line.
+ * cases of the profile. `--list` prints the names and profiles only. A case may ask for a change of the server: the
+ * program prints {"request": ACTION}, and goes on when it reads a line.
  */
 public final class Runner {
     private static final List<Class<?>> SUBJECTS = List.of(
