@@ -89,7 +89,7 @@ class _Gateways:
         address = f"{folder}/cluster"
         with Cluster.init(address) as cluster:
             alter_settings(cluster, settings)
-        self._gateways = [GatewayProcess(Path(folder), address) for _ in range(count)]
+        self._gateways = [GatewayProcess(Path(folder), address, "--no-auto-create-topics") for _ in range(count)]
         for each in self._gateways:
             each.start()
             stack.callback(each.kill)
@@ -150,16 +150,24 @@ def run_cases(server: str, cache: Path, names: Iterable[str] = (), parallel: int
 
 def compiled(cache: Path) -> list[str]:
     """The command of the program, compiled into the cache."""
-    home = Path(os.environ["JAVA_HOME"])
+    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
     classes = cache / "share-groups"
     shutil.rmtree(classes, ignore_errors=True)
     sources = [str(each) for each in sorted((_PROGRAMS / "sharegroups").glob("*.java"))]
-    subprocess.run(
-        [str(home / "bin" / "javac"), "-proc:none", "-cp", broker_class_path(), "-d", str(classes), *sources],
-        check=True,
-    )
+    compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-proc:none", "-cp", _without_wildcards()]
+    subprocess.run([*compiler, "-d", str(classes), *sources], check=True)
     path = f"{classes}:{broker_class_path()}"
-    return [str(home / "bin" / "java"), "-Xmx768m", "-XX:+UseSerialGC", "-cp", path, "sharegroups.Runner"]
+    return [java, "-Xmx768m", "-XX:+UseSerialGC", "-cp", path, "sharegroups.Runner"]
+
+
+def _without_wildcards() -> str:
+    """The class path as the compiler's class wants it: only the launcher `javac`, which a JRE lacks, expands `*`."""
+    entries = [Path(each) for each in broker_class_path().split(":")]
+    return ":".join(
+        str(file)
+        for entry in entries
+        for file in (sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry])
+    )
 
 
 def _by_profile(java: list[str], names: Iterable[str]) -> dict[str, list[str]]:

@@ -200,7 +200,8 @@ final class DeadLetterCases {
     private static void reject(Scope scope, ShareConsumer<String, String> consumer, String topic, int count) {
         for (int rejected = 0; rejected < count; ) {
             List<ConsumerRecord<String, String>> records = new ArrayList<>();
-            for (int polls = 0; records.isEmpty() && polls < 12; polls++) consumer.poll(Scope.POLL).forEach(records::add);
+            for (int polls = 0; records.isEmpty() && polls < 12; polls++)
+                consumer.poll(Scope.POLL).forEach(records::add);
             Check.that(!records.isEmpty(), "records to reject");
             Scope.acknowledge(consumer, records, REJECT);
             scope.committed(consumer, topic);

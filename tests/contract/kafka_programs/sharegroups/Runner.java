@@ -8,9 +8,9 @@ import java.util.concurrent.*;
 /**
  * Runs cases of share groups against a cluster, and prints a line of JSON for each.
  *
- * <p>Usage: Runner --bootstrap HOST:PORT[,HOST:PORT] [--profile NAME] [--parallel N] [CASE...]. Without names: all cases
- * of the profile. `--list` prints the names and profiles only. A case may ask for a change of the server: the program
- * prints {"request": ACTION}, and goes on when it reads a line.
+ * <p>Usage: Runner --bootstrap HOST:PORT[,HOST:PORT] [--profile NAME] [--parallel N] [CASE...]. Without names: all
+ * cases of the profile. `--list` prints the names and profiles only. A case may ask for a change of the server: the
+ * program prints {"request": ACTION}, and goes on when it reads a line.
  */
 public final class Runner {
     private static final List<Class<?>> SUBJECTS = List.of(
@@ -75,7 +75,8 @@ public final class Runner {
         List<Case> found = new ArrayList<>();
         for (Class<?> subject : SUBJECTS) {
             List<Method> methods = new ArrayList<>();
-            for (Method method : subject.getDeclaredMethods()) if (method.getName().startsWith("test")) methods.add(method);
+            for (Method method : subject.getDeclaredMethods())
+                if (method.getName().startsWith("test")) methods.add(method);
             methods.sort(Comparator.comparing(Method::getName));
             for (Method method : methods) {
                 Server server = method.getAnnotation(Server.class);

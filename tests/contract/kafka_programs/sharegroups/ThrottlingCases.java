@@ -29,7 +29,8 @@ final class ThrottlingCases {
         List<Integer> sizes = new ArrayList<>();
         while (deliveries.size() < 500 || deliveries.values().stream().anyMatch(each -> each < 10)) {
             var records = new ArrayList<ConsumerRecord<String, String>>();
-            for (int polls = 0; records.isEmpty() && polls < 8; polls++) consumer.poll(Scope.POLL).forEach(records::add);
+            for (int polls = 0; records.isEmpty() && polls < 8; polls++)
+                consumer.poll(Scope.POLL).forEach(records::add);
             Check.that(!records.isEmpty(), "records until each was delivered 10 times");
             sizes.add(records.size());
             for (var record : records)

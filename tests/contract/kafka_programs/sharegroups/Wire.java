@@ -154,8 +154,7 @@ final class Wire implements AutoCloseable {
         var request = new ShareGroupHeartbeatRequest.Builder(data).build((short) 1);
         var answer = ((ShareGroupHeartbeatResponse) send(request)).data();
         StringBuilder text = new StringBuilder(error(answer.errorCode(), answer.errorMessage()));
-        if (answer.memberId() != null) text.append(", member ").append(answer.memberId().equals(member) ? "same" : answer.memberId());
-        else text.append(", member null");
+        text.append(", member ").append(member.equals(answer.memberId()) ? "same" : answer.memberId());
         text.append(", epoch ").append(answer.memberEpoch()).append(", interval ").append(answer.heartbeatIntervalMs());
         if (answer.assignment() == null) return text.append(", no assignment").toString();
         text.append(", assigned");
@@ -163,7 +162,7 @@ final class Wire implements AutoCloseable {
         return text.toString();
     }
 
-    /** The answer without null and default fields of the request's data. */
+    /** All fields of the answer. */
     String answer(AbstractRequest request) throws IOException {
         return send(request).data().toString();
     }

@@ -1,6 +1,9 @@
 package sharegroups;
 
 import java.util.*;
+import org.apache.kafka.clients.admin.NewPartitions;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.message.*;
 import org.apache.kafka.common.requests.*;
@@ -41,6 +44,10 @@ public final class WireSteps {
         acknowledgements();
         locks();
         closes();
+        windows();
+        waits();
+        retention();
+        growth();
         admin();
     }
 
@@ -76,9 +83,8 @@ public final class WireSteps {
         say("leave again", wire.heartbeat(group, member, -1, null));
         say("another group, epoch 4", wire.heartbeat(scope.named("absent"), member, 4, null));
         String classic = scope.named("classic");
-        scope.admin().alterConsumerGroupOffsets(classic, Map.of(
-            new org.apache.kafka.common.TopicPartition(topic, 0),
-            new org.apache.kafka.clients.consumer.OffsetAndMetadata(0))).all().get();
+        var committed = Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(0));
+        scope.admin().alterConsumerGroupOffsets(classic, committed).all().get();
         say("id of a consumer group", wire.heartbeat(classic, member, 0, List.of(topic)));
     }
 
@@ -178,7 +184,8 @@ public final class WireSteps {
         say("batches out of order", acknowledge(++epoch).batch(id, 0, 4, 4, ACCEPT).batch(id, 0, 1, 1, ACCEPT).send());
         say("negative offsets", acknowledge(++epoch).batch(id, 0, -5, -3, ACCEPT).send());
         say("in a fetch, type 5", fetch(++epoch).acknowledge(id, 0, 0, 0, 5).send());
-        say("in a fetch, overlapping", fetch(++epoch).acknowledge(id, 0, 0, 3, ACCEPT).acknowledge(id, 0, 2, 4, ACCEPT).send());
+        say("in a fetch, overlapping",
+            fetch(++epoch).acknowledge(id, 0, 0, 3, ACCEPT).acknowledge(id, 0, 2, 4, ACCEPT).send());
         say("in a fetch, no types", fetch(++epoch).acknowledge(id, 0, 0, 0).send());
         say("a gap and an acceptance", acknowledge(++epoch).batch(id, 0, 0, 1, GAP, ACCEPT).send());
         say("touching batches", acknowledge(++epoch).batch(id, 0, 2, 3, ACCEPT).batch(id, 0, 4, 5, REJECT).send());
@@ -194,7 +201,8 @@ public final class WireSteps {
         say("the released offset", acknowledge(++epoch).batch(id, 0, 5, 5, ACCEPT).send());
         say("beyond the acquired offsets", acknowledge(++epoch).batch(id, 0, 9, 12, ACCEPT).send());
         say("far beyond", acknowledge(++epoch).batch(id, 0, 100, 100, ACCEPT).send());
-        say("one good and one bad batch", acknowledge(++epoch).batch(id, 0, 6, 6, ACCEPT).batch(id, 0, 50, 50, ACCEPT).send());
+        say("one good and one bad batch",
+            acknowledge(++epoch).batch(id, 0, 6, 6, ACCEPT).batch(id, 0, 50, 50, ACCEPT).send());
         say("the good one alone", acknowledge(++epoch).batch(id, 0, 6, 6, REJECT).send());
         say("an unknown topic id", acknowledge(++epoch).batch(new Uuid(1, 2), 0, 0, 0, ACCEPT).send());
         say("an unknown partition", acknowledge(++epoch).batch(id, 9, 0, 0, ACCEPT).send());
@@ -208,7 +216,8 @@ public final class WireSteps {
         renewal.data().setIsRenewAck(true).setMaxWaitMs(0).setMinBytes(0).setMaxBytes(0).setMaxRecords(0);
         say("renewal in a fetch without limits", renewal.send());
         say("a fetch with a renewal and no IsRenewAck", fetch(++epoch).acknowledge(id, 0, 8, 8, RENEW).send());
-        say("accept in a fetch, and acquire the released record", fetch(++epoch).acknowledge(id, 0, 8, 8, ACCEPT).send());
+        say("accept in a fetch, and acquire the released record",
+            fetch(++epoch).acknowledge(id, 0, 8, 8, ACCEPT).send());
         String other = Uuid.randomUuid().toString();
         wire.heartbeat(group, other, 0, List.of(topic));
         wire.new Fetch(group, other, 0).partition(id, 0).send();
@@ -260,6 +269,149 @@ public final class WireSteps {
         say("forget with acknowledgements",
             fetch(2).forget(id, 0).acknowledge(id, 0, 4, 4, ACCEPT).send());
         say("add it again", fetch(3).partition(id, 0).send());
+    }
+
+    private void windows() throws Exception {
+        begin("locks", 1, 0);
+        scope.configure(group, Map.of("share.partition.max.record.locks", "100"));
+        join();
+        fetch(0).partition(id, 0).send();
+        scope.send(topic, 150);
+        say("a batch of 150, 100 locks", fetch(1).send());
+        scope.send(topic, 10);
+        say("ten more", fetch(2).send());
+        acknowledge(3).batch(id, 0, 10, 99, ACCEPT).send();
+        say("after the acceptance of 90 in the middle", fetch(4).send());
+        acknowledge(5).batch(id, 0, 0, 9, RELEASE).send();
+        say("after the release of the first ten", fetch(6).send());
+        acknowledge(7).batch(id, 0, 0, 9, ACCEPT).send();
+        say("after the acceptance of the first ten", fetch(8).send());
+        begin("locks of small batches", 1, 0);
+        scope.configure(group, Map.of("share.partition.max.record.locks", "100"));
+        join();
+        fetch(0).partition(id, 0).send();
+        for (int batch = 0; batch < 25; batch++) scope.send(topic, 10);
+        say("batches of 10", fetch(1).send());
+        say("again", fetch(2).send());
+        acknowledge(3).batch(id, 0, 10, 59, ACCEPT).send();
+        say("after the acceptance of 50 in the middle", fetch(4).send());
+        acknowledge(5).batch(id, 0, 0, 9, ACCEPT).send();
+        say("after the acceptance of the first ten", fetch(6).send());
+        begin("partitions", 2, 10);
+        scope.send(topic, 1, Scope.numbers(10));
+        join();
+        var few = fetch(0).partition(id, 0).partition(id, 1);
+        few.data().setMaxRecords(5);
+        say("two partitions with batches of 10, MaxRecords 5", few.send());
+        few = fetch(1);
+        few.data().setMaxRecords(5);
+        say("the next", few.send());
+        begin("partitions with record limit", 2, 10);
+        scope.send(topic, 1, Scope.numbers(10));
+        join();
+        few = fetch(0).partition(id, 0).partition(id, 1);
+        few.data().setMaxRecords(15).setShareAcquireMode((byte) 1);
+        say("two partitions with batches of 10, MaxRecords 15", few.send());
+        begin("batches", 1, 0);
+        join();
+        fetch(0).partition(id, 0).send();
+        for (int batch = 0; batch < 6; batch++) scope.send(topic, 4);
+        var sized = fetch(1);
+        sized.data().setMaxRecords(10).setBatchSize(2);
+        say("batches of 4, MaxRecords 10, BatchSize 2", sized.send());
+        acknowledge(2).batch(id, 0, 1, 1, RELEASE).batch(id, 0, 3, 5, RELEASE).send();
+        sized = fetch(3);
+        sized.data().setMaxRecords(3);
+        say("released offsets in two batches, MaxRecords 3", sized.send());
+        sized = fetch(4);
+        sized.data().setMaxRecords(100);
+        say("the rest", sized.send());
+    }
+
+    private void waits() throws Exception {
+        begin("waits", 1, 1);
+        join();
+        var large = fetch(0).partition(id, 0);
+        large.data().setMinBytes(100_000).setMaxWaitMs(1500);
+        long began = System.nanoTime();
+        say("one record, MinBytes 100000, MaxWaitMs 1500", large.send());
+        say("it took more than a second", (System.nanoTime() - began) / 1_000_000 > 1000);
+        Thread later = new Thread(() -> {
+            try {
+                Thread.sleep(700);
+                scope.send(topic, 1);
+            } catch (Exception error) {
+                throw new IllegalStateException(error);
+            }
+        });
+        later.start();
+        var waiting = fetch(1);
+        waiting.data().setMaxWaitMs(10_000);
+        began = System.nanoTime();
+        say("a record that comes while the fetch waits", waiting.send());
+        say("it took less than 3 seconds", (System.nanoTime() - began) / 1_000_000 < 3000);
+        later.join();
+        String other = Uuid.randomUuid().toString();
+        try (Wire second = new Wire(address)) {
+            second.heartbeat(group, other, 0, List.of(topic));
+            second.new Fetch(group, other, 0).partition(id, 0).send();
+            Thread releasing = new Thread(() -> {
+                try {
+                    Thread.sleep(700);
+                    acknowledge(2).batch(id, 0, 1, 1, RELEASE).send();
+                } catch (Exception error) {
+                    throw new IllegalStateException(error);
+                }
+            });
+            releasing.start();
+            waiting = second.new Fetch(group, other, 1);
+            waiting.data().setMaxWaitMs(3000);
+            // Kafka gives it at the end of MaxWaitMs only: a release does not wake other members' fetches.
+            say("a record that another member releases meanwhile", waiting.send());
+            releasing.join();
+        }
+    }
+
+    private void retention() throws Exception {
+        begin("retention", 1, 10);
+        join();
+        say("acquire", fetch(0).partition(id, 0).send());
+        PollingCases.deleteRecords(scope, topic, 5);
+        say("acknowledge offset 2 after records below 5 were deleted",
+            acknowledge(1).batch(id, 0, 2, 2, ACCEPT).send());
+        say("acknowledge offsets 3 to 6", acknowledge(2).batch(id, 0, 3, 6, ACCEPT).send());
+        say("acknowledge offset 8", acknowledge(3).batch(id, 0, 8, 8, RELEASE).send());
+        say("fetch", fetch(4).send());
+        say("lag", "" + scope.offsets(group, topic).lag());
+        PollingCases.deleteRecords(scope, topic, 10);
+        say("fetch after all were deleted", fetch(5).send());
+        scope.send(topic, 1);
+        say("fetch of a new record", fetch(6).send());
+        scope.admin().deleteTopics(Set.of(topic)).all().get();
+        Thread.sleep(1000);
+        say("fetch after the topic was deleted", fetch(7).send());
+        say("acknowledge after the topic was deleted", acknowledge(8).batch(id, 0, 10, 10, ACCEPT).send());
+        say("heartbeat after the topic was deleted", wire.heartbeat(group, member, 3, null));
+    }
+
+    /** A partition that is added while a group, which starts at the end, reads the topic. */
+    private void growth() throws Exception {
+        begin("growth", 1, 3);
+        scope.configure(group, Map.of("share.auto.offset.reset", "latest"));
+        join();
+        say("start at the end", fetch(0).partition(id, 0).send());
+        scope.admin().createPartitions(Map.of(topic, NewPartitions.increaseTo(2))).all().get();
+        Thread.sleep(500);
+        scope.send(topic, 1, List.of("a", "b"));
+        String said = "";
+        for (int beat = 0; beat < 10 && !said.contains("[0, 1]"); beat++) {
+            Thread.sleep(1000);
+            for (int tried = 5; tried > 0 && !said.startsWith("NONE"); tried--)
+                said = wire.heartbeat(group, member, tried, null);
+            if (!said.contains("[0, 1]")) said = "";
+        }
+        say("the assignment has the new partition", said.contains("[0, 1]"));
+        say("fetch of the new partition", fetch(1).partition(id, 1).send());
     }
 
     private void admin() throws Exception {
