@@ -217,10 +217,10 @@ final class Scope implements AutoCloseable {
         Check.equal(List.of(), found, "records of a poll");
     }
 
-    /** The only result of a commit is a success. */
+    /** All results of a commit are successes; a poll may have records of several partitions. */
     void committed(ShareConsumer<String, String> consumer, String topic) {
         Map<TopicIdPartition, Optional<KafkaException>> results = consumer.commitSync();
-        Check.equal(1, results.size(), "partitions of a commit");
+        Check.that(!results.isEmpty(), "partitions of a commit");
         results.forEach((partition, error) -> {
             Check.equal(topic, partition.topic(), "topic of a commit");
             Check.equal(Optional.empty(), error, "error of a commit");
