@@ -32,6 +32,7 @@ from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.encoding import Encoding, prepare
 from spark_log.log.log import Log, Records
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.headers import DEAD_LETTER_CAUSE
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.log.segments.plan import find_positions
 from spark_log.metadata import tables as t
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "__dlq.errors."
 """Kafka's prefix of the headers that say where a dead letter comes from."""
-CAUSE = "spark-log.dlq.cause"
 MESSAGES = {
     REJECTED: ("Offset rejected by client.", "rejected"),
     rules.EXHAUSTED: ("Offset delivery count exceeded the threshold.", "delivery-count"),
@@ -191,7 +191,7 @@ def _letters(
             headers = [
                 *((copy or {}).get("headers") or ()),
                 *_headers(source, offset, group_id, r.deliveries, message),
-                {"key": CAUSE, "value": (MISSING if gone else cause).encode()},
+                {"key": DEAD_LETTER_CAUSE, "value": (MISSING if gone else cause).encode()},
             ]
             record = {"key": None, "value": None} if copy is None else {"key": copy["key"], "value": copy["value"]}
             made.append({**record, "headers": headers, "timestamp": now_ms * 1000})
