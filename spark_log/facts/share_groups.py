@@ -4,10 +4,11 @@ one snapshot.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 import sqlalchemy as sa
 
-from spark_log.config import GroupConfig
+from spark_log.config import ConfigDefinition, GroupConfig, group_definitions
 from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts.groups import GroupDescription, describe_group
 from spark_log.facts.share_partitions import SharePartition, share_partitions, total_lag
@@ -29,8 +30,6 @@ class ShareGroupDescription:
     group: GroupDescription
     partitions: tuple[SharePartition, ...]
     config: GroupConfig
-    overrides: dict[str, str]
-    """The configs that the group sets."""
 
     @property
     def lag(self) -> int:
@@ -74,9 +73,45 @@ def describe_share_group(store: Store, group_id: str) -> ShareGroupDescription:
             raise GroupIdNotFoundError(f"Group {group_id} is not a share group.")
         overrides = rows.read_configs(connection, group_id)
         config = GroupConfig.of(overrides, store.settings)
-        return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config, overrides)
+        return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config)
 
     return store.read(read)
+
+
+class ConfigOrigin(Enum):
+    """Where the value of a group config comes from."""
+
+    GROUP = "group"
+    CLUSTER = "cluster setting"
+    """The group does not set it, and the cluster setting group.<name> is not at its default."""
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class GroupConfigEntry:
+    """A config of a group, with its value in use."""
+
+    definition: ConfigDefinition
+    value: str
+    origin: ConfigOrigin
+
+
+def group_config_entries(store: Store, group_id: str) -> list[GroupConfigEntry]:
+    """Return all configs of a group, which need not exist."""
+    overrides = store.read(lambda connection: rows.read_configs(connection, group_id))
+    values, defaults = GroupConfig.of(overrides, store.settings).as_text(), GroupConfig().as_text()
+    return [
+        GroupConfigEntry(
+            definition,
+            values[name],
+            ConfigOrigin.GROUP
+            if name in overrides
+            else ConfigOrigin.CLUSTER
+            if values[name] != defaults[name]
+            else ConfigOrigin.DEFAULT,
+        )
+        for name, definition in group_definitions().items()
+    ]
 
 
 def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartition] = ()) -> list[PartitionPeek]:
