@@ -42,8 +42,7 @@ from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
-from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import GROUP_CONFIG, SHARE_DELAYED, SHARE_PARTITION
+from spark_log.metadata.sql_columns import GROUP_CONFIG
 from spark_log.metadata.store import Attempt, Store
 
 
@@ -222,16 +221,9 @@ def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> 
             if name not in known:
                 errors[name] = UnknownTopicOrPartitionError(f"topic {name!r}: does not exist")
                 continue
-            topic_id = known[name].topic_id
-            here = (SHARE_PARTITION.group_id == group_id) & (SHARE_PARTITION.topic_id == topic_id)
-            keys = sorted(rows.partitions_of(connection, group_id, [topic_id]))
-            for key in keys:  # a poll may hold the lock
-                rows.ask_row(connection, group_id, key, lock=True).rows()
-            delayed = (SHARE_DELAYED.group_id == group_id) & in_list(SHARE_DELAYED.topic_id, [topic_id])
-            connection.execute(t.share_delayed.delete().where(delayed))
-            connection.execute(t.share_partition.delete().where(here))
+            deleted = rows.delete_state(connection, group_id, known[name].topic_id)
             missing = f"topic {name!r}: there is no offset information to delete"
-            errors[name] = None if keys else UnknownTopicOrPartitionError(missing)
+            errors[name] = None if deleted else UnknownTopicOrPartitionError(missing)
         return errors
 
     return store.transact(delete)

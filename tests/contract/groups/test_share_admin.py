@@ -1,6 +1,7 @@
 """Descriptions, resets, deletions and configs of share groups, and their borders to the other types of groups."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from kafka import OffsetAndMetadata
@@ -13,6 +14,7 @@ from kafka.errors import UnknownTopicOrPartitionError as KafkaUnknownTopicOrPart
 from spark_log import Admin
 from spark_log.clients.admin.audit import read_changes
 from spark_log.clients.admin.share_groups import SharePartitionOffset
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -43,6 +45,7 @@ from spark_log.groups.share.administration import (
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import end_idle_locks
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.periodic_tasks import GROUP_TASKS
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import Reader
@@ -119,8 +122,9 @@ def test_the_coordinator_ends_locks_of_groups_that_are_not_polled(cluster, membe
     alter_group_configs(cluster.store, GROUP, {"share.record.lock.duration.ms": "1"})
     member.poll(3)
     assert partitions(cluster)[P0].in_flight == 3
-    while not end_idle_locks(cluster.store):
-        pass
+    [task] = [task for task in GROUP_TASKS if task.name == "share groups"]
+    while partitions(cluster)[P0].in_flight:
+        task.run(SimpleNamespace(cluster=cluster, fence=unfenced))
     here = partitions(cluster)[P0]
     assert (here.in_flight, here.available, here.lock_timeouts, here.lag) == (0, 3, 3, 10)
 
