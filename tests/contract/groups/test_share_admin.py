@@ -199,6 +199,15 @@ def test_reset_that_was_previewed_is_refused_after_a_change(cluster, member):
     assert reset_share_offsets(cluster, GROUP, {P0: Exactly(0)}, expected={P0: 3}) == {P0: (3, 0)}
 
 
+def test_a_reset_counts_from_the_log_start_if_retention_has_passed_the_start(cluster, member):
+    member.leave()
+    delete_records(cluster, {P0: 4})
+    assert reset_share_offsets(cluster, GROUP, {P0: ShiftBy(1)}, preview=True) == {P0: (4, 5)}
+    assert reset_share_offsets(cluster, GROUP, {P0: Exactly(6)}, expected={P0: 4}) == {P0: (4, 6)}
+    with pytest.raises(IllegalArgumentError, match="outside the log"):
+        reset_share_offsets(cluster, GROUP, {P0: Exactly(3)}, expected={P0: 6})
+
+
 def test_reset_of_unknown_partitions(cluster, member):
     member.leave()
     for unknown in (TopicPartition("t", 2), TopicPartition("u", 0), TopicPartition("bad/name", 0)):
