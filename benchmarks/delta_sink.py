@@ -1,6 +1,6 @@
 """How fresh a Delta table is that a Spark stream keeps from a Kafka topic: the peer of `benchmarks.tables`.
 
-A Kafka 4.1 broker gets --topics times 4 records a second of 100 bytes, over as many topics. A query reads all topics
+A Kafka 4.4 broker gets --topics times 4 records a second of 100 bytes, over as many topics. A query reads all topics
 with Spark's Kafka connector and appends them to one Delta table, each micro-batch as soon as the one before has ended.
 The session has Delta's state in 2 partitions instead of 50, which nearly halves a micro-batch on two cores.
 Ten times a second the age of the oldest record is sampled that the table lacks.

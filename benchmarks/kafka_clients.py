@@ -1,7 +1,7 @@
 """The clients beside kafka-python and confluent-kafka on a real broker: `make bench-kafka`.
 
 All competitors take turns in one run, on the same machine: spark-log on a SQLite cluster, with --postgresql for single
-records on PostgreSQL too, the others on a Kafka 4.1 broker with one node. spark-log acknowledges what has been forced
+records on PostgreSQL too, the others on a Kafka 4.4 broker with one node. spark-log acknowledges what has been forced
 to disk. Kafka by default does not wait for the disk; with `flush.messages=1` its topic forces every message.
 """
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     __version__: str
     from spark_log.clients.admin.client import Admin as Admin
     from spark_log.clients.consume.consumer import Consumer as Consumer
+    from spark_log.clients.consume.share_consumer import AcknowledgeType as AcknowledgeType
+    from spark_log.clients.consume.share_consumer import ShareConsumer as ShareConsumer
     from spark_log.clients.produce.producer import Producer as Producer
     from spark_log.cluster.cluster import Cluster as Cluster
     from spark_log.maintenance.coordinator.broker import Broker as Broker
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from spark_log.spark.streams.topic_stream import stream_topic as stream_topic
 
 _HOME = {
+    "AcknowledgeType": "spark_log.groups.share.rules",
     "DELTA_SETTINGS": "spark_log.spark.delta_jars",
     "Admin": "spark_log.clients.admin.client",
     "Broker": "spark_log.maintenance.coordinator.broker",
@@ -33,6 +36,7 @@ _HOME = {
     "Producer": "spark_log.clients.produce.producer",
     "Coordinator": "spark_log.maintenance.coordinator.coordinator",
     "Registry": "spark_log.registry.registry",
+    "ShareConsumer": "spark_log.clients.consume.share_consumer",
     "activate_session": "spark_log.spark.datasource.write.active_session",
     "create_topic": "spark_log.replication.controller.topic_operations",
     "read_topic": "spark_log.spark.datasource.read.read_topic",
@@ -42,6 +46,7 @@ _HOME = {
 
 __all__ = [
     "DELTA_SETTINGS",
+    "AcknowledgeType",
     "Admin",
     "Broker",
     "Cluster",
@@ -49,6 +54,7 @@ __all__ = [
     "Coordinator",
     "Producer",
     "Registry",
+    "ShareConsumer",
     "activate_session",
     "create_topic",
     "read_topic",

@@ -23,7 +23,7 @@ SparkLogError
     ├── InvalidSchemaError, IncompatibleSchemaError, SchemaRegistryError
     │   └── SchemaNotFoundError           (a SchemaRegistryError)
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
-    ├── CommitFailedError, IllegalStateError
+    ├── CommitFailedError, IllegalStateError, WakeupError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
     │   InvalidProducerIdMappingError, TransactionalIdNotFoundError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
@@ -36,7 +36,7 @@ SparkLogError
     │   FencedMemberEpochError, StaleMemberEpochError, UnreleasedInstanceIdError, UnsupportedAssignorError,
     │   GroupMaxSizeReachedError, GroupAssignmentTooLargeError, InvalidRegularExpressionError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
-    │   IllegalArgumentError, InvalidRecordStateError
+    │   IllegalArgumentError, InvalidRecordStateError, DeadLetterTopicError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
     │   SecurityDisabledError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError,
@@ -374,6 +374,13 @@ class CommitFailedError(FatalError):
     """
 
 
+class WakeupError(FatalError):
+    """A poll of a share consumer ended because another thread called `wakeup`.
+
+    Remedy: none; the consumer can be used further.
+    """
+
+
 class IllegalStateError(FatalError):
     """The call does not fit the state of the client: it is closed, in use by another thread, or was created before a
     fork.
@@ -656,6 +663,15 @@ class InvalidRecordStateError(FatalError):
     acknowledged before, or share.renew.acknowledge.enable is false.
 
     Remedy: work faster than share.record.lock.duration.ms, or renew the locks; the record is delivered again.
+    """
+
+
+class DeadLetterTopicError(FatalError):
+    """The dead letter topic of a share group is missing, is not configured as one, or has a name that is not allowed.
+    The group's records wait until it can be used.
+
+    Remedy: create the topic with errors.deadletterqueue.group.enable=true, or change or clear the group's config
+    errors.deadletterqueue.topic.name.
     """
 
 

@@ -17,6 +17,7 @@ from scripts.conformance.librdkafka import librdkafka
 from scripts.conformance.matrix import matrix
 from scripts.conformance.other_clients import other_clients
 from scripts.conformance.results import Result
+from scripts.conformance.share_groups import share_groups
 
 SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "franz-go": franz_go,
@@ -29,6 +30,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "other-clients": other_clients,
     "applications": applications,
     "bank": bank,
+    "share-groups": share_groups,
 }
 
 

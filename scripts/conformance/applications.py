@@ -19,6 +19,7 @@ from kafka.protocol.admin import DescribeGroupsRequest
 
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
+from spark_log.gateway.groups.streams_group_requests import REFUSAL
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_jars import applications_class_path
 from tests.support.ports import free_port
@@ -31,7 +32,10 @@ _GUARANTEES = ("at_least_once", "exactly_once_v2")
 
 
 def applications(cache: Path) -> list[Result]:
-    """Each step, on a gateway and on a broker: "passed" if both see the same."""
+    """Each step, on a gateway and on a broker: "passed" if both see the same.
+
+    Streams groups are tried on a gateway only.
+    """
     outputs: list[dict[str, Any]] = []
     for server in (gateway, broker):
         with server() as address, tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -46,7 +50,8 @@ def applications(cache: Path) -> list[Result]:
         results.append(Result("Connect and Streams", name, "passed" if same else "differs"))
         if not same:
             print(f"--- {name}: gateway\n{ours[name]}\n--- broker\n{expected}\n", file=sys.stderr)
-    return results
+    with gateway() as address, tempfile.TemporaryDirectory(dir=cache) as folder:
+        return [*results, _streams_group(address, Path(folder))]
 
 
 def _connect(address: str, folder: Path) -> dict[str, Any]:
@@ -107,6 +112,19 @@ def _streams(address: str, folder: Path, guarantee: str) -> dict[str, Any]:
     return seen
 
 
+def _streams_group(address: str, folder: Path) -> Result:
+    """A gateway refuses group.protocol=streams (KIP-1071). The application fails with the gateway's words."""
+    with kafka.KafkaAdminClient(bootstrap_servers=address) as admin:
+        admin.create_topics([NewTopic("lines", 2, 1), NewTopic("counts", 2, 1)])
+    log = folder / "streams.log"
+    with _word_count(address, folder / "streams", "at_least_once", "streams"):
+        _until(lambda: any(line.startswith("failed: ") for line in _lines_of(log)))
+    [failure] = {line for line in _lines_of(log) if line.startswith("failed: ")}
+    if REFUSAL not in failure:
+        print(f"--- group.protocol=streams: gateway\n{failure}\n", file=sys.stderr)
+    return Result("Connect and Streams", "group.protocol=streams", "passed" if REFUSAL in failure else "failed")
+
+
 @contextlib.contextmanager
 def _java(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
@@ -153,10 +171,10 @@ def _worker(address: str, folder: Path, port: int) -> Iterator[subprocess.Popen[
 
 
 @contextlib.contextmanager
-def _word_count(address: str, state: Path, guarantee: str) -> Iterator[subprocess.Popen[bytes]]:
+def _word_count(address: str, state: Path, guarantee: str, *group_protocol: str) -> Iterator[subprocess.Popen[bytes]]:
     shutil.rmtree(state, ignore_errors=True)
     log = state.with_suffix(".log")
-    with _java(log, str(_PROGRAM), address, str(state), guarantee) as run:
+    with _java(log, str(_PROGRAM), address, str(state), guarantee, *group_protocol) as run:
         yield run
 
 

@@ -35,7 +35,11 @@ def _of_gateway() -> list[str]:
 
 
 def _of_broker() -> list[str]:
-    with KafkaBroker(group_consumer_max_size=MEMBERS_MAX) as broker:
+    with KafkaBroker(
+        group_consumer_max_size=MEMBERS_MAX,
+        group_consumer_assignment_interval_ms=0,
+        group_consumer_assignor_offload_enable="false",
+    ) as broker:
         for name, partitions in TOPICS.items():
             broker.create_topic(name, partitions)
         return observations(int(broker.address.rpartition(":")[2]))

@@ -75,9 +75,9 @@ def _served(what: str, address: str, properties: str, folder: Path, cache: Path)
     group = what.replace(" ", "-").replace(",", "")
     steps = (
         Step("", TOPICS, f"--create --topic {group} --command-config {file}"),
-        Step("", PRODUCER, f"--topic {group} --producer.config {file}", _RECORDS),
+        Step("", PRODUCER, f"--topic {group} --command-config {file}", _RECORDS),
         Step("", CONSUMER, f"--topic {group} --group {group} --from-beginning --max-messages 3 --timeout-ms 20000"
-                           f" --consumer.config {file}"),
+                           f" --command-config {file}"),
     )  # fmt: skip
     outputs = [run(step, address, cache) for step in steps]
     passed = _RECORDS in outputs[-1]

@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-_CONFIGS = "kafka.admin.ConfigCommand"
+_CONFIGS = "org.apache.kafka.tools.ConfigCommand"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -41,14 +41,16 @@ STEPS = (
     Step("kafka-topics --list", TOPICS, "--list"),
     Step(
         "kafka-console-producer", PRODUCER,
-        "--topic orders --property parse.key=true --property key.separator=: --compression-codec zstd",
+        "--topic orders --reader-property parse.key=true --reader-property key.separator=: --compression-codec zstd",
         "a:1\nb:2\na:3\nc:4\n",
     ),
     Step("kafka-console-consumer", CONSUMER, "--topic orders --group readers --from-beginning --max-messages 4"
-         " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
+         " --formatter-property print.key=true --formatter-property print.offset=true"
+         " --formatter-property print.partition=true --timeout-ms 20000"),
     Step("kafka-console-consumer, group.protocol=consumer", CONSUMER,
-         "--topic orders --group modern --from-beginning --max-messages 4 --consumer-property group.protocol=consumer"
-         " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
+         "--topic orders --group modern --from-beginning --max-messages 4 --command-property group.protocol=consumer"
+         " --formatter-property print.key=true --formatter-property print.offset=true"
+         " --formatter-property print.partition=true --timeout-ms 20000"),
     Step("kafka-consumer-groups --describe, group.protocol=consumer", _GROUPS, "--describe --group modern"),
     Step("kafka-consumer-groups --describe --state, group.protocol=consumer", _GROUPS,
          "--describe --group modern --state"),
@@ -56,8 +58,11 @@ STEPS = (
     Step("kafka-get-offsets", _OFFSETS, "--topic orders"),
     Step("kafka-get-offsets, earliest", _OFFSETS, "--topic orders --time earliest"),
     Step("kafka-get-offsets, max-timestamp", _OFFSETS, "--topic orders --time max-timestamp"),
+    Step("kafka-get-offsets, latest-tiered", _OFFSETS, "--topic orders --time latest-tiered"),
+    Step("kafka-get-offsets, earliest-pending-upload", _OFFSETS, "--topic orders --time earliest-pending-upload"),
     Step("kafka-consumer-groups --describe", _GROUPS, "--describe --group readers"),
     Step("kafka-consumer-groups --describe --state", _GROUPS, "--describe --group readers --state"),
+    Step("kafka-groups --list", "org.apache.kafka.tools.GroupsCommand", "--list"),
     Step("kafka-consumer-groups --reset-offsets", _GROUPS,
          "--reset-offsets --group readers --topic orders --to-earliest --execute"),
     Step("kafka-consumer-groups --delete", _GROUPS, "--delete --group readers"),
@@ -80,12 +85,12 @@ STEPS = (
     Step("kafka-producer-perf-test", "org.apache.kafka.tools.ProducerPerformance",
          "--topic orders --num-records 100000 --record-size 100 --throughput -1", numbers=True),
     Step("kafka-consumer-perf-test", "org.apache.kafka.tools.ConsumerPerformance",
-         "--topic orders --messages 100000 --timeout 20000", numbers=True),
+         "--topic orders --num-records 100000 --timeout 20000", numbers=True),
     Step("kafka-topics --delete", TOPICS, "--delete --topic orders"),
     Step("kafka-topics --describe, missing", TOPICS, "--describe --topic orders"),
 )  # fmt: skip
 
-_ACLS = "kafka.admin.AclCommand"
+_ACLS = "org.apache.kafka.tools.AclCommand"
 _USERS = "--entity-type users"
 ACCESS_STEPS = (
     Step("kafka-configs, SCRAM user", _CONFIGS,
@@ -126,7 +131,7 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
     outputs = []
     for server in (ours_at, theirs_at):
         with server() as address:
-            outputs.append([_compared(run(step, address, cache), address, step) for step in steps])
+            outputs.append([compared(run(step, address, cache), address, step) for step in steps])
     results = []
     for step, ours, theirs in zip(steps, *outputs, strict=True):
         results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
@@ -138,19 +143,18 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
 def run(step: Step, address: str, cache: Path) -> str:
     """What the tool prints, and its exit code."""
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
-    server = ["--bootstrap-server", address]
-    if step.main.endswith("ProducerPerformance"):
-        server = ["--producer-props", f"bootstrap.servers={address}"]
     done = subprocess.run(
-        [str(java), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", broker_class_path(), step.main, *server,
-         *step.arguments.split()],
+        [str(java), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", broker_class_path(), step.main,
+         "--bootstrap-server", address, *step.arguments.split()],
         cwd=cache, input=step.given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=120, check=False,
     )  # fmt: skip
+    if "Could not find or load main class" in done.stdout:
+        raise RuntimeError(f"{step.tool}: {done.stdout}")
     return f"{done.stdout}exit code {done.returncode}"
 
 
-def _compared(output: str, address: str, step: Step) -> str:
+def compared(output: str, address: str, step: Step) -> str:
     """The output without what differs between any two brokers: addresses, ids, times, the order of lines."""
     output = re.sub(r"^(SLF4J|\S+ \[?WARN|WARNING|log4j).*\n", "", output, flags=re.MULTILINE)
     output = output.replace(address, "ADDRESS")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
-from tests.support.kafka_jars import broker_class_path
+from tests.support.kafka_jars import KAFKA_VERSION, broker_class_path
 
 CRATE = "4.10.0"
 """Version of rdkafka-sys: librdkafka 2.12.1."""
@@ -23,10 +23,10 @@ NUMBERS = (
     " 0064 0065 0067 0069 0070 0073 0083 0084 0085 0086 0089 0090 0091 0093 0099 0102 0112 0113 0114 0118 0122 0123"
     " 0125 0127 0130 0132 0137 0140"
 ).split()
-"""The tests that need a broker and pass on a single one of Kafka 4.1 without TLS, SASL and ACLs, except those of
+"""The tests that need a broker and pass on a single one of Kafka 4.4 without TLS, SASL and ACLs, except those of
 transactions. Variable TESTS: other numbers."""
 ON_GATEWAYS_ONLY = ("0103", "0129")
-"""Tests of transactions that a single broker of Kafka 4.1 refuses: 0103 creates topics with three replicas, 0129 one
+"""Tests of transactions that a single broker of Kafka 4.4 refuses: 0103 creates topics with three replicas, 0129 one
 with segment.bytes below 1 MiB. The last part of 0103 fails on a gateway: it wants the high watermark to count records
 of open transactions, which have no offsets here. 0098 needs RapidJSON to be built, and counts control records."""
 TEST_S_MAX = 180
@@ -83,7 +83,7 @@ def _run(server: Callable[[], AbstractContextManager[str]], sources: Path, numbe
             "RDKAFKA_TEST_CONF": str(conf),
             "BROKERS": address,
             "KAFKA_PATH": str(_kafka(Path(scratch))),
-            "TEST_KAFKA_VERSION": "4.1.0",
+            "TEST_KAFKA_VERSION": KAFKA_VERSION,
             "LD_LIBRARY_PATH": f"{sources / 'src'}:{sources / 'src-cpp'}",
         }
 

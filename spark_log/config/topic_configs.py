@@ -217,6 +217,13 @@ class TopicConfig:
         "Larger means fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
+    errors_deadletterqueue_group_enable: bool = config(
+        "errors.deadletterqueue.group.enable",
+        False,
+        Boolean(),
+        "Whether share groups may use the topic for their dead letters (their config "
+        "errors.deadletterqueue.topic.name). Without it, a mistyped name would write into another topic.",
+    )
     delta_max_lag_ms: int = config(
         "delta.max.lag.ms",
         5_000,
@@ -387,10 +394,13 @@ _WITHOUT_MEANING = {
     "leader.replication.throttled.replicas": "a reassignment takes its throttle as an argument",
     "local.retention.ms": "log dirs may be object stores; there is one tier",
     "local.retention.bytes": "log dirs may be object stores; there is one tier",
+    "max.decompressed.message.bytes": "the gateway's config decompressed.request.max.bytes limits what records become",
     "message.downconversion.enable": "there is one message format",
     "message.format.version": "there is one message format",
     "message.timestamp.difference.max.ms": "see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
     "preallocate": "segment files are written whole",
+    "remote.copy.lag.bytes": "log dirs may be object stores; there is one tier",
+    "remote.copy.lag.ms": "log dirs may be object stores; there is one tier",
     "remote.storage.enable": "log dirs may be object stores; there is one tier",
     "segment.index.bytes": "the metadata store is the index",
     "segment.jitter.ms": "sealing is spread by the coordinator",

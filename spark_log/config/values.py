@@ -136,7 +136,7 @@ class Choice(ValueType):
 
 @dataclass(frozen=True)
 class WordSet(ValueType):
-    """One or more different words, separated by commas, in any order."""
+    """One or more words, separated by commas, in any order. As in Kafka, a word may be repeated."""
 
     words: tuple[str, ...]
     kind: str = "list"
@@ -147,7 +147,7 @@ class WordSet(ValueType):
 
     def parse(self, text: str) -> frozenset[str]:
         given = re.split(r" *, *", text)
-        if len(set(given)) != len(given) or not set(given) <= set(self.words):
+        if not set(given) <= set(self.words):
             raise ValueError
         return frozenset(given)
 

@@ -44,8 +44,9 @@ from spark_log.gateway.transactions.fencing_tokens import FencingTokens
 
 logger = logging.getLogger(__name__)
 
-_PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
-_BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, _FETCH: CONSUMER_BYTE_RATE}
+_PRODUCE, _FETCH, _API_VERSIONS, _SHARE_FETCH = 0, 1, 18, 78
+_FETCHES = (_FETCH, _SHARE_FETCH)
+_BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, **dict.fromkeys(_FETCHES, CONSUMER_BYTE_RATE)}
 _LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
 """A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
 _STEP_BYTES = 64 * 1024
@@ -118,6 +119,7 @@ class Connection:
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
+            self._services.shares.connection_ended(self._fencing_tokens.connection_id)
             while not self._answers.empty():
                 if (answer := self._answers.get_nowait()) is not None:
                     self._memory.discard(answer.memory)
@@ -190,7 +192,7 @@ class Connection:
             await quotas.admit(REQUEST_PERCENTAGE, user, start.client_id, self._cpu_share[1], self.reader.gone.done)
         if start.api_key == _PRODUCE:
             await quotas.admit(PRODUCER_BYTE_RATE, user, start.client_id, start.size, self.reader.gone.done)
-        elif start.api_key == _FETCH:
+        elif start.api_key in _FETCHES:
             await quotas.admit(CONSUMER_BYTE_RATE, user, start.client_id, 0, self.reader.gone.done)
         self._services.counters.throttled_seconds += clock.monotonic_s() - began_s
 
@@ -282,7 +284,7 @@ class Connection:
         cpu = None if share is None else CpuTime()
         name = None if api.owner_field is None else getattr(request, api.owner_field) or None
         request_context.set(RequestContext(api.lane, client.key, name, memory, cpu))
-        if api.key == _FETCH:
+        if api.key in _FETCHES:
             bytes_max = min(request.max_bytes, self._services.settings.fetch_bytes_max)
             request.max_bytes = quotas.fetch_bytes_max(client.user, client.client_id, bytes_max)
         serve = api.handler if client.access is EVERYTHING else partial(authorized, api)
@@ -297,7 +299,7 @@ class Connection:
         done.seconds += clock.monotonic_s() - began_s
         bytes_rate = _BYTES_RATES.get(api.key)
         used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
-        if api.key == _FETCH and answer is not None:
+        if api.key in _FETCHES and answer is not None:
             counters.fetched_bytes += len(answer)
             memory.response.waits_for_client(True)  # it waits for its own quota, and others may need the memory
             await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self.reader.gone.done)
@@ -315,7 +317,7 @@ class Connection:
         context = request_context.get()
         assert context.memory is not None
         encode = partial(encode_response, response, header.version, header.correlation_id)
-        if (header.api_key == _FETCH and context.memory.response.bytes > _LARGE_BYTES) or _is_large(response):
+        if (header.api_key in _FETCHES and context.memory.response.bytes > _LARGE_BYTES) or _is_large(response):
             return await self._services.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
 

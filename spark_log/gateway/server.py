@@ -22,6 +22,7 @@ from spark_log.gateway.groups import (
     consumer_group_requests,
     group_admin_requests,
     group_requests,
+    streams_group_requests,
 )
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.networks import network_of
@@ -29,6 +30,7 @@ from spark_log.gateway.limits.request_context import RequestContext, request_con
 from spark_log.gateway.live_gateways import GatewaySession
 from spark_log.gateway.records import fetch_requests, offset_requests, produce_requests
 from spark_log.gateway.services import Services
+from spark_log.gateway.shares import share_admin_requests, share_group_requests, share_requests
 from spark_log.gateway.topics import (
     cluster_requests,
     config_requests,
@@ -63,6 +65,10 @@ APIS: Sequence[Api] = (
     *offset_requests.APIS,
     *group_requests.APIS,
     *consumer_group_requests.APIS,
+    *share_group_requests.APIS,
+    *share_requests.APIS,
+    *share_admin_requests.APIS,
+    *streams_group_requests.APIS,
     *committed_offset_requests.APIS,
     *topic_requests.APIS,
     *config_requests.APIS,

@@ -25,6 +25,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.appender import Appender
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.shares.share_sessions import Shares
 from spark_log.maintenance.client_log import ClientLog
 
 P = ParamSpec("P")
@@ -58,6 +59,7 @@ class Services:
     changes: ChangeWatch
     heartbeats: Heartbeats
     classic_waits: ClassicWaits
+    shares: Shares
     quotas: QuotaBudgets
     frames: MemoryBudget
     records: MemoryBudget
@@ -83,6 +85,7 @@ class Services:
             changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
             classic_waits=ClassicWaits(store, changes, bulkheads.run_own),
+            shares=Shares(cluster, log, bulkheads.run_own),
             quotas=QuotaBudgets(store, bulkheads.run_own),
             frames=frames, records=records, responses=responses,
             authorizer=Authorizer(

@@ -71,8 +71,9 @@ class WireConnection:
         assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")
         flexible = request.flexible_version_q(version) and request.API_KEY != _API_VERSIONS
         assert not flexible or frame[4] == 0, "the header has tagged fields"
+        request.header.request_api_version = 0  # the class of all versions, also of those that kafka-python lacks
         kind = ResponseClassRegistry.get_response_class(request.header)[None]
-        return read_body(kind, version, memoryview(frame)[4 + flexible :])
+        return read_body(kind, min(version, kind.max_version), memoryview(frame)[4 + flexible :])
 
     def is_closed(self) -> bool:
         """Whether the gateway closes the connection, and sends nothing before."""

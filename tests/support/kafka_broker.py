@@ -24,7 +24,8 @@ _PR_SET_PDEATHSIG = 1
 class KafkaBroker:
     """A broker with its own data folder, as Kafka configures one by default (no fsync per message).
 
-    A context manager: starts at entry; ends and removes its data at exit.
+    A context manager: starts at entry; ends and removes its data at exit. After `end`, `start` begins it again with its
+    data, on the same port.
     """
 
     def __init__(self, folder: Path | None = None, *, heap: str = "1g", **configs: str | int) -> None:
@@ -34,6 +35,7 @@ class KafkaBroker:
         self._configs = {name.replace("_", "."): value for name, value in configs.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"127.0.0.1:{free_port()}"
+        self._controller = f"127.0.0.1:{free_port()}"
 
     @property
     def data(self) -> Path:
@@ -46,14 +48,13 @@ class KafkaBroker:
         return self._process.pid
 
     def start(self, timeout_s: float = 120.0) -> None:
-        """Format the log dir, start the broker, and wait until it answers."""
-        controller = f"127.0.0.1:{free_port()}"
+        """Format the log dir if it is new, start the broker, and wait until it answers."""
         configs = {
             "process.roles": "broker,controller",
             "node.id": 1,
-            "controller.quorum.voters": f"1@{controller}",
+            "controller.quorum.voters": f"1@{self._controller}",
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{self._controller}",
             "log.dirs": self.data,
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
@@ -63,12 +64,13 @@ class KafkaBroker:
         }
         properties = self._root / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in configs.items()))
-        subprocess.run(
-            [*self._java(), "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)],
-            check=True,
-            capture_output=True,
-        )
-        with (self._root / "log").open("wb") as log:
+        if not self.data.exists():
+            subprocess.run(
+                [*self._java(), "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)],
+                check=True,
+                capture_output=True,
+            )
+        with (self._root / "log").open("ab") as log:
             command = [*self._java(), "kafka.Kafka", str(properties)]
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self._root, preexec_fn=_end_with_the_parent
@@ -97,6 +99,11 @@ class KafkaBroker:
 
     def stop(self) -> None:
         """End the broker and remove its data."""
+        self.end()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def end(self) -> None:
+        """End the broker, and keep its data."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -105,7 +112,6 @@ class KafkaBroker:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-        shutil.rmtree(self._root, ignore_errors=True)
 
     def _java(self) -> list[str]:
         java = Path(os.environ["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in os.environ else "java"

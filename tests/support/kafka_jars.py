@@ -9,10 +9,15 @@ from pathlib import Path
 
 from spark_log.spark.delta_jars import spark_jars_folder
 
-BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
+KAFKA_VERSION = "4.4.0"
+"""Version of the broker, its tools, and Kafka's Java clients that tests and benchmarks compare with."""
+BROKER = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
 """The broker, and Kafka's command line tools."""
-APPLICATIONS = ("org.apache.kafka:connect-file:4.1.0", "org.apache.kafka:kafka-streams:4.1.0")
-"""Connectors of files, for the worker of Kafka Connect that the tools bring; Kafka Streams."""
+STREAMS = (f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}",)
+CONNECT_FILE_VERSION = "4.3.1"
+"""Version of the connectors of files, for the worker of Kafka Connect that the tools bring. Maven Central has none of
+version 4.4.0."""
+CONNECT_FILE = (f"org.apache.kafka:connect-file:{CONNECT_FILE_VERSION}",)
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -25,12 +30,17 @@ _SPARK_HAS = "org.apache.hadoop:*,org.scala-lang*:*,org.slf4j:*,com.google.code.
 def broker_class_path() -> str:
     """Class path of the broker and its tools, for `java -cp`."""
     [scala] = spark_jars_folder().glob("scala-library-*.jar")  # the resolver leaves out what Spark itself brings
-    return f"{_folder('broker', BROKER, '')}/*:{scala}"
+    return f"{_folder(f'broker-{KAFKA_VERSION}', BROKER, '')}/*:{scala}"
 
 
 def applications_class_path() -> str:
-    """Class path of Kafka Connect with its connectors of files, and of Kafka Streams."""
-    return f"{_folder('applications', APPLICATIONS, '')}/*:{broker_class_path()}"
+    """Class path of Kafka Connect with its connectors of files, and of Kafka Streams.
+
+    The dependencies of the connectors come last: they have a class that newer clients do not have any more.
+    """
+    streams = _folder(f"streams-{KAFKA_VERSION}", STREAMS, "org.apache.kafka:kafka-clients")
+    files = _folder(f"connect-file-{CONNECT_FILE_VERSION}", CONNECT_FILE, "")
+    return f"{streams}/*:{broker_class_path()}:{files}/*"
 
 
 def connector_jars() -> str:

@@ -83,7 +83,7 @@ BAD_VALUES = [
     *(("segment.bytes", text) for text in ["13", str(2**31)]),
     *(("min.cleanable.dirty.ratio", text) for text in ["", "NaN", "nan", "inf", "-0.1", "1.1", "1e-1", " 0.5", "0,5"]),
     *(("unclean.leader.election.enable", text) for text in ["", "yes", "1", " true"]),
-    *(("cleanup.policy", text) for text in ["", "compact,compact", "compact,", "Delete", "delete;compact"]),
+    *(("cleanup.policy", text) for text in ["", "compact,", "Delete", "delete;compact"]),
     ("message.timestamp.type", "createtime"),
     ("compression.type", "ZSTD"),
     ("compression.zstd.level", "23"),

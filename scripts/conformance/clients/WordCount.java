@@ -4,6 +4,7 @@ import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
@@ -19,8 +20,12 @@ public class WordCount {
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "200");
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, "0");
         settings.put("consumer.auto.offset.reset", "earliest");
-        settings.put("consumer.session.timeout.ms", "6000");
-        settings.put("consumer.heartbeat.interval.ms", "500");
+        if (arguments.length > 3) {
+            settings.put(StreamsConfig.GROUP_PROTOCOL_CONFIG, arguments[3]);
+        } else {
+            settings.put("consumer.session.timeout.ms", "6000");
+            settings.put("consumer.heartbeat.interval.ms", "500");
+        }
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.String().getClass());
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.String().getClass());
         StreamsBuilder builder = new StreamsBuilder();
@@ -32,6 +37,10 @@ public class WordCount {
             .mapValues(count -> Long.toString(count))
             .to("counts", Produced.with(Serdes.String(), Serdes.String()));
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
+        streams.setUncaughtExceptionHandler(error -> {
+            System.out.println("failed: " + error.getMessage());
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
+        });
         Runtime.getRuntime().addShutdownHook(new Thread(streams::close));
         streams.start();
         System.out.println("started");

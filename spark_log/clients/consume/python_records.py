@@ -1,6 +1,6 @@
 """Converts Arrow batches to kafka-python's ConsumerRecords: column by column, then one C loop makes the tuples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
@@ -12,9 +12,6 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from spark_log.clients.client_settings import takes_headers
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
-
-_record: Callable[[tuple[Any, ...]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
-"""Makes a ConsumerRecord of a tuple without Python code; `_make` is a Python function."""
 
 
 class Deserializers(NamedTuple):
@@ -32,7 +29,12 @@ class Converted(NamedTuple):
 
 
 def python_records(
-    batch: pa.RecordBatch, topic: str, partition: int, deserializers: Deserializers, leader_epoch: int = -1
+    batch: pa.RecordBatch,
+    topic: str,
+    partition: int,
+    deserializers: Deserializers,
+    leader_epoch: int = -1,
+    record_class: type[Any] = ConsumerRecord,
 ) -> Converted:
     """Convert the rows of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order, up to the
     first one that cannot be deserialized.
@@ -49,7 +51,7 @@ def python_records(
             error = failed or error
     records = list(
         map(
-            _record,
+            partial(tuple.__new__, record_class),  # without Python code; `_make` is a Python function
             zip(
                 repeat(topic),
                 repeat(partition),

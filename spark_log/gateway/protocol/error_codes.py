@@ -44,7 +44,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }
 
-_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128}
+_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128, "InvalidRecordStateError": 121}
 
 INTERNAL: dict[str, str] = {
     "MetadataStoreUnavailableError": "the metadata store does not answer",

@@ -130,9 +130,12 @@ class _ResponseHeader(NamedTuple):
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
-    """Encode a response into a whole frame. A response can be encoded again after a change."""
+    """Encode a response into a whole frame. A response can be encoded again after a change.
+
+    A version above the newest of its schema has the fields of that one, such as version 5 of ApiVersions.
+    """
     response._header = None  # kafka-python would set the version in a header that exists
-    response.API_VERSION = version
+    response.API_VERSION = min(version, response.max_version)
     response._header = _ResponseHeader(correlation_id)
     return response.encode(header=True, framed=True)  # type: ignore[no-any-return]
 

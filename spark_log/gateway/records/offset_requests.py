@@ -21,6 +21,9 @@ from spark_log.log.segments.plan import find_positions
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
 """All records are local, so the earliest offset and the earliest local offset are the log start offset."""
+_OF_TIERED_STORAGE = {-5: 9, -6: 11}
+"""Times that mean the latest offset in remote storage, and the earliest that is not there yet (KIP-1023), with the
+first version that has them. As on a broker without remote storage, there is no such offset."""
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 _UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
 _LOOKED_UP_TOGETHER = 50
@@ -37,7 +40,7 @@ async def list_offsets(services: Services, request: Message, _client: Client) ->
     partitions at a time. As in a broker, a partition that is named twice is refused.
     """
     times, twice = await services.compute(_asked, request)
-    outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times)
+    outcomes: dict[TopicPartition, _Outcome] = await services.call(_from_positions, services, times, request.version)
     timed = [tp for tp in times if tp not in outcomes]
     for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
         together = timed[begin : begin + _LOOKED_UP_TOGETHER]
@@ -73,7 +76,9 @@ def _response(request: Message, outcomes: Mapping[TopicPartition, _Outcome]) -> 
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
 
-def _from_positions(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
+def _from_positions(
+    services: Services, times: Mapping[TopicPartition, int], version: int
+) -> dict[TopicPartition, _Outcome]:
     """Return the outcomes of the partitions for which no record has to be read."""
     legal = [tp for tp in times if is_legal(tp.topic)]
     positions = outcome_of(lambda: services.cluster.store.read(lambda connection: find_positions(connection, legal)))
@@ -86,6 +91,8 @@ def _from_positions(services: Services, times: Mapping[TopicPartition, int]) -> 
             outcomes[tp] = NONE, limits.positions.log_start_offset, -1
         elif timestamp == _LATEST:
             outcomes[tp] = NONE, limits.positions.high_watermark, -1
+        elif version >= _OF_TIERED_STORAGE.get(timestamp, version + 1):
+            outcomes[tp] = NONE, -1, -1
         elif timestamp < 0 and timestamp != _MAX_TIMESTAMP:
             outcomes[tp] = _UNSUPPORTED_VERSION, -1, -1
     return outcomes
@@ -101,5 +108,6 @@ def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> di
 
 
 APIS = (
-    Api(ListOffsetsRequest, list_offsets, advertised=(1, 8), lane=Lane.FETCH, rights=(each_topic(Operation.DESCRIBE),)),
+    Api(ListOffsetsRequest, list_offsets, advertised=(1, 11), lane=Lane.FETCH,
+        rights=(each_topic(Operation.DESCRIBE),)),
 )  # fmt: skip

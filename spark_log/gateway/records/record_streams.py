@@ -260,7 +260,7 @@ def _steps(
             if not remote.isdisjoint(piece.log_dir_ids):
                 held += min(held, piece.size)  # Arrow keeps what it has downloaded until the next row group
             yield planned + held
-            for batch in _batches(records, at, piece):
+            for batch in encoded(records, at, piece.leader_epoch, TimestampType(piece.timestamp_type)):
                 yield batch
                 at = batch.end
             del records  # before the next ones are decoded
@@ -298,13 +298,15 @@ def _together(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
         yield pieces
 
 
-def _batches(records: pa.RecordBatch, start: int, piece: Slice) -> Iterator[EncodedBatch]:
-    type_ = TimestampType(piece.timestamp_type)
-    for part in _parts(records, type_):
+def encoded(
+    records: pa.RecordBatch, start: int, leader_epoch: int, timestamp_type: TimestampType
+) -> Iterator[EncodedBatch]:
+    """Yield batches of the records, the first one from offset `start` on."""
+    for part in _parts(records, timestamp_type):
         stored = _stored(part)
         last = int(stored.offsets[-1])
         data = encode(
-            stored, base_offset=start, last_offset=last, leader_epoch=piece.leader_epoch, timestamp_type=type_
+            stored, base_offset=start, last_offset=last, leader_epoch=leader_epoch, timestamp_type=timestamp_type
         )
         yield EncodedBatch(start, last + 1, data)
         start = last + 1

@@ -95,5 +95,5 @@ def _describe_log_dirs(services: Services, request: Message) -> Message:
 
 APIS = (
     Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA, rights=()),
-    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4), rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 5), rights=(on_cluster(Operation.DESCRIBE),)),
 )  # fmt: skip

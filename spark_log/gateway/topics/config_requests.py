@@ -1,4 +1,4 @@
-"""Handles requests on configs of topics and of the cluster, whose settings clients see as those of every broker."""
+"""Handles requests on configs of topics, groups and the cluster. Clients see its settings as those of every broker."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from kafka.protocol.admin import (
 from spark_log.clients.admin.configs import alter_resource, describe_resource
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import list_topics
-from spark_log.config import ClusterSettings, canonical, definitions
+from spark_log.config import ClusterSettings, canonical, definitions, group_definitions
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
 from spark_log.gateway.api import Api, Client
@@ -28,6 +28,7 @@ from spark_log.gateway.protocol.error_codes import NONE, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.groups.share.rows import groups_with_configs
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway_settings import GatewaySettings
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 Facts = Mapping[str, Any]
 """Facts of a config, as `spark_log.clients.admin.configs` describes them."""
 
-_TOPIC, _BROKER = int(ConfigResourceType.TOPIC), int(ConfigResourceType.BROKER)
+_TOPIC, _BROKER, _GROUP = map(int, (ConfigResourceType.TOPIC, ConfigResourceType.BROKER, ConfigResourceType.GROUP))
 _CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
 _UNSUPPORTED_VERSION = 35
 _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
-"""Kafka's resource types. Only topics and brokers have configs here."""
+"""Kafka's resource types. Only topics, groups and brokers have configs here."""
 
 
 async def describe_configs(services: Services, request: Message, _client: Client) -> Message:
@@ -126,7 +127,10 @@ def _described(name: str, facts: Facts, synonyms: bool, documentation: bool) -> 
     )
 
 
-_DEFAULTS = {**{each.name: each.default for each in definitions()}, **ClusterSettings().as_text()}
+_DEFAULTS = {
+    **{each.name: each.default for each in (*definitions(), *group_definitions().values())},
+    **ClusterSettings().as_text(),
+}
 
 
 async def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
@@ -180,20 +184,20 @@ def _changes(wanted: Message, incremental: bool) -> dict[str, tuple[AlterConfigO
 
 
 def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) -> ConfigResource:
-    """Return the resource. Raises IllegalArgumentError unless it is a topic or a broker.
+    """Return the resource. Raises IllegalArgumentError unless it is a topic, a group or a broker.
 
     The name of a broker is its id, or empty for all brokers.
     """
     if number == _BROKER and name and not name.isdecimal():
         raise IllegalArgumentError(f"broker {name!r}: expected an id, or an empty name for all brokers")
-    if number not in (_TOPIC, _BROKER):
-        raise IllegalArgumentError(f"resource type {number}: only topics and brokers have configs")
+    if number not in (_TOPIC, _BROKER, _GROUP):
+        raise IllegalArgumentError(f"resource type {number}: only topics, groups and brokers have configs")
     return ConfigResource(ConfigResourceType(number), name, configs)
 
 
 async def list_config_resources(services: Services, request: Message, _client: Client) -> Message:
-    """List the topics and gateways, or the resources of the requested types. Version 0 requests client metrics; a
-    gateway has none.
+    """List the topics, gateways and groups with configs, or the resources of the requested types. Version 0 requests
+    client metrics; a gateway has none.
     """
     types = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
     names: dict[int, list[str]] = {}
@@ -201,6 +205,8 @@ async def list_config_resources(services: Services, request: Message, _client: C
         names[_TOPIC] = [topic.name for topic in await services.call(list_topics, services.cluster)]
     if _BROKER in types:
         names[_BROKER] = [str(each.gateway_id) for each in await services.call(services.live_gateways)]
+    if _GROUP in types:
+        names[_GROUP] = await services.call(services.cluster.store.read, groups_with_configs)
     return ListConfigResourcesResponse(
         throttle_time_ms=0,
         error_code=NONE if types <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
@@ -213,7 +219,9 @@ async def list_config_resources(services: Services, request: Message, _client: C
 
 
 def _configured(_request: Message, element: Message) -> tuple[ResourceType, str | None]:
-    return (ResourceType.TOPIC, element.resource_name) if element.resource_type == _TOPIC else CLUSTER
+    kinds = {_TOPIC: ResourceType.TOPIC, _GROUP: ResourceType.GROUP}
+    kind = kinds.get(element.resource_type)
+    return CLUSTER if kind is None else (kind, element.resource_name)
 
 
 APIS = (

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from kafka.protocol.metadata import (
-    ApiVersionsRequest,
     ApiVersionsResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -29,6 +28,7 @@ from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partiti
 from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY
+from spark_log.gateway.protocol.schemas import ApiVersionsRequest
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
 from spark_log.metadata.sql_columns import PARTITION
@@ -42,13 +42,26 @@ _UNKNOWN_TOPIC_ID = 100
 UNSUPPORTED_VERSION = 35
 _NAMES_SOFTWARE = 3
 """The first version of ApiVersions that names the client's library."""
+_NAMES_CLUSTER = 5
+"""The first version of ApiVersions that names the cluster and the broker that the client believes to reach."""
+_INVALID_REQUEST, _REBOOTSTRAP_REQUIRED = 42, 129
 _NO_ID = uuid.UUID(int=0)
 GROUP, TRANSACTION = 0, 1
 _CREATED_TOGETHER_MAX = 100
 """The number of topics that one request creates. The client asks again for the others."""
 
 
-async def api_versions(services: Services, _request: Message, _client: Client) -> Message:
+async def api_versions(services: Services, request: Message, _client: Client) -> Message:
+    """Return the served APIs. A client that has come to another cluster than it believes gets REBOOTSTRAP_REQUIRED
+    (KIP-1242).
+
+    A client that names another gateway of this cluster is served: it may have come through a load balancer.
+    """
+    if request.version >= _NAMES_CLUSTER:
+        if (request.cluster_id is None) is not (request.node_id == -1):
+            return versions_response({}, _INVALID_REQUEST)
+        if request.cluster_id not in (None, services.cluster.cluster_id):
+            return versions_response({}, _REBOOTSTRAP_REQUIRED)
     return versions_response(services.versions)
 
 
@@ -240,7 +253,7 @@ def _coordinated(request: Message, key: Message) -> tuple[ResourceType, str | No
 
 
 APIS = (
-    Api(ApiVersionsRequest, api_versions, advertised=(0, 4), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(ApiVersionsRequest, api_versions, advertised=(0, 5), limits=TINY, lane=Lane.METADATA, rights=()),
     Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA,
         rights=(each_topic(Operation.DESCRIBE, unknown_if_by_id=True), SHOWN_TOPICS)),
     Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA,

@@ -47,6 +47,9 @@ TOPICS_MAX = 5_000
 members.
 """
 
+FIRST_GENERATION = 1
+"""The generation of a new group, whose target is empty. As in Kafka since 4.3, its first member gets epoch 2."""
+
 JOINING, LEAVING, LEAVING_FOR_A_WHILE = 0, -1, -2
 """Member epochs in requests. A static member that will come back leaves with LEAVING_FOR_A_WHILE."""
 
@@ -275,15 +278,16 @@ def decide_epoch_heartbeat(
 
 
 def join_epoch(
-    group: Group, topics: frozenset[str], old: Member | None, *, same_assignors: bool = True
+    group: Group, topics: frozenset[str], old: Member | None, *, same_assignors: bool = True, idle: bool = False
 ) -> tuple[Group, Member]:
     """Return the group and a new member. `old` is a static member that it replaces, with its target (KIP-345).
 
     The generation stays the same if the subscription does, unless the target is stale: one that is being computed would
-    be for the old member.
+    be for the old member. It also stays the same if the new member is `idle`: it subscribes to nothing and has no vote.
     """
     if old is None:
-        return group.changed(), Member(topics, generation=JOINING)
+        begun = group if group.generation else Group(FIRST_GENERATION, FIRST_GENERATION)
+        return begun if idle else begun.changed(), Member(topics, generation=JOINING)
     same = topics == old.topics and same_assignors and not group.stale
     return group if same else group.changed(), replace(old, topics=topics, generation=JOINING)
 

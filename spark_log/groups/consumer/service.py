@@ -159,11 +159,14 @@ def _heartbeat(
     else:
         check_epoch(row.member, row.epochs, _epoch(heartbeat, row), heartbeat.owned)
         trusted = trusted and row.epochs.connection_id == heartbeat.connection_id
-        topics = row.subscription.topics
+        topics, assignors = row.subscription.topics, row.subscription.assignors
         row = _with_subscription(connection, row, heartbeat)
         kept = row.subscription.topics & topics  # another subscription is a change by itself
         group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
-        if row.subscription.topics != topics and group.generation == before.group.generation:
+        changed = row.subscription.topics != topics or (
+            row.subscription.assignors != assignors and _votes_for_another_assignor(connection, before, row, me)
+        )
+        if changed and group.generation == before.group.generation:
             group = group.changed()
     if group != before.group:
         rows.save_group(connection, me.group_id, group, empty_since_ms=None)
@@ -172,6 +175,16 @@ def _heartbeat(
             rows.save_member(connection, me.group_id, row)
         return _TargetIsStale(trusted)
     return _decide(connection, heartbeat, row, stored, replace(before, group=group), now, trusted)
+
+
+def _votes_for_another_assignor(
+    connection: sa.Connection, group: rows.GroupRow, row: rows.MemberRow, me: Identity
+) -> bool:
+    """Return whether the votes of all members, with the new one of `row`, choose another assignor than the group's."""
+    others = [each for each in rows.read_members(connection, me.group_id) if each.member_id != row.member_id]
+    return choose_assignor([row.subscription.assignors, *(each.subscription.assignors for each in others)]) != (
+        group.assignor
+    )
 
 
 def _decide(
@@ -254,7 +267,11 @@ def _join(
     epochs = EpochState(heartbeat.connection_id, heartbeat.rebalance_timeout_ms or 0, rack=heartbeat.rack)
     same_assignors = old is None or subscription.assignors == old.subscription.assignors
     group, member = join_epoch(
-        group, subscription.topics, None if old is None else old.member, same_assignors=same_assignors
+        group,
+        subscription.topics,
+        None if old is None else old.member,
+        same_assignors=same_assignors,
+        idle=not (subscription.topics or heartbeat.regex or heartbeat.assignor or heartbeat.assignors),
     )
     session_ms = me.session_timeout_ms or store.settings.group_consumer_session_timeout_ms
     row = rows.MemberRow(

@@ -176,13 +176,14 @@ def _checked(
     if heartbeat.epoch == JOINING:
         return group, member
     if group is None:
-        raise not_a_share_group(heartbeat.group_id)
+        raise GroupIdNotFoundError(f"Share group {heartbeat.group_id} not found.")
     if member is None:
         raise _unknown(heartbeat.group_id, heartbeat.member_id)
     if heartbeat.epoch not in (member.member.generation, member.epochs.previous):
+        which = "greater" if heartbeat.epoch > member.member.generation else "smaller"
         raise FencedMemberEpochError(
-            f"group {heartbeat.group_id!r}: member {heartbeat.member_id} has epoch {member.member.generation}, the"
-            f" request {heartbeat.epoch}"
+            f"The share group member has a {which} member epoch ({heartbeat.epoch}) than the one known by the group"
+            f" coordinator ({member.member.generation}). The member must abandon all its partitions and rejoin."
         )
     return group, member
 
@@ -297,7 +298,8 @@ def _change(
     facts = state.facts
     after = group.group
     if changed or group.topics != facts or after.generation == 0:
-        after = Group(after.generation + 1, after.generation + 1)
+        epoch = max(1, after.generation) + 1  # as in Kafka, a group without members has epoch 1
+        after = Group(epoch, epoch)
     if after != group.group or group.type != SHARE or group.empty_since_ms is not None or group.topics != facts:
         group_rows.save_group(connection, group_id, after, topics=facts_json(facts), type=SHARE, empty_since_ms=None)
     news = heartbeat.epoch == JOINING or row.member.generation != after.generation or topics is not None

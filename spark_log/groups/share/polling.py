@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -10,6 +10,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.groups.share import rows
+from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range, Request
 from spark_log.groups.share.service import (
@@ -37,6 +38,7 @@ class Taken:
 
     key: Key
     parts: Sequence[tuple[Range, pa.RecordBatch]]
+    leader_epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,12 @@ class Result:
     errors: Mapping[Key, SparkLogError | None] = field(default_factory=dict)
     taken: Sequence[Taken] = ()
     lock_ms: int = 0
-    archiving: frozenset[Key] = frozenset()
+    wait_ms: int | None = None
+    """In how many milliseconds the first lock ends, or a delayed record is due. None if there is neither."""
+    began_s: float = 0.0
+    """When the transaction began, by this process's monotonic clock: the locks last from then on, or longer."""
+    unread: frozenset[Key] = frozenset()
+    """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
 
 
 Run = Callable[[Poll], Outcome]
@@ -55,11 +62,14 @@ Run = Callable[[Poll], Outcome]
 class SharePolls:
     """Polls for members of share groups. Safe to share between threads."""
 
-    def __init__(self, cluster: Cluster, reads: ShareReads, run: Run | None = None) -> None:
-        """`run` runs a poll; by default in a transaction of its own."""
+    def __init__(
+        self, cluster: Cluster, reads: ShareReads, run: Run | None = None, dead_letters: DeadLetters | None = None
+    ) -> None:
+        """`run` runs a poll; by default in a transaction of its own. Without `dead_letters`, others write them."""
         self._store: Store = cluster.store
         self._reads = reads
-        self._run = run or (lambda poll: run_polls(cluster.store, [poll])[0])
+        self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
+        self._dead_letters = dead_letters
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -80,27 +90,46 @@ class SharePolls:
         waiting = dict(acknowledgements or {})
         while True:
             changes = self._store.changes.current()
+            result = self.attempt(group_id, request, assigned, waiting)
+            errors |= result.errors
+            waiting = {}
+            left_s = deadline_s - clock.monotonic_s()
+            if result.taken or left_s <= 0 or stopped():
+                return replace(result, errors=errors)
+            wait_s = min(left_s, _WAIT_S_MAX, *([] if result.wait_ms is None else [result.wait_ms / 1000 + 0.001]))
+            self._store.changes.wait(changes, max(0.0005, wait_s))
+
+    def attempt(
+        self,
+        group_id: str,
+        request: Request,
+        assigned: Mapping[Key, str],
+        acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
+    ) -> Result:
+        """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
+        changes before.
+        """
+        errors: dict[Key, SparkLogError | None] = {}
+        waiting = dict(acknowledgements)
+        while True:
             seen = look(self._store, group_id)
-            readable = self._readable(group_id, seen, request, assigned)
+            self._write_letters_of_others(group_id, seen)
+            readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
-                poll = Poll(group_id, request.member, waiting, {}, readable, request)
+                poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
+                began_s = clock.monotonic_s()
                 outcome = self._run(poll)
                 errors |= outcome.errors
                 waiting = {}
                 for key in outcome.stale:
                     self._reads.forget(key)
                 if outcome.acquired:
-                    return _result(poll, outcome, errors)
-                if readable:
-                    if outcome.stale:
-                        continue
-                    seen = look(self._store, group_id)
-            left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0 or stopped() or (errors and not timeout_s):
-                return Result(errors, lock_ms=seen.config.share_record_lock_duration_ms)
-            wake_ms = next_change_ms(seen)
-            wait_s = min(left_s, _WAIT_S_MAX, *([] if wake_ms is None else [wake_ms / 1000 + 0.001]))
-            self._store.changes.wait(changes, max(0.0005, wait_s))
+                    return _result(poll, outcome, errors, began_s)
+                if outcome.stale:
+                    continue
+                seen = look(self._store, group_id)
+            lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
+            return Result(errors, (), lock_ms, next_change_ms(seen), unread=unread)
 
     def acknowledge(
         self,
@@ -113,7 +142,22 @@ class SharePolls:
         if not acknowledgements and not release:
             return Result()
         outcome = self._run(Poll(group_id, member_id, acknowledgements, release or {}))
-        return Result(outcome.errors, (), outcome.lock_ms, frozenset(outcome.archiving))
+        return Result(outcome.errors, (), outcome.lock_ms)
+
+    def _run(self, poll: Poll) -> Outcome:
+        """Run a poll, then write the dead letters of the records that it archived."""
+        outcome = self._transact(poll)
+        if self._dead_letters is not None:
+            for key in sorted(outcome.archived):
+                self._dead_letters.write(poll.group_id, key)
+        return outcome
+
+    def _write_letters_of_others(self, group_id: str, seen: Look) -> None:
+        """Write dead letters that the process which archived their records has not written in a second."""
+        if self._dead_letters is not None and seen.config.errors_deadletterqueue_topic_name:
+            for key, offer in seen.offers.items():
+                if offer.archiving and self._dead_letters.is_due(group_id, key):
+                    self._dead_letters.write(group_id, key)
 
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
@@ -181,6 +225,54 @@ class SharePolls:
         return found
 
 
-def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None]) -> Result:
-    taken = [Taken(key, poll.readable[key].records_of(ranges)) for key, ranges in outcome.acquired.items()]
-    return Result(errors, taken, outcome.lock_ms, frozenset(outcome.archiving))
+def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None], began_s: float) -> Result:
+    taken = [
+        Taken(key, poll.readable[key].records_of(ranges), poll.readable[key].version[0])
+        for key, ranges in outcome.acquired.items()
+    ]
+    return Result(errors, taken, outcome.lock_ms, began_s=began_s)
+
+
+_TOGETHER_MAX = 64
+
+
+class CombinedPolls:
+    """Runs the polls of many threads: one transaction at a time, in which all polls are that arrived meanwhile."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._queue: list[_Waiting] = []
+
+    def run(self, poll: Poll) -> Outcome:
+        """Run the poll, and return its outcome. Raises the errors of the store."""
+        mine = _Waiting(poll)
+        with self._lock:
+            self._queue.append(mine)
+        while mine.outcome is None and mine.error is None:
+            with self._turn:
+                if mine.outcome is None and mine.error is None:
+                    self._run_next()
+        if mine.error is not None:
+            raise mine.error
+        assert mine.outcome is not None
+        return mine.outcome
+
+    def _run_next(self) -> None:
+        with self._lock:
+            together, self._queue = self._queue[:_TOGETHER_MAX], self._queue[_TOGETHER_MAX:]
+        try:
+            outcomes = run_polls(self._store, [each.poll for each in together])
+        except BaseException as error:
+            for each in together:
+                each.error = error
+        else:
+            for each, outcome in zip(together, outcomes, strict=True):
+                each.outcome = outcome
+
+
+@dataclass
+class _Waiting:
+    poll: Poll
+    outcome: Outcome | None = None
+    error: BaseException | None = None

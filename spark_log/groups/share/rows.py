@@ -306,6 +306,11 @@ def read_configs(connection: sa.Connection, group_id: str) -> dict[str, str]:
     return configs
 
 
+def groups_with_configs(connection: sa.Connection) -> list[str]:
+    """Return the ids of the groups that set configs, in order."""
+    return list(connection.execute(sa.select(GROUP_CONFIG.group_id).order_by(GROUP_CONFIG.group_id)).scalars())
+
+
 def save_configs(connection: sa.Connection, group_id: str, configs: Mapping[str, str]) -> None:
     if configs:
         text = json.dumps(dict(sorted(configs.items())), separators=(",", ":"))

@@ -31,22 +31,21 @@ NONE, NOT_AVAILABLE, UNKNOWN_MEMBER_ID, GROUP_ID_NOT_FOUND = 0, 15, 25, 69
 FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH = 110, 113
 FENCED_INSTANCE_ID, UNRELEASED_INSTANCE_ID = 82, 111
 
-# Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.1.0, except for the commit with
-# the epoch before: a broker accepts it since KIP-1251.
+# Recorded with `python -m scripts.conformance consumer-groups` on a broker of Kafka 4.4.0 that assigns at once.
 OBSERVED = """\
-joins: epoch 1, 4 of t
-joins again: epoch 1, 4 of t
-says everything: epoch 1, 4 of t
-says nothing: epoch 1, unchanged
-second joins: epoch 2, none
-first must revoke: epoch 1, 4 of t
-first says nothing: epoch 1, unchanged
-second waits: epoch 2, unchanged
-first says that it has all: epoch 1, 2 of t
-first has revoked: epoch 2, unchanged
-second gets its part: epoch 2, 2 of t
-second reports: epoch 2, unchanged
-last epoch, answer lost: epoch 2, unchanged
+joins: epoch 2, 4 of t
+joins again: epoch 2, 4 of t
+says everything: epoch 2, 4 of t
+says nothing: epoch 2, unchanged
+second joins: epoch 3, none
+first must revoke: epoch 2, 4 of t
+first says nothing: epoch 2, unchanged
+second waits: epoch 3, unchanged
+first says that it has all: epoch 2, 2 of t
+first has revoked: epoch 3, unchanged
+second gets its part: epoch 3, 2 of t
+second reports: epoch 3, unchanged
+last epoch, answer lost: epoch 3, unchanged
 last epoch, reports nothing: error 110
 greater epoch: error 110
 commits: [0, 0, 113, 113]
@@ -55,17 +54,17 @@ not a member commits and fetches: (25, (25, None))
 group is full: error 81
 not a member leaves: error 25
 unknown group: ('error 69', 'error 69')
-first subscribes another topic: epoch 2, none
-and has revoked: epoch 3, 2 of u
-second gets all: epoch 3, 4 of t
-first subscribes nothing: epoch 3, none
-and has revoked: epoch 4, unchanged
+first subscribes another topic: epoch 3, none
+and has revoked: epoch 4, 2 of u
+second gets all: epoch 4, 4 of t
+first subscribes nothing: epoch 4, none
+and has revoked: epoch 5, unchanged
 invalid expression: error 128
-assignor: epoch 4, unchanged
+assignor: epoch 6, unchanged
 unknown assignor: error 112
 leaves: epoch -1, unchanged
 leaves again: error 25
-second stays: epoch 5, unchanged
+second stays: epoch 7, unchanged
 second leaves: epoch -1, unchanged
 joins with no rebalance timeout: error 42
 joins with no subscription: error 42
@@ -78,20 +77,20 @@ joins with epoch -3: error 42
 joins with epoch -2 without instance id: error 42
 joins with unknown assignor: error 112
 joins with an empty expression: epoch 1, none
-version 0 without member id: ('epoch 1, 4 of t', True)
-static member joins: epoch 1, 4 of t
+version 0 without member id: ('epoch 2, 4 of t', True)
+static member joins: epoch 2, 4 of t
 another with its instance id: error 111
 leaves for a while: epoch -2, unchanged
 heartbeat after that: error 110
-another with its instance id now: epoch 1, 4 of t
-heartbeat of the other: epoch 1, unchanged
+another with its instance id now: epoch 2, 4 of t
+heartbeat of the other: epoch 2, unchanged
 heartbeat of the first: error 25
 heartbeat of the first with instance id: error 82
 first leaves: error 82
 other leaves for a while: epoch -2, unchanged
-and returns: epoch 1, 4 of t
+and returns: epoch 2, 4 of t
 leaves for good: epoch -1, unchanged
-joins again: epoch 3, 4 of t
+joins again: epoch 4, 4 of t
 """
 
 
@@ -320,11 +319,11 @@ def test_groups_are_described_with_their_type_and_epochs(cluster, cluster_addres
         ConsumerGroupDescribeRequest(group_ids=["new", "classic", "nowhere"], include_authorized_operations=True), 1
     ).groups
     assert (found.group_state, found.group_epoch, found.assignment_epoch, found.assignor_name) == (
-        "Stable", 1, 1, "uniform",
+        "Stable", 2, 2, "uniform",
     )  # fmt: skip
     [member] = found.members
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch, member.member_type) == (
-        new.member_id, "i", "r", 1, 1,
+        new.member_id, "i", "r", 2, 1,
     )  # fmt: skip
     assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["t"], None)
     [parts] = member.assignment.topic_partitions

@@ -1,0 +1,527 @@
+"""A consumer of a share group (KIP-932): its records are shared with the other members one by one, as in a queue."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.structs import TopicPartition
+
+from spark_log import clock
+from spark_log.clients.client_settings import parse_settings
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
+from spark_log.clients.consume.python_records import Deserializers, python_records
+from spark_log.clients.consume.share_deliveries import (
+    Deliveries,
+    Delivery,
+    acknowledged_offsets,
+    acknowledgements,
+)
+from spark_log.clients.consume.share_settings import ShareConsumerSettings
+from spark_log.clients.kafka_errors import kafka_error, kafka_errors
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_topic_name
+from spark_log.errors import (
+    FencedMemberEpochError,
+    GroupIdNotFoundError,
+    IllegalStateError,
+    SparkLogError,
+    UnknownMemberIdError,
+    WakeupError,
+)
+from spark_log.groups.consumer.rules import JOINING, TopicFacts
+from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, share_heartbeat
+from spark_log.groups.share.polling import Result, SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import AcknowledgeType, Request
+from spark_log.groups.share.transacted import ShareAcknowledgements, ShareGroupMetadata
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.process import Finalizer
+
+__all__ = ["AcknowledgeType", "ShareConsumer", "ShareRecord"]
+
+_ITERATION_POLL_MS = 1_000
+_WAIT_S = 0.5
+"""The longest time that a poll waits before it looks for a new assignment."""
+
+Callback = Callable[[Mapping[TopicPartition, Sequence[int]], Exception | None], Any]
+
+
+class ShareRecord(ConsumerRecord):  # type: ignore[misc]  # kafka-python has no types
+    """A ConsumerRecord with `delivery_count`: the number of its deliveries, from 1."""
+
+    delivery_count: int = 0
+
+
+class ShareConsumer(Guarded):
+    """Reads topics of a cluster as a member of a share group. Method names are those of Kafka's Java client, in
+    kafka-python's style.
+
+    >>> with ShareConsumer("jobs", cluster="/data/log", group_id="workers") as consumer:     # doctest: +SKIP
+    ...     for record in consumer: print(record.value)
+
+    Each record is delivered to one member, and is locked for it for share.record.lock.duration.ms. A record that is
+    released, or whose lock ends, is delivered again. Delivery is at least once, without an order beyond one poll.
+
+    `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of
+    ShareConsumerSettings. Raises KafkaConfigurationError for a setting that is unknown or invalid.
+
+    Not thread-safe: use one consumer per thread. Other threads may call only `close`, `wakeup` and `metrics`. Each
+    error is an instance of both kafka-python's and spark_log's class.
+    """
+
+    def __init__(self, *topics: str, **configs: Any) -> None:
+        from kafka.errors import KafkaConfigurationError
+
+        address, self.settings = parse_settings(ShareConsumerSettings, configs, {}, KafkaConfigurationError)
+        with kafka_errors():
+            self.cluster = Cluster.open(address)
+        self.lock = threading.RLock()
+        self.member_id = str(uuid.uuid4())
+        self._dead_letters = DeadLetters(lambda: ClientLog(self.cluster, holder="share consumer"))
+        reads = ShareReads(self.cluster, self.settings.client_rack or None)
+        self._polls = SharePolls(self.cluster, reads, dead_letters=self._dead_letters)
+        self._background = Background(f"spark-log-share-consumer-{self.settings.group_id}")
+        self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
+        self._deliveries = Deliveries()
+        self._topics: frozenset[str] = frozenset()
+        self._epoch = JOINING
+        self._heartbeat_lock = threading.Lock()
+        self._told: frozenset[str] | None = None
+        """The subscription in the last heartbeat."""
+        self._assigned: dict[Key, str] = {}
+        self._partitions: dict[Key, TopicPartition] = {}
+        self._lock_ms: int | None = None
+        self._callback: Callback | None = None
+        self._in_callback = False
+        self._closed = False
+        self._closing = threading.Event()
+        self._woken = threading.Event()
+        self._process = os.getpid()
+        self._deferred: Exception | None = None
+        self._counts = {"poll-total": 0, "records-consumed-total": 0, "acknowledgements-total": 0}
+        self._iterator: Iterator[ShareRecord] | None = None
+        self._forgotten = Finalizer(self, self._background.abandon)
+        try:
+            if topics:
+                self.subscribe(topics)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"ShareConsumer({self.cluster!r}, group_id={self.settings.group_id!r})"
+
+    def __enter__(self) -> ShareConsumer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close. After an error, release the records of the last poll instead of accepting them."""
+        self.close(accept=kind is None)
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise IllegalStateError("the consumer is closed")
+        if self._in_callback:
+            raise IllegalStateError("an acknowledgement callback must not call its consumer")
+
+    # --- subscription -------------------------------------------------------------------------------------------
+
+    @exclusive
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics. A later call replaces them; without topics it is `unsubscribe`.
+
+        Raises InvalidTopicError for a name that is not legal.
+        """
+        if isinstance(topics, str):
+            raise TypeError("topics: expected a list of names, got a text")
+        if not topics:
+            self._unsubscribe()
+            return
+        for topic in topics:
+            validate_topic_name(topic)
+        self._topics = frozenset(topics)
+
+    @exclusive
+    def unsubscribe(self) -> None:
+        """Send acknowledgements, release the other records, and leave the group."""
+        self._unsubscribe()
+
+    def subscription(self) -> set[str]:
+        return set(self._topics)
+
+    def _unsubscribe(self) -> None:
+        self._release_all(accept=True)
+        self._leave()
+        self._topics = frozenset()
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    @exclusive
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ShareRecord]]:
+        """Return acquired records by partition, at most `max_records` (default: max_poll_records). Waits up to
+        `timeout_ms` for one.
+
+        In implicit mode it first accepts the records of the last poll. In explicit mode it raises IllegalStateError
+        while one of them is not acknowledged. Raises IllegalStateError without a subscription, GroupIdNotFoundError if
+        the group is not a share group, GroupMaxSizeReachedError, WakeupError after `wakeup`, and the error of a
+        deserializer, whose record is released.
+        """
+        rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
+        self._begin_poll(timeout_ms, rows_max)
+        polled: dict[TopicPartition, list[ShareRecord]] = {}
+        for delivery, batch in self._take(rows_max):
+            name, number = delivery.partition
+            converted = python_records(batch, name, number, self._deserializers, record_class=ShareRecord)
+            for record in converted.records:
+                record.delivery_count = delivery.acquired.deliveries
+            if converted.records:
+                polled.setdefault(delivery.partition, []).extend(converted.records)
+            if converted.error is not None:
+                failed = int(batch.column("offset")[len(converted.records)].as_py())
+                delivery.returned -= batch.num_rows - len(converted.records) - 1
+                self._deliveries.mark(name, number, failed, AcknowledgeType.RELEASE)
+                if not polled:
+                    raise converted.error
+                self._deferred = converted.error
+                break
+        self._counts["records-consumed-total"] += sum(map(len, polled.values()))
+        return polled
+
+    @exclusive
+    def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, pa.Table]:
+        """Poll and return Arrow tables with the columns of the Spark source, and `delivery_count` (int32). It makes no
+        Python object per record. `acknowledge` accepts a table, or a part of one.
+        """
+        rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
+        self._begin_poll(timeout_ms, rows_max)
+        polled: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        for delivery, batch in self._take(rows_max):
+            counts = pa.repeat(pa.scalar(delivery.acquired.deliveries, pa.int32()), batch.num_rows)
+            polled.setdefault(delivery.partition, []).append(batch.append_column("delivery_count", counts))
+            self._counts["records-consumed-total"] += batch.num_rows
+        return {partition: pa.Table.from_batches(batches) for partition, batches in polled.items()}
+
+    def __iter__(self) -> ShareConsumer:
+        return self
+
+    def __next__(self) -> ShareRecord:
+        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        timeout_ms = self.settings.consumer_timeout_ms
+        forever = timeout_ms < 0 or math.isinf(timeout_ms)
+        deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
+        while not self._closed:
+            if self._iterator is not None and (record := next(self._iterator, None)) is not None:
+                return record
+            left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
+            try:
+                records = self.poll(min(left_ms, _ITERATION_POLL_MS))
+            except IllegalStateError:
+                if self._closing.is_set():
+                    raise StopIteration("the consumer is closed") from None
+                raise
+            self._iterator = iter([record for found in records.values() for record in found])
+            if not records and clock.monotonic_s() >= deadline_s:
+                break
+        raise StopIteration
+
+    def _begin_poll(self, timeout_ms: float, rows_max: int) -> None:
+        """Acknowledge, and acquire records unless some are buffered."""
+        limit_s = timeout_s(timeout_ms)
+        if not self._topics:
+            raise IllegalStateError("the consumer is not subscribed to any topics: call subscribe first")
+        self._counts["poll-total"] += 1
+        if self._deferred is not None:
+            error, self._deferred = self._deferred, None
+            raise error
+        if self.settings.explicit:
+            if self._deliveries.unacknowledged:
+                raise IllegalStateError("All records must be acknowledged in explicit acknowledgement mode.")
+        else:
+            self._deliveries.accept_returned()
+        now_s = clock.monotonic_s()
+        half_s = (self._lock_ms or 0) / 2000
+        due_s = self._deliveries.due_s
+        if any(True for _ in self._deliveries.buffered(now_s)):
+            if due_s is not None and due_s - now_s < half_s:
+                self._commit()
+            return
+        self._acquire(now_s + limit_s, rows_max)
+
+    def _acquire(self, deadline_s: float, rows_max: int) -> None:
+        settings = self.settings
+        while True:
+            self._check_woken()
+            self._join()
+            marked = self._deliveries.marked()
+            whole = settings.share_acquire_mode == "batch_optimized"
+            most = max(rows_max, settings.max_poll_records) if whole else rows_max
+            request = Request(self.member_id, most, settings.fetch_max_bytes, whole)
+            left_s = max(0.0, deadline_s - clock.monotonic_s())
+            result = self._polls.poll(
+                settings.group_id,
+                request,
+                self._assigned,
+                acknowledgements(marked, self.member_id),
+                min(left_s, _WAIT_S),
+                lambda: self._woken.is_set() or self._closing.is_set(),
+            )
+            self._acknowledged(marked, result)
+            ends_s = result.began_s + result.lock_ms / 1000
+            for taken in result.taken:
+                for acquired, batch in taken.parts:
+                    self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
+            if result.taken or clock.monotonic_s() >= deadline_s or self._closing.is_set():
+                return
+
+    def _take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
+        """Yield buffered records, and count them as returned."""
+        whole = self.settings.share_acquire_mode == "batch_optimized" and rows_max == self.settings.max_poll_records
+        left = math.inf if whole else rows_max
+        for delivery in list(self._deliveries.buffered(clock.monotonic_s())):
+            if left <= 0:
+                return
+            count = int(min(left, len(delivery.offsets) - delivery.returned))
+            batch = delivery.records.slice(delivery.returned, count)
+            delivery.returned += count
+            left -= count
+            yield delivery, batch
+
+    # --- acknowledgements ---------------------------------------------------------------------------------------
+
+    @exclusive
+    def acknowledge(
+        self,
+        record: Any,
+        type: AcknowledgeType = AcknowledgeType.ACCEPT,
+        *,
+        delay_ms: int = 0,
+    ) -> None:
+        """Acknowledge a record of the last poll, or all records of a table (`poll_arrow`). It is sent with the next
+        poll or commit. With RELEASE and `delay_ms`, the record is not delivered again before this time.
+
+        Raises IllegalStateError in implicit mode, or if the record is not held.
+        """
+        self._check_explicit()
+        if isinstance(record, pa.Table):
+            self._deliveries.mark_table(record, AcknowledgeType(type))
+        else:
+            self._mark(record.topic, record.partition, record.offset, type, delay_ms)
+
+    @exclusive
+    def acknowledge_offset(
+        self, topic: str, partition: int, offset: int, type: AcknowledgeType = AcknowledgeType.ACCEPT,
+        *, delay_ms: int = 0,
+    ) -> None:  # fmt: skip
+        """Acknowledge a record by its place, also one whose deserializer failed. As `acknowledge`."""
+        self._check_explicit()
+        self._mark(topic, partition, offset, type, delay_ms)
+
+    def _mark(self, topic: str, partition: int, offset: int, kind: AcknowledgeType, delay_ms: int) -> None:
+        if delay_ms and kind != AcknowledgeType.RELEASE:
+            raise ValueError(f"delay_ms: only a RELEASE can be delayed, not {AcknowledgeType(kind).name}")
+        if delay_ms < 0:
+            raise ValueError(f"delay_ms must not be negative, got {delay_ms}")
+        self._deliveries.mark(topic, partition, offset, AcknowledgeType(kind), delay_ms)
+
+    def _check_explicit(self) -> None:
+        if not self.settings.explicit:
+            raise IllegalStateError("Implicit acknowledgement of delivery is being used: acknowledge is not allowed.")
+
+    @exclusive
+    def commit_sync(self, timeout_ms: float | None = None) -> dict[TopicPartition, Exception | None]:
+        """Send the acknowledgements, durably. Returns for each partition None, or the error with which all of its
+        acknowledgements were refused: InvalidRecordStateError, UnknownTopicOrPartitionError.
+        """
+        del timeout_ms  # a transaction of the store has its own limit
+        if not self.settings.explicit:
+            self._deliveries.accept_returned()
+        return self._commit()
+
+    @exclusive
+    def commit_async(self) -> None:
+        """Send the acknowledgements. The callback gets the result, before this returns."""
+        if not self.settings.explicit:
+            self._deliveries.accept_returned()
+        self._commit()
+
+    @exclusive
+    def set_acknowledgement_commit_callback(self, callback: Callback | None) -> None:
+        """Call `callback(offsets, error)` for each partition whose acknowledgements were sent, with the offsets by
+        partition. The callback must not call the consumer.
+        """
+        self._callback = callback
+
+    @exclusive
+    def acknowledgements_for_transaction(self) -> ShareAcknowledgements:
+        """Return the acknowledgements that were not sent, for `Producer.send_share_acknowledgements_to_transaction`.
+        This consumer gives them up: it sends none of them, and does not release their records.
+
+        Raises IllegalStateError in implicit mode, or for a RENEW.
+        """
+        self._check_explicit()
+        marked = self._deliveries.marked()
+        by_partition = acknowledgements(marked, self.member_id)
+        if any(ack.type == AcknowledgeType.RENEW for acks in by_partition.values() for ack in acks):
+            raise IllegalStateError("a RENEW cannot be part of a transaction: call commit_sync first")
+        self._deliveries.sent(marked, 0.0)
+        return ShareAcknowledgements(self.settings.group_id, by_partition)
+
+    def share_group_metadata(self) -> ShareGroupMetadata:
+        """Return the identity of this member, for a transaction."""
+        return ShareGroupMetadata(self.settings.group_id, self.member_id)
+
+    def _commit(self) -> dict[TopicPartition, Exception | None]:
+        marked = self._deliveries.marked()
+        result = self._polls.acknowledge(
+            self.settings.group_id, self.member_id, acknowledgements(marked, self.member_id)
+        )
+        return self._acknowledged(marked, result)
+
+    def _acknowledged(self, marked: Sequence[Delivery], result: Result) -> dict[TopicPartition, Exception | None]:
+        """Note what became of sent acknowledgements, and call the callback."""
+        if result.lock_ms:
+            self._lock_ms = result.lock_ms
+        if not marked:
+            return {}
+        errors = {
+            self._partitions[key]: None if error is None else kafka_error(error) for key, error in result.errors.items()
+        }
+        offsets = acknowledged_offsets(marked)
+        until_s = clock.monotonic_s() + result.lock_ms / 1000
+        self._deliveries.sent([each for each in marked if result.errors.get(each.key) is None], until_s)
+        self._deliveries.lost([each for each in marked if result.errors.get(each.key) is not None])
+        self._counts["acknowledgements-total"] += sum(map(len, offsets.values()))
+        if self._callback is not None:
+            self._in_callback = True
+            try:
+                for partition, mine in offsets.items():
+                    self._callback({partition: mine}, errors.get(partition))
+            finally:
+                self._in_callback = False
+        return errors
+
+    def _release_all(self, *, accept: bool) -> None:
+        """Send the acknowledgements, and end the locks of all other records."""
+        if self.settings.explicit or not accept:
+            self._deliveries.release_returned()
+        else:
+            self._deliveries.accept_returned()
+        marked = self._deliveries.marked()
+        locks = self._deliveries.locks()
+        if marked or locks:
+            acks = acknowledgements(marked, self.member_id)
+            result = self._polls.acknowledge(self.settings.group_id, self.member_id, acks, locks)
+            self._deliveries.drop_buffered()
+            self._acknowledged(marked, result)
+        self._deliveries = Deliveries()
+
+    # --- membership ---------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Join, or report another subscription. The background thread sends the other heartbeats."""
+        if self._epoch == JOINING or self._told != self._topics:
+            first = self._epoch == JOINING and self._told is None
+            self._heartbeat()
+            if first:
+                self._background.call_every(self._interval_s, self._keep_alive)
+
+    def _heartbeat(self) -> None:
+        with self._heartbeat_lock:
+            topics = self._topics
+            news = None if self._told == topics and self._epoch != JOINING else topics
+            heartbeat = ShareHeartbeat(
+                self.settings.group_id, self.member_id, self._epoch, news, None, self.settings.client_id,
+                socket.gethostname(),
+            )  # fmt: skip
+            try:
+                answer = share_heartbeat(self.cluster, heartbeat)
+            except (UnknownMemberIdError, FencedMemberEpochError, GroupIdNotFoundError):
+                if heartbeat.epoch == JOINING:
+                    raise
+                self._epoch = JOINING  # the session ended: the next poll joins again
+                return
+            self._epoch, self._told = answer.epoch, topics
+            self._interval_s = answer.heartbeat_interval_ms / 1000
+            if answer.assignment is not None:
+                self._assign(answer.assignment)
+
+    def _assign(self, assignment: Mapping[str, TopicFacts]) -> None:
+        assigned = {
+            (facts.topic_id, number): name
+            for name, facts in assignment.items()
+            for number in range(facts.partition_count)
+        }
+        self._partitions |= {key: TopicPartition(name, key[1]) for key, name in assigned.items()}
+        self._assigned = assigned
+
+    def _keep_alive(self) -> None:
+        if self._topics and self._epoch != JOINING:
+            self._heartbeat()
+
+    def _leave(self) -> None:
+        with self._heartbeat_lock:
+            if self._epoch != JOINING:
+                with contextlib.suppress(SparkLogError):  # the session ends by itself then
+                    leave_share_group(self.cluster.store, self.settings.group_id, self.member_id)
+            self._epoch = JOINING
+            self._assigned = {}
+
+    # --- others -------------------------------------------------------------------------------------------------
+
+    def wakeup(self) -> None:
+        """Make the running poll of another thread, or the next one, raise WakeupError."""
+        self._woken.set()
+
+    def _check_woken(self) -> None:
+        if self._woken.is_set():
+            self._woken.clear()
+            raise WakeupError("woken by wakeup()")
+
+    def acquisition_lock_timeout_ms(self) -> int | None:
+        """Return the duration of the locks as of the last poll; None before it."""
+        return self._lock_ms
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return totals since the start, by group and name."""
+        return {"share-consumer-metrics": dict(self._counts)}
+
+    def close(self, timeout_ms: float | None = None, *, accept: bool = True) -> None:
+        """Send acknowledgements, release all other records, leave the group and end the background thread. In implicit
+        mode the records of the last poll are accepted, unless `accept` is False.
+
+        It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
+        within `timeout_ms` (default: request_timeout_ms). A second call has no effect.
+        """
+        timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        if self._closed or self._process != os.getpid():
+            return
+        self._closing.set()
+        with kafka_errors():
+            if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
+                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+            try:
+                if self._closed:
+                    return
+                try:
+                    self._release_all(accept=accept)
+                    self._leave()
+                finally:
+                    self._closed = True
+                    self._background.close(timeout_ms / 1000)
+                    self._dead_letters.close()
+                    self.cluster.close()
+                    self._forgotten.detach()
+            finally:
+                self.lock.release()

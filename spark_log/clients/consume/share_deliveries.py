@@ -1,0 +1,200 @@
+"""The records that a share consumer holds: acquired, not yet acknowledged. Pure, apart from reading the clock."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from kafka.structs import TopicPartition
+
+from spark_log.errors import IllegalStateError
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.log.partitions.partition_rows import Key
+
+_NONE, _RENEWED = -1, -2
+"""Types of a record that is not acknowledged: since its delivery, or since its lock was renewed."""
+
+
+@dataclass
+class Delivery:
+    """Records of one acquired range: offsets, and the acknowledgement of each."""
+
+    partition: TopicPartition
+    key: Key
+    acquired: Range
+    records: pa.RecordBatch
+    offsets: Any
+    types: Any
+    returned: int = 0
+    """The number of records that `poll` has returned: the first ones."""
+    delays_ms: dict[int, int] = field(default_factory=dict)
+    lock_ends_s: float = 0.0
+    """When the lock ends, by this process's monotonic clock."""
+
+    @property
+    def marked(self) -> bool:
+        return bool((self.types >= 0).any())
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether a returned record has no acknowledgement, and its lock was not renewed."""
+        return bool((self.types[: self.returned] == _NONE).any())
+
+
+class Deliveries:
+    """The deliveries of a consumer, in the order of their acquisition. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: list[Delivery] = []
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._held)
+
+    def add(
+        self, partition: TopicPartition, key: Key, acquired: Range, records: pa.RecordBatch, lock_ends_s: float
+    ) -> None:
+        offsets = records.column("offset").to_numpy()
+        types = np.full(len(offsets), _NONE, dtype=np.int8)
+        self._held.append(Delivery(partition, key, acquired, records, offsets, types, lock_ends_s=lock_ends_s))
+
+    def buffered(self, now_s: float) -> Iterator[Delivery]:
+        """Yield the deliveries with records that `poll` has not returned. Those whose lock ended are dropped: other
+        members may have them.
+        """
+        for each in list(self._held):
+            if each.returned < len(each.offsets):
+                if each.lock_ends_s <= now_s:
+                    self._drop_rest(each)
+                else:
+                    yield each
+
+    def _drop_rest(self, delivery: Delivery) -> None:
+        for name in ("offsets", "types"):
+            setattr(delivery, name, getattr(delivery, name)[: delivery.returned])
+        delivery.records = delivery.records.slice(0, delivery.returned)
+        if not delivery.returned:
+            self._held.remove(delivery)
+
+    def drop_buffered(self) -> None:
+        """Forget the records that `poll` has not returned."""
+        for each in list(self._held):
+            self._drop_rest(each)
+
+    @property
+    def unacknowledged(self) -> bool:
+        return any(each.unacknowledged for each in self._held)
+
+    @property
+    def due_s(self) -> float | None:
+        """The time at which the first lock ends, of deliveries with acknowledgements that were not sent."""
+        return min((each.lock_ends_s for each in self._held if each.marked), default=None)
+
+    def mark(self, topic: str, partition: int, offset: int, kind: AcknowledgeType, delay_ms: int = 0) -> None:
+        """Acknowledge a record. Raises IllegalStateError if it was not returned by `poll`, or is acknowledged."""
+        for each in reversed(self._held):
+            if each.partition == (topic, partition):
+                at = int(np.searchsorted(each.offsets, offset))
+                if at < each.returned and each.offsets[at] == offset:
+                    self._set(each, slice(at, at + 1), kind)
+                    if delay_ms:
+                        each.delays_ms[offset] = delay_ms
+                    return
+        raise IllegalStateError(f"The record cannot be acknowledged: {topic}-{partition} offset {offset} is not held")
+
+    def mark_table(self, table: pa.Table, kind: AcknowledgeType) -> None:
+        """Acknowledge all records of a table of one partition, which `poll_arrow` returned."""
+        if not table.num_rows:
+            return
+        partition = TopicPartition(table.column("topic")[0].as_py(), table.column("partition")[0].as_py())
+        offsets = table.column("offset").to_numpy()
+        found = 0
+        for each in self._held:
+            if each.partition == partition:
+                chosen = np.flatnonzero(np.isin(each.offsets[: each.returned], offsets))
+                if len(chosen):
+                    self._set(each, chosen, kind)
+                    found += len(chosen)
+        if found != table.num_rows:
+            raise IllegalStateError(f"{table.num_rows - found} records of {partition} are not held")
+
+    @staticmethod
+    def _set(delivery: Delivery, where: Any, kind: AcknowledgeType) -> None:
+        delivery.types[where] = kind
+
+    def accept_returned(self) -> None:
+        """Accept each returned record without an acknowledgement (implicit mode)."""
+        for each in self._held:
+            returned = each.types[: each.returned]
+            returned[returned == _NONE] = AcknowledgeType.ACCEPT
+
+    def release_returned(self) -> None:
+        """Release each returned record without an acknowledgement."""
+        for each in self._held:
+            returned = each.types[: each.returned]
+            returned[returned < 0] = AcknowledgeType.RELEASE
+
+    def marked(self) -> list[Delivery]:
+        return [each for each in self._held if each.marked]
+
+    def locks(self) -> dict[Key, frozenset[int]]:
+        """Return the locks of all held records."""
+        locks: dict[Key, frozenset[int]] = {}
+        for each in self._held:
+            locks[each.key] = locks.get(each.key, frozenset()) | {each.acquired.lock}
+        return locks
+
+    def sent(self, deliveries: Iterable[Delivery], renewed_until_s: float) -> None:
+        """Forget acknowledged records. Those with RENEW are held further, until `renewed_until_s`."""
+        for each in deliveries:
+            each.types[each.types == AcknowledgeType.RENEW] = _RENEWED
+            if (each.types == _RENEWED).any():
+                each.lock_ends_s = renewed_until_s
+            kept = each.types < 0
+            each.returned = int(kept[: each.returned].sum())
+            each.offsets, each.types = each.offsets[kept], each.types[kept]
+            each.records = each.records.filter(pa.array(kept))
+            each.delays_ms = {
+                offset: ms for offset, ms in each.delays_ms.items() if offset in set(each.offsets.tolist())
+            }
+            if not len(each.offsets):
+                self._held.remove(each)
+
+    def lost(self, deliveries: Iterable[Delivery]) -> None:
+        """Forget records whose acknowledgement was refused: they are no longer this member's."""
+        for each in deliveries:
+            if each in self._held:
+                self._held.remove(each)
+
+
+def acknowledgements(deliveries: Sequence[Delivery], member_id: str) -> dict[Key, list[Acknowledgement]]:
+    """Return the acknowledgements of marked records, as ranges of equal ones."""
+    found: dict[Key, list[Acknowledgement]] = {}
+    for each in deliveries:
+        chosen = np.flatnonzero(each.types >= 0)
+        if not len(chosen):
+            continue
+        offsets, types = each.offsets[chosen], each.types[chosen]
+        delays = np.array([each.delays_ms.get(offset, 0) for offset in offsets.tolist()]) if each.delays_ms else None
+        new = (np.diff(offsets) != 1) | (np.diff(types) != 0)
+        if delays is not None:
+            new |= np.diff(delays) != 0
+        begins = [0, *(np.flatnonzero(new) + 1).tolist()]
+        ends = [*begins[1:], len(offsets)]
+        for begin, end in zip(begins, ends, strict=True):
+            kind = AcknowledgeType(int(types[begin]))
+            delay_ms = 0 if delays is None else int(delays[begin])
+            found.setdefault(each.key, []).append(
+                Acknowledgement(
+                    int(offsets[begin]), int(offsets[end - 1]) + 1, each.acquired.lock, member_id, kind, delay_ms
+                )
+            )
+    return found
+
+
+def acknowledged_offsets(deliveries: Sequence[Delivery]) -> dict[TopicPartition, list[int]]:
+    """Return the offsets of marked records by partition."""
+    found: dict[TopicPartition, list[int]] = {}
+    for each in deliveries:
+        found.setdefault(each.partition, []).extend(each.offsets[each.types >= 0].tolist())
+    return {partition: sorted(offsets) for partition, offsets in found.items() if offsets}

@@ -1,0 +1,238 @@
+"""Handles requests of administrators on share groups (KIP-932, KIP-1226): descriptions, and offsets, which are those
+from which a group reads.
+"""
+
+import uuid
+from functools import partial
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import GroupIdNotFoundError, NonEmptyGroupError, SparkLogError
+from spark_log.facts.share_groups import ShareGroupDescription, describe_share_group
+from spark_log.facts.share_partitions import SharePartition
+from spark_log.gateway.access.rights import TOPIC_REFUSED, each_named, each_topic, on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, client_message, error_code, outcome_of
+from spark_log.gateway.protocol.request_limits import TRANSACTIONS
+from spark_log.gateway.protocol.schemas import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+)
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.group_operations import Exactly
+from spark_log.groups.share.administration import delete_share_offsets, reset_each_share_offset
+from spark_log.ids import TopicPartition
+
+_NO_ID = uuid.UUID(int=0)
+_UNKNOWN_OPERATIONS = -(2**31)
+_ASSIGNOR = "simple"
+"""Kafka's name of the assignor that gives every member every partition."""
+_NOT_HOSTED = "This server does not host this topic-partition."
+_NOT_EMPTY = "The group is not empty."
+
+
+async def share_group_describe(services: Services, request: Message, client: Client) -> Message:
+    """Describe share groups. A group of another type has the error GROUP_ID_NOT_FOUND."""
+    groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
+    return ShareGroupDescribeResponse(throttle_time_ms=0, groups=groups)
+
+
+def _described(services: Services, request: Message, client: Client, group_id: str) -> Message:
+    kind = ShareGroupDescribeResponse.DescribedGroup
+    outcome: Outcome[ShareGroupDescription] = outcome_of(
+        lambda: describe_share_group(services.cluster.store, check_group_id(group_id))
+    )
+    group = None if outcome.result is None else outcome.result.group
+    names = set() if group is None else set(group.topics)
+    if not all(client.access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
+        group, outcome = None, Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
+    topics = services.topics.find(names)
+    members = []
+    for member in () if group is None else group.members:
+        numbers = [
+            (topics[name], list(range(topics[name].partition_count)))
+            for name in sorted(member.topics)
+            if name in topics
+        ]
+        parts = kind.Member.Assignment.TopicPartitions
+        members.append(
+            kind.Member(
+                member_id=member.member_id, rack_id=member.rack, member_epoch=member.generation,
+                client_id=member.client_id, client_host=f"/{member.host}",
+                subscribed_topic_names=sorted(member.topics),
+                assignment=kind.Member.Assignment(
+                    topic_partitions=[
+                        parts(topic_id=uuid.UUID(hex=topic.uuid), topic_name=topic.name, partitions=found)
+                        for topic, found in numbers
+                    ]
+                ),
+            )
+        )  # fmt: skip
+    operations = _UNKNOWN_OPERATIONS
+    if group is not None and request.include_authorized_operations:
+        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
+    return kind(
+        error_code=outcome.code,
+        error_message=outcome.message,
+        group_id=group_id,
+        group_state="" if group is None else group.state,
+        group_epoch=0 if group is None else group.generation,
+        assignment_epoch=0 if group is None else group.generation,
+        assignor_name="" if group is None else _ASSIGNOR,
+        members=members,
+        authorized_operations=operations,
+    )
+
+
+async def describe_share_group_offsets(services: Services, request: Message, client: Client) -> Message:
+    """Return start offsets and lags. Partitions that a group does not read have the offset -1, as in Kafka."""
+    groups = [await services.call(_offsets_of, services, client, group, request.version) for group in request.groups]
+    return DescribeShareGroupOffsetsResponse(throttle_time_ms=0, groups=groups)
+
+
+def _offsets_of(services: Services, client: Client, asked: Message, version: int) -> Message:
+    group_kind = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
+    kind = group_kind.DescribeShareGroupOffsetsResponseTopic
+    part = kind.DescribeShareGroupOffsetsResponsePartition
+    here: dict[TopicPartition, SharePartition] = {}
+    try:
+        described = describe_share_group(services.cluster.store, check_group_id(asked.group_id))
+        here = {TopicPartition(each.topic, each.partition): each for each in described.partitions}
+    except GroupIdNotFoundError:
+        pass  # as a group that reads nothing
+    except SparkLogError as error:
+        return group_kind(group_id=asked.group_id, topics=[], error_code=error_code(error),
+                          error_message=client_message(error))  # fmt: skip
+
+    def may(topic: str) -> bool:
+        return client.access.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+
+    wanted: dict[str, list[int]] = {}
+    if asked.topics is None:
+        for place in sorted(here):
+            if may(place.topic):
+                wanted.setdefault(place.topic, []).append(place.partition)
+    else:
+        wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
+    found = services.topics.find(wanted)
+
+    def partition(topic: str, number: int) -> Message:
+        state = here.get(TopicPartition(topic, number))
+        code = NONE if may(topic) else TOPIC_REFUSED
+        facts = {"start_offset": -1, "leader_epoch": 0}
+        lag = -1
+        if state is not None and not code:
+            facts, lag = {"start_offset": state.start, "leader_epoch": state.leader_epoch}, state.lag
+        if version >= 1:
+            facts["lag"] = lag
+        return part(partition_index=number, error_code=code, error_message=None, **facts)
+
+    topics = [
+        kind(
+            topic_name=name,
+            topic_id=uuid.UUID(hex=found[name].uuid) if name in found else _NO_ID,
+            partitions=[partition(name, number) for number in numbers],
+        )
+        for name, numbers in wanted.items()
+    ]
+    return group_kind(group_id=asked.group_id, topics=topics, error_code=NONE, error_message=None)
+
+
+async def alter_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
+    """Reset a share group without members. One that does not exist is created, as in Kafka."""
+    return await services.call(_alter, services, request)
+
+
+def _alter(services: Services, request: Message) -> Message:
+    kind = AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponseTopic
+    part = kind.AlterShareGroupOffsetsResponsePartition
+    targets = {
+        TopicPartition(topic.topic_name, each.partition_index): Exactly(max(0, each.start_offset))
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    outcome = _named(outcome_of(lambda: reset_each_share_offset(services.cluster, request.group_id, targets)))
+    if outcome.result is None:
+        return AlterShareGroupOffsetsResponse(
+            throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, responses=[]
+        )
+    errors = outcome.result
+    found = services.topics.find({place.topic for place in targets})
+
+    def partition(place: TopicPartition) -> Message:
+        error = errors[place]
+        code, message = (NONE, None) if error is None else (error_code(error), _NOT_HOSTED)
+        return part(partition_index=place.partition, error_code=code, error_message=message)
+
+    responses = [
+        kind(
+            topic_name=topic.topic_name,
+            topic_id=uuid.UUID(hex=found[topic.topic_name].uuid) if topic.topic_name in found else _NO_ID,
+            partitions=[partition(TopicPartition(topic.topic_name, each.partition_index)) for each in topic.partitions],
+        )
+        for topic in request.topics
+    ]
+    return AlterShareGroupOffsetsResponse(throttle_time_ms=0, error_code=NONE, error_message=None, responses=responses)
+
+
+def _named(
+    outcome: Outcome[dict[TopicPartition, SparkLogError | None]],
+) -> Outcome[dict[TopicPartition, SparkLogError | None]]:
+    """Return the outcome with Kafka's text for a group that has members."""
+    not_empty = outcome.code == error_code(NonEmptyGroupError())
+    return Outcome(outcome.code, _NOT_EMPTY) if not_empty else outcome
+
+
+async def delete_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
+    """Delete the state of topics in a share group without members."""
+    return await services.call(_delete, services, request)
+
+
+def _delete(services: Services, request: Message) -> Message:
+    kind = DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic
+    names = [topic.topic_name for topic in request.topics]
+    found = services.topics.find(names)
+    outcome = outcome_of(lambda: delete_share_offsets(services.cluster.store, request.group_id, names))
+    if outcome.result is None:
+        not_empty = outcome.code == error_code(NonEmptyGroupError())
+        return DeleteShareGroupOffsetsResponse(
+            throttle_time_ms=0, error_code=outcome.code, error_message=_NOT_EMPTY if not_empty else outcome.message,
+            responses=[],
+        )  # fmt: skip
+    responses = []
+    for name in names:
+        error = outcome.result[name]
+        text = (
+            None if error is None else _NOT_HOSTED if name not in found else "There is no offset information to delete."
+        )
+        responses.append(
+            kind(
+                topic_name=name,
+                topic_id=uuid.UUID(hex=found[name].uuid) if error is None and name in found else _NO_ID,
+                error_code=NONE if error is None else error_code(error),
+                error_message=text,
+            )
+        )
+    return DeleteShareGroupOffsetsResponse(throttle_time_ms=0, error_code=NONE, error_message=None, responses=responses)
+
+
+APIS = (
+    Api(ShareGroupDescribeRequest, share_group_describe, advertised=(1, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
+    Api(DescribeShareGroupOffsetsRequest, describe_share_group_offsets, advertised=(0, 1), limits=TRANSACTIONS,
+        lane=Lane.GROUP, rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),)),
+    Api(AlterShareGroupOffsetsRequest, alter_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+        lane=Lane.GROUP, rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
+    Api(DeleteShareGroupOffsetsRequest, delete_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+        lane=Lane.GROUP,
+        rights=(on_group(Operation.DELETE), each_topic(Operation.READ, "responses", name="topic_name"))),
+)  # fmt: skip

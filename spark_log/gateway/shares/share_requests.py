@@ -1,0 +1,312 @@
+"""Handles ShareFetch and ShareAcknowledge (KIP-932, KIP-1206, KIP-1222). Every gateway serves every partition."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_log import clock
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import TOPIC_REFUSED, on_group
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code
+from spark_log.gateway.protocol.schemas import (
+    ShareAcknowledgeRequest,
+    ShareAcknowledgeResponse,
+    ShareFetchRequest,
+    ShareFetchResponse,
+)
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.record_streams import encoded
+from spark_log.gateway.services import Services
+from spark_log.gateway.shares.share_sessions import (
+    FINAL,
+    INITIAL,
+    INVALID_REQUEST,
+    INVALID_SESSION_EPOCH,
+    Checked,
+    HeldRecords,
+    Place,
+    Session,
+    SessionError,
+    check_acknowledgements,
+    deadline_s,
+    note_acknowledged,
+    wait_s,
+)
+from spark_log.groups.share.polling import Result, Taken
+from spark_log.groups.share.rules import Range, Request
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.schema import TimestampType
+
+_UNKNOWN_TOPIC_ID = 100
+_RENEWS_SINCE = 2
+_RECORD_LIMIT = 1
+_MODES = (0, 1)
+
+
+@dataclass
+class _Answer:
+    """The parts of a partition's response."""
+
+    place: tuple[uuid.UUID, int]
+    error: int = NONE
+    message: str | None = None
+    acknowledged: int = NONE
+    acknowledge_message: str | None = None
+    records: bytes = b""
+    acquired: list[Range] = field(default_factory=list)
+
+
+@dataclass
+class _Asked:
+    """The partitions of a request: those that exist with the client's rights, and errors of the others."""
+
+    places: dict[Key, Place] = field(default_factory=dict)
+    batches: dict[Key, Sequence[Message]] = field(default_factory=dict)
+    errors: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict)
+
+
+def _asked(services: Services, client: Client, topics: Iterable[Message]) -> _Asked:
+    """Find the partitions of a request. It reads the store."""
+    asked = _Asked()
+    topics = list(topics)
+    names = services.topics.names({topic.topic_id.hex for topic in topics})
+    found = services.topics.find(names.values())
+    for topic in topics:
+        name = names.get(topic.topic_id.hex)
+        here = None if name is None else found.get(name)
+        for part in topic.partitions:
+            number = part if isinstance(part, int) else part.partition_index
+            place = topic.topic_id, number
+            if here is None or here.uuid != topic.topic_id.hex:
+                asked.errors[place] = _UNKNOWN_TOPIC_ID
+            elif not client.access.allows(Operation.READ, ResourceType.TOPIC, here.name):
+                asked.errors[place] = TOPIC_REFUSED
+            elif not 0 <= number < here.partition_count:
+                asked.errors[place] = error_code(UnknownTopicOrPartitionError())
+            else:
+                key = (here.topic_id, number)
+                asked.places[key] = Place(key, here.name, topic.topic_id)
+                if not isinstance(part, int) and part.acknowledgement_batches:
+                    asked.batches[key] = part.acknowledgement_batches
+    return asked
+
+
+def _has_acknowledgements(request: Message) -> bool:
+    return any(part.acknowledgement_batches for topic in request.topics for part in topic.partitions)
+
+
+async def share_fetch(services: Services, request: Message, client: Client) -> Message:
+    """Acknowledge, then acquire records, and wait for some up to max_wait_ms."""
+    until_s = deadline_s(request.max_wait_ms)
+    renews = request.version >= _RENEWS_SINCE and request.is_renew_ack
+    mode = request.share_acquire_mode if request.version >= _RENEWS_SINCE else 0
+    shares, epoch = services.shares, request.share_session_epoch
+    try:
+        if not request.group_id or not request.member_id:
+            raise SessionError(INVALID_REQUEST)
+        limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
+        if renews and any(limits):
+            raise SessionError(INVALID_REQUEST)
+        if epoch == INITIAL and _has_acknowledgements(request):
+            raise SessionError(INVALID_REQUEST)
+        if epoch == INITIAL:
+            session = shares.open(request.group_id, request.member_id, client.fencing_tokens.connection_id)
+        else:
+            session = shares.find(request.group_id, request.member_id, epoch)
+        if mode not in _MODES:
+            raise SessionError(INVALID_REQUEST)
+    except SessionError as error:
+        return _fetch_response(error.code, 0, ())
+    asked = await services.call(_asked, services, client, request.topics)
+    forgotten = await services.call(_asked, services, client, request.forgotten_topics_data)
+    checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
+    answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
+    if epoch == FINAL:
+        result = await services.call(_close, services, session, checked)
+        shares.close(session)
+    else:
+        session.places |= asked.places
+        for key in forgotten.places:
+            session.places.pop(key, None)
+        acquires = not renews and request.max_records > 0
+        result = await _poll(services, session, request, checked, mode, until_s if acquires else 0.0, acquires)
+    _note_acknowledgements(session, asked, checked, result, answers)
+    for key in result.unread & session.places.keys():
+        topic_place = session.places[key].topic_id, key[1]
+        answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
+    for taken in result.taken:
+        place = session.places[taken.key]
+        answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
+        ranges = [r for r, _ in taken.parts]
+        session.held.setdefault(taken.key, HeldRecords()).add(ranges)
+        answer.acquired = _joined(ranges)
+        answer.records = await services.call(_encoded, taken)
+    if epoch == INITIAL:
+        for place in asked.places.values():
+            answers.setdefault((place.topic_id, place.key[1]), _Answer((place.topic_id, place.key[1])))
+    size = sum(len(answer.records) for answer in answers.values())
+    memory = request_context.get().memory
+    if memory is not None:
+        await memory.response.more(size)
+    return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
+
+
+def _lock_ms(services: Services) -> int:
+    return services.cluster.store.settings.group_share_record_lock_duration_ms
+
+
+async def _poll(
+    services: Services, session: Session, request: Message, checked: Mapping[Key, Checked], mode: int, until_s: float,
+    acquires: bool,
+) -> Result:  # fmt: skip
+    polls = services.shares.polls
+    records_max = request.max_records if acquires else 0
+    wanted = Request(session.member_id, records_max, max(1, request.max_bytes), mode != _RECORD_LIMIT)
+    assigned = {key: place.topic for key, place in session.places.items()}
+    acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
+    refused = any(each.code for each in checked.values())
+    errors: dict[Key, SparkLogError | None] = {}
+    while True:
+        seen = await services.call(services.changes.current)
+        result = await services.call(polls.attempt, session.group_id, wanted, assigned, acknowledgements)
+        errors |= result.errors
+        left_s = until_s - clock.monotonic_s()
+        if result.taken or left_s <= 0 or errors or refused or result.unread or not assigned:
+            return Result(errors, result.taken, result.lock_ms, unread=result.unread)
+        acknowledgements = {}
+        await services.changes.wait(seen, wait_s(left_s, result.wait_ms))
+
+
+def _close(services: Services, session: Session, checked: Mapping[Key, Checked]) -> Result:
+    acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
+    return services.shares.polls.acknowledge(session.group_id, session.member_id, acknowledgements, session.locks)
+
+
+def _note_acknowledgements(
+    session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
+    answers: dict[tuple[uuid.UUID, int], _Answer],
+) -> None:  # fmt: skip
+    """Put the outcome of each partition's acknowledgements into its answer."""
+    for key, each in checked.items():
+        place = asked.places[key].topic_id, key[1]
+        answer = answers.setdefault(place, _Answer(place))
+        answer.acknowledged, answer.acknowledge_message = each.code, each.message
+        error = result.errors.get(key)
+        if error is not None:
+            answer.acknowledged, answer.acknowledge_message = error_code(error), client_message(error)
+        elif not each.code:
+            note_acknowledged(session, key, each.acknowledgements)
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Return ranges, of which neighbours with the same delivery count are one."""
+    joined: list[Range] = []
+    for r in ranges:
+        if joined and joined[-1].end == r.first and joined[-1].deliveries == r.deliveries:
+            joined[-1] = joined[-1]._replace(end=r.end)
+        else:
+            joined.append(r)
+    return joined
+
+
+def _encoded(taken: Taken) -> bytes:
+    """Return batches of exactly the acquired records."""
+    data: list[bytes] = []
+    together: list[pa.RecordBatch] = []
+
+    def flush() -> None:
+        if together:
+            records = pa.concat_batches(together)
+            first, kind = records.column("offset")[0].as_py(), TimestampType(records.column("timestampType")[0].as_py())
+            data.extend(batch.data for batch in encoded(records, first, taken.leader_epoch, kind))
+            together.clear()
+
+    for _, records in taken.parts:
+        if together and together[-1].column("timestampType")[0] != records.column("timestampType")[0]:
+            flush()
+        together.append(records)
+    flush()
+    return b"".join(data)
+
+
+def _fetch_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -> Message:
+    kind = ShareFetchResponse.ShareFetchableTopicResponse
+    part = kind.PartitionData
+    topics: dict[uuid.UUID, list[Message]] = {}
+    for answer in answers:
+        topic_id, number = answer.place
+        topics.setdefault(topic_id, []).append(
+            part(
+                partition_index=number, error_code=answer.error, error_message=answer.message,
+                acknowledge_error_code=answer.acknowledged, acknowledge_error_message=answer.acknowledge_message,
+                current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0), records=answer.records,
+                acquired_records=[
+                    part.AcquiredRecords(first_offset=r.first, last_offset=r.end - 1, delivery_count=r.deliveries)
+                    for r in answer.acquired
+                ],
+            )
+        )  # fmt: skip
+    responses = [kind(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]
+    return ShareFetchResponse(
+        throttle_time_ms=0, error_code=code, error_message=None, acquisition_lock_timeout_ms=lock_ms,
+        responses=responses, node_endpoints=[],
+    )  # fmt: skip
+
+
+async def share_acknowledge(services: Services, request: Message, client: Client) -> Message:
+    """Acknowledge records of a session. With the final epoch it ends, and its other records are released."""
+    renews = request.version >= _RENEWS_SINCE and request.is_renew_ack
+    epoch = request.share_session_epoch
+    try:
+        if not request.group_id or not request.member_id:
+            raise SessionError(INVALID_REQUEST)
+        if epoch == INITIAL:
+            raise SessionError(INVALID_SESSION_EPOCH)
+        session = services.shares.find(request.group_id, request.member_id, epoch)
+    except SessionError as error:
+        return _acknowledge_response(error.code, 0, ())
+    asked = await services.call(_asked, services, client, request.topics)
+    checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
+    answers = {place: _Answer(place, acknowledged=code) for place, code in asked.errors.items()}
+    if epoch == FINAL:
+        result = await services.call(_close, services, session, checked)
+        services.shares.close(session)
+    else:
+        acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
+        result = await services.call(
+            services.shares.polls.acknowledge, session.group_id, session.member_id, acknowledgements
+        )
+    _note_acknowledgements(session, asked, checked, result, answers)
+    return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
+
+
+def _acknowledge_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -> Message:
+    kind = ShareAcknowledgeResponse.ShareAcknowledgeTopicResponse
+    part = kind.PartitionData
+    topics: dict[uuid.UUID, list[Message]] = {}
+    for answer in answers:
+        topic_id, number = answer.place
+        topics.setdefault(topic_id, []).append(
+            part(
+                partition_index=number, error_code=answer.acknowledged, error_message=answer.acknowledge_message,
+                current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0),
+            )
+        )  # fmt: skip
+    responses = [kind(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]
+    return ShareAcknowledgeResponse(
+        throttle_time_ms=0, error_code=code, error_message=None, acquisition_lock_timeout_ms=lock_ms,
+        responses=responses, node_endpoints=[],
+    )  # fmt: skip
+
+
+APIS = (
+    Api(ShareFetchRequest, share_fetch, advertised=(1, 2), lane=Lane.FETCH, rights=(on_group(Operation.READ),)),
+    Api(ShareAcknowledgeRequest, share_acknowledge, advertised=(1, 2), lane=Lane.GROUP,
+        rights=(on_group(Operation.READ),)),
+)  # fmt: skip

@@ -1,0 +1,247 @@
+"""Share sessions (KIP-932): what a gateway remembers of the members that fetch from it.
+
+A session has the partitions of its member and the records that it acquired, with the numbers of their locks. An
+acknowledgement on the wire has offsets only: it gets its lock here. A gateway that was stopped therefore acts under old
+lock numbers, which the store refuses.
+"""
+
+import asyncio
+import bisect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.polling import CombinedPolls, SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.log.log import Log
+from spark_log.log.partitions.partition_rows import Key
+
+logger = logging.getLogger(__name__)
+
+INITIAL, FINAL = 0, -1
+"""Session epochs that open and close a session."""
+INVALID_REQUEST, SESSION_NOT_FOUND, INVALID_SESSION_EPOCH, SESSION_LIMIT_REACHED = 42, 122, 123, 133
+_EPOCH_MAX = 2**31 - 1
+_HELD_MAX = 20_000
+"""The number of ranges of a partition that a session remembers. Older ones have no lock any more."""
+
+
+class SessionError(Exception):
+    """A request that does not fit its session; `code` is Kafka's error code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(str(code))
+        self.code = code
+
+
+class Place(NamedTuple):
+    """A partition of a session."""
+
+    key: Key
+    topic: str
+    topic_id: Any
+    """Kafka's topic id."""
+
+
+class Held(NamedTuple):
+    """Acquired records first <= offset < end."""
+
+    first: int
+    end: int
+    lock: int
+
+
+@dataclass
+class HeldRecords:
+    """The acquired records of a partition: sorted ranges, which do not overlap."""
+
+    ranges: list[Held] = field(default_factory=list)
+    end: int = 0
+    """The end of all records that were acquired so far."""
+
+    def add(self, acquired: Iterable[Range]) -> None:
+        for r in acquired:
+            self.remove(r.first, r.end)
+            bisect.insort(self.ranges, Held(r.first, r.end, r.lock))
+            self.end = max(self.end, r.end)
+        if len(self.ranges) > _HELD_MAX:
+            self.ranges = sorted(sorted(self.ranges, key=lambda held: held.lock)[-_HELD_MAX:])
+
+    def remove(self, first: int, end: int) -> None:
+        at = max(0, bisect.bisect_right(self.ranges, (first,)) - 1)
+        kept: list[Held] = []
+        stop = at
+        while stop < len(self.ranges) and self.ranges[stop].first < end:
+            held = self.ranges[stop]
+            parts = held._replace(end=min(held.end, first)), held._replace(first=max(held.first, end))
+            kept += [part for part in parts if part.first < part.end]
+            stop += 1
+        self.ranges[at:stop] = kept
+
+    def locks_of(self, first: int, end: int) -> list[Held]:
+        """Return the parts of the ranges that cover these offsets. Raises InvalidRecordStateError if one is missing."""
+        at = max(0, bisect.bisect_right(self.ranges, (first, _EPOCH_MAX << 32)) - 1)
+        found: list[Held] = []
+        position = first
+        while position < end:
+            if at >= len(self.ranges) or not self.ranges[at].first <= position < self.ranges[at].end:
+                raise InvalidRecordStateError("The offset cannot be acknowledged. The offset is not acquired.")
+            stop = min(end, self.ranges[at].end)
+            found.append(Held(position, stop, self.ranges[at].lock))
+            position, at = stop, at + 1
+        return found
+
+
+@dataclass
+class Session:
+    group_id: str
+    member_id: str
+    connection_id: str
+    epoch: int = 1
+    """The epoch of the next request."""
+    places: dict[Key, Place] = field(default_factory=dict)
+    held: dict[Key, HeldRecords] = field(default_factory=dict)
+
+    def advance(self) -> None:
+        self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
+
+    @property
+    def locks(self) -> dict[Key, frozenset[int]]:
+        return {key: frozenset(held.lock for held in records.ranges) for key, records in self.held.items()}
+
+
+class Shares:
+    """The share sessions of a gateway process, and the polls of their members. Sessions belong to the event loop."""
+
+    def __init__(self, cluster: Cluster, log: Log, run_own: Callable[..., Awaitable[Any]]) -> None:
+        """`log` writes dead letters. `run_own` calls a blocking function in a thread of the gateway."""
+        combined = CombinedPolls(cluster.store)
+        self.polls = SharePolls(cluster, ShareReads(cluster), combined.run, DeadLetters(lambda: log))
+        self._store, self._run_own = cluster.store, run_own
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._ending: set[Any] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, group_id: str, member_id: str, connection_id: str) -> Session:
+        """Open a session. One that the member had goes on with its acquired records. Raises SessionError if this
+        process has group.share.max.share.sessions.
+        """
+        before = self._sessions.pop((group_id, member_id), None)
+        if len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
+            raise SessionError(SESSION_LIMIT_REACHED)
+        session = Session(group_id, member_id, connection_id, held={} if before is None else before.held)
+        self._sessions[group_id, member_id] = session
+        return session
+
+    def find(self, group_id: str, member_id: str, epoch: int) -> Session:
+        """Return the session of a request with this epoch. Raises SessionError."""
+        session = self._sessions.get((group_id, member_id))
+        if session is None:
+            raise SessionError(SESSION_NOT_FOUND)
+        if epoch == FINAL:
+            return session
+        if epoch != session.epoch:
+            raise SessionError(INVALID_SESSION_EPOCH)
+        session.advance()
+        return session
+
+    def close(self, session: Session) -> None:
+        self._sessions.pop((session.group_id, session.member_id), None)
+
+    def connection_ended(self, connection_id: str) -> None:
+        """Release the records of the sessions that this connection opened. Call it in the event loop."""
+        for session in [each for each in self._sessions.values() if each.connection_id == connection_id]:
+            self.close(session)
+            if session.locks:
+                task = asyncio.ensure_future(self._release(session))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+
+    async def _release(self, session: Session) -> None:
+        try:
+            await self._run_own(self.polls.acknowledge, session.group_id, session.member_id, {}, session.locks)
+        except SparkLogError as error:
+            logger.warning("locks of a share session end by time: %s", redact(str(error)))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The acknowledgements of a partition in a request: with their locks, or an error."""
+
+    acknowledgements: Sequence[Acknowledgement] = ()
+    code: int = NONE
+    message: str | None = None
+
+
+def check_acknowledgements(
+    session: Session, batches: Mapping[Key, Sequence[Any]], *, renews: bool, code_of: Callable[[SparkLogError], int]
+) -> dict[Key, Checked]:
+    """Return the acknowledgements of each partition with their locks. All of a partition are refused together."""
+    checked = {}
+    for key, parts in batches.items():
+        try:
+            checked[key] = Checked(_with_locks(session, key, parts, renews))
+        except SessionError as error:
+            checked[key] = Checked((), error.code, str(error.__cause__) if error.__cause__ else None)
+        except SparkLogError as error:
+            checked[key] = Checked((), code_of(error), str(error))
+    return checked
+
+
+def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) -> list[Acknowledgement]:
+    if key not in session.places and key not in session.held:
+        raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    held = session.held.get(key) or HeldRecords()
+    found: list[Acknowledgement] = []
+    position = 0
+    for part in parts:
+        first, last, types = part.first_offset, part.last_offset, part.acknowledge_types
+        one_each = len(types) > 1
+        valid = 0 <= position <= first <= last and types and (not one_each or len(types) == last - first + 1)
+        if not valid or any(not 0 <= kind <= 4 for kind in types) or (not renews and AcknowledgeType.RENEW in types):
+            raise SessionError(INVALID_REQUEST)
+        position = last + 1
+        if held.end and last >= held.end:
+            which = "first" if first >= held.end else "last"
+            raise SessionError(INVALID_REQUEST) from ValueError(
+                f"Batch record not found. The {which} offset in request is past acquired records."
+            )
+        begin = first
+        runs = (
+            [(kind, len(list(group))) for kind, group in groupby(types)] if one_each else [(types[0], position - first)]
+        )
+        for kind, count in runs:
+            found += (
+                Acknowledgement(*one, session.member_id, AcknowledgeType(kind))
+                for one in held.locks_of(begin, begin + count)
+            )
+            begin += count
+    return found
+
+
+def note_acknowledged(session: Session, key: Key, acknowledgements: Sequence[Acknowledgement]) -> None:
+    """Forget records that are acknowledged, but not those of renewed locks."""
+    held = session.held.get(key)
+    for ack in acknowledgements if held is not None else ():
+        assert held is not None
+        if ack.type != AcknowledgeType.RENEW:
+            held.remove(ack.first, ack.end)
+
+
+def wait_s(left_s: float, wait_ms: int | None) -> float:
+    """Return how long a fetch waits for a change."""
+    return max(0.0005, min([left_s, *([] if wait_ms is None else [wait_ms / 1000 + 0.001])]))
+
+
+def deadline_s(max_wait_ms: int) -> float:
+    return clock.monotonic_s() + min(max_wait_ms / 1000, 300.0)

@@ -1,0 +1,340 @@
+"""ShareConsumer: each record is delivered to one member, until one has accepted it."""
+
+import threading
+
+import pyarrow.compute as pc
+import pytest
+from kafka.errors import KafkaConfigurationError, KafkaError
+from kafka.structs import TopicPartition
+
+from spark_log import AcknowledgeType, ShareConsumer
+from spark_log.cluster.settings import alter_settings
+from spark_log.errors import (
+    GroupIdNotFoundError,
+    GroupMaxSizeReachedError,
+    IllegalStateError,
+    InvalidRecordStateError,
+    WakeupError,
+)
+from spark_log.groups.share import rows
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+
+LOCK_MS = 300
+
+
+@pytest.fixture
+def short_locks(cluster):
+    """The limits of locks and of the number of deliveries are wide, and locks last LOCK_MS."""
+    alter_settings(
+        cluster,
+        {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(LOCK_MS)},
+    )
+
+
+@pytest.fixture
+def configure(cluster):
+    """Set configs of group `workers`."""
+
+    def set_configs(**configs):
+        named = {name.replace("_", "."): str(value) for name, value in configs.items()}
+        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", named))
+
+    set_configs(share_auto_offset_reset="earliest")
+    return lambda **configs: set_configs(share_auto_offset_reset="earliest", **configs)
+
+
+@pytest.fixture
+def worker(cluster, cluster_address, configure):
+    """A function that makes share consumers of topic `jobs`; they are closed at the end."""
+    made = []
+
+    def make(*topics, **settings):
+        settings = {"group_id": "workers", **settings}
+        made.append(ShareConsumer(*(topics or ("jobs",)), cluster=cluster_address, **settings))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close()
+
+
+def send(produce, *values, topic="jobs", partition=0):
+    producer = produce()
+    for value in values:
+        producer.send(topic, value.encode(), partition=partition).get()
+
+
+def values_of(polled):
+    return [record.value.decode() for records in polled.values() for record in records]
+
+
+def take(consumer, count, timeout_ms=5_000):
+    """Poll until `count` records came."""
+    found = []
+    while len(found) < count:
+        polled = consumer.poll(timeout_ms)
+        assert polled, f"only {len(found)} of {count} records came"
+        found += [record for records in polled.values() for record in records]
+    return found
+
+
+def test_members_share_the_records_of_one_partition(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcdef")
+    first, second = (worker(share_acquire_mode="record_limit", max_poll_records=2) for _ in range(2))
+    got = [values_of(first.poll(5_000)), values_of(second.poll(5_000)), values_of(first.poll(5_000))]
+    assert got == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert second.poll() == {} == first.poll()
+    first.commit_sync()
+    second.close()
+    assert values_of(first.poll()) == []  # close accepts in implicit mode
+
+
+def test_records_of_a_member_that_closes_in_explicit_mode_are_delivered_again(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
+    polled = take(first, 3)
+    assert [record.delivery_count for record in polled] == [1, 1, 1]
+    first.acknowledge(polled[1])
+    first.close()
+    assert [(r.value, r.delivery_count) for r in take(second, 2)] == [(b"a", 2), (b"c", 2)]
+
+
+def test_released_records_come_again_and_rejected_ones_do_not(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    first, second, third = take(consumer, 3)
+    consumer.acknowledge(first, AcknowledgeType.RELEASE)
+    consumer.acknowledge(second, AcknowledgeType.REJECT)
+    consumer.acknowledge_offset("jobs", 0, third.offset, AcknowledgeType.ACCEPT)
+    assert consumer.commit_sync() == {TopicPartition("jobs", 0): None}
+    [again] = take(consumer, 1)
+    assert (again.value, again.delivery_count) == (b"a", 2)
+    consumer.acknowledge(again)
+    assert consumer.poll() == {}
+
+
+def test_a_record_is_archived_after_the_last_delivery(cluster, produce, worker, configure):
+    configure(share_delivery_count_limit=2)
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    for delivery in (1, 2):
+        [record] = take(consumer, 1)
+        assert record.delivery_count == delivery
+        consumer.acknowledge(record, AcknowledgeType.RELEASE)
+    assert consumer.poll() == {}
+
+
+def test_a_lock_ends_and_its_late_acknowledgement_is_refused(cluster, produce, worker, short_locks):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    slow, other = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
+    [record] = take(slow, 1)
+    assert slow.acquisition_lock_timeout_ms() == LOCK_MS
+    [again] = take(other, 1)  # waits until the lock of `slow` has ended
+    assert again.delivery_count == 2
+    slow.acknowledge(record, AcknowledgeType.REJECT)
+    [error] = slow.commit_sync().values()
+    assert isinstance(error, InvalidRecordStateError)
+    assert isinstance(error, KafkaError)
+    other.acknowledge(again)
+    assert list(other.commit_sync().values()) == [None]
+
+
+def test_a_renewed_lock_lasts(cluster, produce, worker, short_locks):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    slow, other = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
+    [record] = take(slow, 1)
+    for _ in range(4):
+        assert other.poll(LOCK_MS / 2) == {}
+        slow.acknowledge(record, AcknowledgeType.RENEW)
+        assert list(slow.commit_sync().values()) == [None]
+    slow.acknowledge(record)
+    assert list(slow.commit_sync().values()) == [None]
+    assert other.poll(2 * LOCK_MS) == {}
+
+
+def test_single_records_are_taken_from_those_in_memory(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer, other = worker(), worker()
+    assert [values_of(consumer.poll(5_000, max_records=1)) for _ in range(3)] == [["a"], ["b"], ["c"]]
+    assert other.poll() == {}  # all four are locked
+    consumer.close()
+    assert values_of(other.poll(5_000)) == ["d"]
+
+
+def test_arrow_tables_are_acknowledged_whole_or_in_part(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    [table] = consumer.poll_arrow(5_000).values()
+    assert table.column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
+    assert table.column("delivery_count").to_pylist() == [1, 1, 1, 1]
+    bad = pc.equal(table.column("value"), b"b")
+    consumer.acknowledge(table.filter(bad), AcknowledgeType.RELEASE)
+    with pytest.raises(IllegalStateError, match="must be acknowledged"):
+        consumer.poll_arrow()
+    consumer.acknowledge(table.filter(pc.invert(bad)))
+    [again] = consumer.poll_arrow(5_000).values()
+    assert (again.column("value").to_pylist(), again.column("delivery_count").to_pylist()) == ([b"b"], [2])
+
+
+def test_a_record_that_cannot_be_deserialized_is_released_and_raised(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, "1", "x", "3")
+    consumer = worker(value_deserializer=int)
+    assert [record.value for record in take(consumer, 1)] == [1]
+    with pytest.raises(ValueError, match="invalid literal"):
+        consumer.poll(5_000)
+    assert [record.value for record in take(consumer, 1)] == [3]
+    with pytest.raises(ValueError, match="invalid literal"):  # it is delivered again
+        consumer.poll(5_000)
+
+
+def test_new_groups_begin_at_the_end_unless_configured(cluster, cluster_address, produce):
+    create_topic(cluster, "jobs")
+    send(produce, "before")
+    with ShareConsumer("jobs", cluster=cluster_address, group_id="late") as consumer:
+        assert consumer.poll() == {}
+        send(produce, "after")
+        assert values_of(consumer.poll(5_000)) == ["after"]
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(cluster, cluster_address, produce):
+    alter_settings(cluster, {"group.share.heartbeat.interval.ms": "50", "group.share.min.heartbeat.interval.ms": "1"})
+    create_topic(cluster, "jobs")
+    with ShareConsumer("jobs", cluster=cluster_address, group_id="late") as consumer:
+        assert consumer.poll() == {}
+        add_partitions(cluster, "jobs", 2)
+        send(produce, "new", partition=1)
+        assert values_of(consumer.poll(10_000)) == ["new"]
+
+
+def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):
+    alter_settings(cluster, {"group.share.heartbeat.interval.ms": "50", "group.share.min.heartbeat.interval.ms": "1"})
+    create_topic(cluster, "jobs")
+    send(produce, "old")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    [old] = take(consumer, 1)
+    delete_topic(cluster, "jobs")
+    create_topic(cluster, "jobs")
+    send(produce, "new")
+    consumer.acknowledge(old)
+    [new] = take(consumer, 1, 10_000)
+    assert (new.value, new.offset, new.delivery_count) == (b"new", 0, 1)
+
+
+def test_retention_drops_records_and_their_acknowledgements_are_ignored(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    first = worker(share_acknowledgement_mode="explicit", share_acquire_mode="record_limit", max_poll_records=2)
+    polled = take(first, 2)
+    delete_records(cluster, {TopicPartition("jobs", 0): 3})
+    for record in polled:
+        first.acknowledge(record)
+    assert list(first.commit_sync().values()) == [None]
+    assert values_of(first.poll(5_000)) == ["d"]
+
+
+def test_callbacks_get_offsets_and_must_not_call_the_consumer(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"ab")
+    consumer, calls = worker(), []
+    consumer.set_acknowledgement_commit_callback(lambda offsets, error: calls.append((offsets, error)))
+    consumer.poll(5_000)
+    consumer.commit_async()
+    assert calls == [({TopicPartition("jobs", 0): [0, 1]}, None)]
+    consumer.set_acknowledgement_commit_callback(lambda offsets, error: consumer.poll())
+    send(produce, "c")
+    consumer.poll(5_000)
+    with pytest.raises(IllegalStateError, match="must not call"):
+        consumer.commit_sync()
+
+
+def test_mistakes_are_named(cluster, cluster_address, worker, produce):
+    create_topic(cluster, "jobs")
+    with pytest.raises(KafkaConfigurationError, match="group_id"):
+        ShareConsumer("jobs", cluster=cluster_address)
+    with pytest.raises(KafkaConfigurationError, match="share_acknowledgement_mode"):
+        worker(share_acknowledgement_mode="both")
+    with pytest.raises(KafkaConfigurationError, match="did you mean max_poll_records"):
+        worker(max_pol_records=3)
+    with ShareConsumer(cluster=cluster_address, group_id="workers") as idle, pytest.raises(IllegalStateError):
+        idle.poll()
+    send(produce, "a")
+    implicit = worker()
+    [record] = take(implicit, 1)
+    with pytest.raises(IllegalStateError, match="Implicit"):
+        implicit.acknowledge(record)
+    explicit = worker(group_id="others", share_acknowledgement_mode="explicit")
+    with pytest.raises(IllegalStateError, match="not held"):
+        explicit.acknowledge(record)
+
+
+def test_a_group_of_another_type_is_refused(cluster, cluster_address, worker, produce):
+    from spark_log import Consumer
+
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    with Consumer("jobs", cluster=cluster_address, group_id="readers", auto_offset_reset="earliest") as consumer:
+        assert consumer.poll(5_000)
+        with pytest.raises(GroupIdNotFoundError, match="is not a share group"):
+            worker(group_id="readers").poll()
+
+
+def test_a_group_has_a_largest_size(cluster, worker):
+    alter_settings(cluster, {"group.share.max.size": "1"})
+    create_topic(cluster, "jobs")
+    worker().poll()
+    with pytest.raises(GroupMaxSizeReachedError, match="maximum capacity of 1"):
+        worker().poll()
+
+
+def test_wakeup_ends_a_poll(cluster, worker):
+    create_topic(cluster, "jobs")
+    consumer = worker()
+    threading.Timer(0.2, consumer.wakeup).start()
+    with pytest.raises(WakeupError):
+        consumer.poll(60_000)
+    assert consumer.poll() == {}
+
+
+def test_iteration_ends_with_close_by_another_thread(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"ab")
+    consumer, got = worker(), []
+    for record in consumer:
+        got.append(record.value)
+        if len(got) == 2:
+            threading.Timer(0.1, consumer.close).start()
+    assert got == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("delay", ["release", "header"])
+def test_delayed_records_wait(cluster, produce, worker, delay):
+    create_topic(cluster, "jobs")
+    due_ms = cluster.store.now().wall_ms + 700
+    headers = [("spark-log.deliver-at", str(due_ms).encode())] if delay == "header" else []
+    produce().send("jobs", b"later", headers=headers).get()
+    send(produce, "now")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    if delay == "release":
+        for record in take(consumer, 2):
+            later = record.value == b"later"
+            consumer.acknowledge(record, AcknowledgeType.RELEASE if later else AcknowledgeType.ACCEPT,
+                                 delay_ms=700 if later else 0)  # fmt: skip
+        due_ms = cluster.store.now().wall_ms + 690
+        consumer.commit_sync()
+    else:
+        [now] = take(consumer, 1)
+        assert now.value == b"now"
+        consumer.acknowledge(now)
+    [late] = take(consumer, 1)
+    assert cluster.store.now().wall_ms >= due_ms - 5
+    assert (late.value, late.delivery_count) == (b"later", 2 if delay == "release" else 1)
