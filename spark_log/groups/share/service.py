@@ -78,6 +78,8 @@ class Outcome:
     """The duration of the locks."""
     archived: set[Key] = field(default_factory=set)
     """Partitions in which this transaction archived records, which wait for their dead letters."""
+    offers: dict[Key, rows.Offer] = field(default_factory=dict)
+    """What the partitions of the poll have after the transaction, without the due time of delayed records."""
 
 
 def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
@@ -257,6 +259,8 @@ class _Transaction:
         changed = [work for work in self._work.values() if work.row != work.stored or work.delayed or work.came_due]
         for poll, outcome in zip(self.polls, self.outcomes, strict=True):
             outcome.archived = {work.row.key for work in changed if work.archived and work.row.key in poll.keys}
+            mine = {key: self._work[poll.group_id, key] for key in poll.readable if (poll.group_id, key) in self._work}
+            outcome.offers = {key: rows.offer_of(work.row, work.log, self._now) for key, work in mine.items()}
         with sent_with_commit(self.connection):
             rows.save(self.connection, [work.row for work in changed], self._now)
             for work in changed:
