@@ -6,8 +6,8 @@ from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.producer_batch import Headers
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError
-from spark_log.log.records.headers import DELIVER_AT
 from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+from spark_log.log.records.schema import DELIVER_AT
 
 
 def checked_headers(headers: object) -> Headers:

@@ -21,8 +21,7 @@ from spark_log.groups.share.rules import Numbers, Stretch
 from spark_log.groups.share.service import Readable
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.log.records.headers import DELIVER_AT
-from spark_log.log.records.schema import read_schema
+from spark_log.log.records.schema import DELIVER_AT, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
