@@ -189,7 +189,8 @@ class _Transaction:
                 work.due = [entry for entry in work.due if entry.offset < end]
             row = replace(row, leader_epoch=log.leader_epoch)
         clipped = rules.clip(row.window, log.log_start_offset)
-        if clipped.window != row.window:
+        # The start may be above delayed records, and then the window does not show that they are gone.
+        if clipped.window != row.window or any(entry.offset < log.log_start_offset for entry in work.due):
             row = replace(row, window=clipped.window, expired=row.expired + clipped.expired)
             dropped = rows.drop_delays(self.connection, row.group_id, row.key, below=log.log_start_offset)
             row = rows.with_delays_dropped(row, dropped, expired=True)
