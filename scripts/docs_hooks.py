@@ -10,6 +10,7 @@ GENERATED = {
     "command line": docs_cli.reference,
     "jobs": docs_cli.jobs_reference,
     "topic configs": docs_tables.topic_configs,
+    "group configs": docs_tables.group_configs,
     "cluster settings": docs_tables.cluster_settings,
     "producer settings": docs_tables.producer_settings,
     "consumer settings": docs_tables.consumer_settings,

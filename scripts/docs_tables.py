@@ -13,14 +13,22 @@ from spark_log.clients.admin.admin_settings import AdminSettings
 from spark_log.clients.client_settings import NO_EFFECT, REFUSED
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.produce.producer_settings import ProducerSettings
-from spark_log.config import ClusterSettings, definitions
+from spark_log.config import ClusterSettings, ConfigDefinition, definitions, group_definitions
 from spark_log.errors import SparkLogError
 from spark_log.spark.datasource.options.kafka_options import KAFKA_OPTIONS, PREFIX, Honoured, Ignored
 
 
 def topic_configs() -> str:
+    return _configs(definitions())
+
+
+def group_configs() -> str:
+    return _configs(group_definitions().values())
+
+
+def _configs(entries: Iterable[ConfigDefinition]) -> str:
     parts = []
-    for entry in definitions():
+    for entry in entries:
         unit = f" ({entry.unit})" if entry.unit else ""
         kafka = f" Kafka's default is `{entry.kafka_default}`." if entry.kafka_default is not None else ""
         facts = f"Type: {entry.kind}{unit}. Default: `{entry.default}`.{kafka} Valid: {entry.valid}."

@@ -645,7 +645,7 @@ class NonEmptyGroupError(FatalError):
 
 
 class GroupIdNotFoundError(FatalError):
-    """There is no group with this id.
+    """There is no group with this id, or it is of another type: a share group has no committed offsets.
 
     Remedy: check it with `spark-log group list`.
     """

@@ -72,6 +72,12 @@ def topic_configs(incomplete: str) -> list[str]:
     return _starting((definition.name for definition in definitions()), incomplete)
 
 
+def group_configs(incomplete: str) -> list[str]:
+    from spark_log.config import group_definitions
+
+    return _starting(group_definitions(), incomplete)
+
+
 def cluster_settings(incomplete: str) -> list[str]:
     from spark_log.config import ClusterSettings
 

@@ -1,4 +1,4 @@
-"""The definition of a topic config, which is part of the dataclass field for its value."""
+"""The definition of a config of topics or groups, which is part of the dataclass field for its value."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from spark_log.config.values import ValueType
 
 @dataclass(frozen=True)
 class ConfigDefinition:
-    """The description of one topic config, for reference pages and `describe_configs`."""
+    """The description of one config, for reference pages and `describe_configs`."""
 
     name: str
     """Kafka's dotted name, or that of a config that only spark-log has."""

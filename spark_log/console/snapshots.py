@@ -98,5 +98,6 @@ def visible(snapshot: ClusterSnapshot, role: Role) -> ClusterSnapshot:
         topics=topics,
         partitions=tuple(each for each in snapshot.partitions if each.topic_id in topics),
         groups=tuple(each for each in snapshot.groups if role.sees(each.topic)),
+        share_partitions=tuple(each for each in snapshot.share_partitions if role.sees(each.topic)),
         table_lags={key: lag for key, lag in snapshot.table_lags.items() if key.topic_id in topics},
     )

@@ -2,17 +2,20 @@
 one snapshot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import sqlalchemy as sa
 
-from spark_log.config import GroupConfig
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ConfigDefinition, GroupConfig, group_definitions
 from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts.groups import GroupDescription, describe_group
 from spark_log.facts.share_partitions import SharePartition, share_partitions, total_lag
 from spark_log.groups.consumer.rows import SHARE
 from spark_log.groups.share import rows
+from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, REJECTED, Range
 from spark_log.ids import TopicPartition
 from spark_log.metadata.sql_columns import SHARE_DELAYED
@@ -29,8 +32,6 @@ class ShareGroupDescription:
     group: GroupDescription
     partitions: tuple[SharePartition, ...]
     config: GroupConfig
-    overrides: dict[str, str]
-    """The configs that the group sets."""
 
     @property
     def lag(self) -> int:
@@ -74,9 +75,45 @@ def describe_share_group(store: Store, group_id: str) -> ShareGroupDescription:
             raise GroupIdNotFoundError(f"Group {group_id} is not a share group.")
         overrides = rows.read_configs(connection, group_id)
         config = GroupConfig.of(overrides, store.settings)
-        return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config, overrides)
+        return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config)
 
     return store.read(read)
+
+
+class ConfigOrigin(Enum):
+    """Where the value of a group config comes from."""
+
+    GROUP = "group"
+    CLUSTER = "cluster setting"
+    """The group does not set it, and the cluster setting group.<name> is not at its default."""
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class GroupConfigEntry:
+    """A config of a group, with its value in use."""
+
+    definition: ConfigDefinition
+    value: str
+    origin: ConfigOrigin
+
+
+def group_config_entries(store: Store, group_id: str) -> list[GroupConfigEntry]:
+    """Return all configs of a group, which need not exist."""
+    overrides = store.read(lambda connection: rows.read_configs(connection, group_id))
+    values, defaults = GroupConfig.of(overrides, store.settings).as_text(), GroupConfig().as_text()
+    return [
+        GroupConfigEntry(
+            definition,
+            values[name],
+            ConfigOrigin.GROUP
+            if name in overrides
+            else ConfigOrigin.CLUSTER
+            if values[name] != defaults[name]
+            else ConfigOrigin.DEFAULT,
+        )
+        for name, definition in group_definitions().items()
+    ]
 
 
 def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartition] = ()) -> list[PartitionPeek]:
@@ -120,3 +157,77 @@ def _range(r: Range, now_ms: int) -> RecordRange:
         return RecordRange("available", r.first, r.end, r.deliveries)
     cause = "rejected" if r.lock == REJECTED else "delivery count"
     return RecordRange(f"archiving ({cause})", r.first, r.end, r.deliveries)
+
+
+@dataclass(frozen=True)
+class PeekedRecord:
+    """A record that a share group works on, or would acquire next. `key` and `value` are None also if the record cannot
+    be read any more.
+    """
+
+    partition: TopicPartition
+    offset: int
+    state: str
+    """As in `RecordRange`; next: it was never acquired."""
+    deliveries: int
+    member: str
+    left_ms: int | None
+    due_ms: int | None
+    key: bytes | None
+    value: bytes | None
+
+
+def peek_records(cluster: Cluster, group_id: str, places: Iterable[TopicPartition], limit: int) -> list[PeekedRecord]:
+    """Return up to `limit` records of each state and partition, with their keys and values. It acquires nothing.
+
+    Raises GroupIdNotFoundError, and the errors of reading.
+    """
+    found: list[PeekedRecord] = []
+    reads = ShareReads(cluster)
+    for peek in peek_share_group(cluster.store, group_id, places):
+        part = peek.partition
+        chosen: list[tuple[int, RecordRange]] = []
+        counts: dict[str, int] = {}
+        for each in peek.ranges:
+            upto = min(each.end, each.first + limit - counts.get(each.state, 0))
+            chosen += ((offset, each) for offset in range(each.first, upto))
+            counts[each.state] = counts.get(each.state, 0) + max(0, upto - each.first)
+        following = RecordRange("next", part.next, part.high_watermark, 0)
+        needs = [
+            (max(offset, part.log_start), offset + 1)
+            for offset, _ in chosen
+            if part.log_start <= offset < part.high_watermark
+        ]
+        needs += (
+            [(following.first, min(following.end, following.first + limit))] if part.next < part.high_watermark else []
+        )
+        records = _read(cluster, reads, part, needs)
+        new = sorted(offset for offset in records if offset >= following.first)[:limit]
+        chosen += ((offset, following) for offset in new)
+        found += (
+            PeekedRecord(
+                part.place, offset, each.state, each.deliveries, each.member, each.left_ms, each.due_ms,
+                *records.get(offset, (None, None)),
+            )
+            for offset, each in chosen
+        )  # fmt: skip
+    return found
+
+
+def _read(
+    cluster: Cluster, reads: ShareReads, part: SharePartition, needs: Sequence[tuple[int, int]]
+) -> dict[int, tuple[bytes | None, bytes | None]]:
+    """Return the keys and values of records by offset."""
+    if not needs:
+        return {}
+    key = (part.topic_id, part.partition)
+    log = cluster.store.read(lambda connection: rows.log_of(rows.ask_log(connection, key)))
+    if log is None:
+        return {}
+    parts = near(needs)
+    readable = reads.readable(key, part.topic, log.version, [*parts, (parts[-1][1], parts[-1][1])], parts[0][0])
+    found = {}
+    for records in readable.records:
+        columns = (records.column(name).to_pylist() for name in ("offset", "key", "value"))
+        found.update({offset: (record_key, value) for offset, record_key, value in zip(*columns, strict=True)})
+    return found

@@ -44,7 +44,7 @@ from spark_log.groups.group_names import check_group_id
 from spark_log.groups.offset_expiry import subscribed_topics
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
 from spark_log.groups.share.members import remove_share_members
-from spark_log.groups.share.rows import SHARE_TABLES
+from spark_log.groups.share.rows import delete_state
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import find_positions
 from spark_log.log.segments.slices import Positions
@@ -208,7 +208,8 @@ def delete_group(store: Store, group_id: str) -> None:
         refuse_live(store, connection, group_id)
         delete_classic(connection, group_id)
         delete_pending_offsets(connection, group_id)
-        for table in (t.group_offset, t.group_partition, t.group_member, *SHARE_TABLES, t.consumer_group):
+        delete_state(connection, group_id)
+        for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
     store.transact(delete)

@@ -3,10 +3,12 @@
 from spark_log.cluster.topics import find_topic
 from spark_log.console.paths import url
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
+from spark_log.groups.share.administration import alter_group_configs, group_overrides
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP
+from tests.support.share_members import ShareMember
 from tests.support.topics import fill
 
 STATUS = "[role=status]"
@@ -30,6 +32,25 @@ def test_offsets_are_reset_to_what_the_preview_shows(visit, hostile):
     visit.page.wait_for_url(f"{visit.url}{url('/groups/{group}', group=group)}")
     assert "Committed 2 offsets" in visit.page.inner_text(STATUS)
     assert committed_offsets(hostile.cluster.store, group) == {("reset", 0): 2, ("reset", 1): 0}
+
+
+def test_a_share_group_is_shown_and_its_config_is_set(visit, hostile):
+    log, group = ClientLog(hostile.cluster), f"{MARKUP}/workers"
+    fill(log, create_topic(hostile.cluster, "shared", 1, 1), [5])
+    log.close()
+    alter_group_configs(hostile.cluster.store, group, {"share.auto.offset.reset": "earliest"})
+    ShareMember(hostile.cluster, ["shared"], group).poll(2)
+    visit.open(url("/groups/{group}", group=group))
+    assert visit.page.locator("main table").nth(1).locator("tbody tr").inner_text().split() == [
+        "shared-0", "0", "2", "5", "5", "2", "0", "0", "0",
+    ]  # fmt: skip
+    assert visit.axe_violations() == []
+    assert not visit.is_wider_than_the_window()
+    visit.page.locator("select[name=config]").select_option("share.delivery.count.limit")
+    visit.page.get_by_label("New value").fill("3")
+    visit.page.get_by_role("button", name="Set", exact=True).click()
+    assert "share.delivery.count.limit of group" in visit.page.inner_text(STATUS)
+    assert group_overrides(hostile.cluster.store, group)["share.delivery.count.limit"] == "3"
 
 
 def test_a_config_is_changed_after_its_preview(visit, hostile):

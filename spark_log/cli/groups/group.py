@@ -1,7 +1,7 @@
-"""The commands `spark-log group …`, which show consumer groups and their lag, and reset and delete groups."""
+"""The commands `spark-log group …`, which show groups of all types and their lag, and reset and delete groups."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +12,10 @@ from spark_log.cli.shared_options import Cluster_, Json
 
 if TYPE_CHECKING:
     from spark_log.facts.groups import GroupDescription, PartitionLag
+    from spark_log.facts.share_groups import ShareGroupDescription
     from spark_log.groups.group_operations import ResetTo
 
-app = typer.Typer(no_args_is_help=True, help="Show consumer groups and their lag, reset and delete them.")
+app = typer.Typer(no_args_is_help=True, help="Show groups and their lag, reset and delete them.")
 
 GroupId = Annotated[
     str, typer.Argument(metavar="GROUP", help="Id of the group.", show_default=False, autocompletion=completion.groups)
@@ -67,7 +68,8 @@ def describe(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import GroupIdNotFoundError
-    from spark_log.facts.groups import PROTOCOL_TYPE, describe_groups, group_lag
+    from spark_log.facts.groups import PROTOCOL_TYPE, SHARE_TYPE, describe_groups, group_lag
+    from spark_log.facts.share_groups import describe_share_group
 
     with Cluster.open(cluster) as opened:
 
@@ -81,12 +83,13 @@ def describe(
             _follow(read)
             return
         described, lag = read()
+        share = describe_share_group(opened.store, group) if described.type == SHARE_TYPE else None
     if as_json:
-        print_json(_as_json(described, lag))
+        print_json({**_as_json(described, lag), **({} if share is None else {"share_partitions": _share_json(share)})})
         return
     facts: dict[str, Any] = {"group": group, "state": described.state, "type": described.type}
     facts |= {"generation": described.generation, "target generation": described.target_generation}
-    if described.protocol_type != PROTOCOL_TYPE:
+    if described.protocol_type not in (PROTOCOL_TYPE, described.type):
         facts["protocol type"] = described.protocol_type
     print_facts({**facts, "assignor": described.assignor or None, "lag": _total(lag)})
     if described.members:
@@ -99,10 +102,17 @@ def describe(
         ]  # fmt: skip
         columns = ("member", "instance id", "host", "protocol", "generation", "partitions", "session left")
         print_table("members", columns, rows)
-    if lag:
+    if share is not None:
+        partitions = [
+            (str(p.place), p.start, p.next, p.high_watermark, p.in_flight, p.available, p.delayed, p.archiving, p.lag)
+            for p in share.partitions
+        ]
+        print_table("partitions", _SHARE_COLUMNS, partitions)
+    elif lag:
         print_table("partitions", _LAG_COLUMNS, [_lag_row(row) for row in lag])
 
 
+_SHARE_COLUMNS = ("partition", "start", "next", "end", "in flight", "available", "delayed", "archiving", "lag")
 _LAG_COLUMNS = ("partition", "committed", "end", "lag", "member")
 
 
@@ -156,7 +166,8 @@ def reset(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the offsets that a reset would commit for a group without live members; with --execute commit them.
+    """Show the offsets that a reset would commit for a group without live members; with --execute commit them. Share
+    groups have `share reset`.
 
     New offsets are kept between log start offset and high watermark. As in Kafka's tool nothing changes without
     --execute.
@@ -171,9 +182,9 @@ def reset(
 
     if execute and dry_run:
         raise typer.BadParameter("cannot be combined with --dry-run", param_hint="--execute")
-    where = _reset_to(to)
+    where = parse_target(to)
     with Cluster.open(cluster) as opened:
-        chosen = _chosen(opened, topic, _committed(opened, group))
+        chosen = choose_partitions(opened, topic, _committed(opened, group))
         resets = sorted(reset_offsets(opened, group, dict.fromkeys(chosen, where), dry_run=not execute).items())
     if as_json:
         print_json([{**tp._asdict(), "current_offset": reset.current, "new_offset": reset.new} for tp, reset in resets])
@@ -188,12 +199,20 @@ def reset(
 
 @app.command()
 def delete(group: GroupId, cluster: Cluster_) -> None:
-    """Delete a group without live members, with all its offsets."""
+    """Delete a group without live members, with all its offsets. The configs of a share group stay."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.groups import SHARE_TYPE, describe_groups
     from spark_log.groups.group_operations import delete_group
 
     with Cluster.open(cluster) as opened:
-        delete_group(opened.store, group)
+        [described] = describe_groups(opened.store, [group])
+        if described.type == SHARE_TYPE:
+            from spark_log.clients.admin.audit import local_user
+            from spark_log.clients.admin.share_groups import delete_group as delete_share_group
+
+            delete_share_group(opened, local_user(), "cli", group)
+        else:
+            delete_group(opened.store, group)
     say(f"Deleted group {group}.")
 
 
@@ -204,7 +223,7 @@ def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> N
     from spark_log.groups.group_operations import delete_offsets
 
     with Cluster.open(cluster) as opened:
-        chosen = _chosen(opened, topic, _committed(opened, group))
+        chosen = choose_partitions(opened, topic, _committed(opened, group))
         delete_offsets(opened.store, group, chosen)
     say(f"Deleted the offsets of {count_of(len(chosen), 'partition')} of group {group}.")
 
@@ -227,7 +246,8 @@ def remove_member(
     say(f"Removed {count_of(len(member or ()) + len(instance or ()), 'member')} from group {group}.")
 
 
-def _reset_to(text: str) -> "ResetTo":
+def parse_target(text: str) -> "ResetTo":
+    """Return the reset that --to names."""
     from spark_log.groups.offset_resets import parse_reset
 
     try:
@@ -242,15 +262,15 @@ def _committed(opened: Any, group: str) -> dict[Any, int]:
     return committed_offsets(opened.store, group)
 
 
-def _chosen(opened: Any, topics: Sequence[str] | None, committed: Mapping[Any, int]) -> list[Any]:
-    """Return the partitions that --topic names, or without it all partitions with a committed offset of the group."""
+def choose_partitions(opened: Any, topics: Sequence[str] | None, known: Collection[Any]) -> list[Any]:
+    """Return the partitions that --topic names, or without it those that are `known` to the group."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 
     if not topics:
-        if not committed:
-            raise typer.BadParameter("the group has committed nothing: name a --topic")
-        return sorted(committed)
+        if not known:
+            raise typer.BadParameter("the group has no offset: name a --topic")
+        return sorted(known)
     chosen: list[TopicPartition] = []
     for text in topics:
         name, separator, numbers = text.partition(":")
@@ -285,3 +305,7 @@ def _as_json(described: "GroupDescription", lag: Sequence["PartitionLag"]) -> An
     ]
     partitions = [{**vars(row), "member": row.member.member_id if row.member else None} for row in lag]
     return json.loads(json.dumps({**vars(described), "members": members, "partitions": partitions}))
+
+
+def _share_json(share: "ShareGroupDescription") -> list[dict[str, Any]]:
+    return [{**vars(each), "unfinished": each.unfinished, "lag": each.lag} for each in share.partitions]

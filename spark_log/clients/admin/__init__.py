@@ -1,12 +1,14 @@
 """`from spark_log import Admin` imports the counterpart of kafka-python's KafkaAdminClient for a spark-log cluster.
 
-    client.py          the class, with all methods except those of access_calls.py
+    client.py          the class, with all methods except those of the two modules that have classes too
     access_calls.py    its methods for users and ACLs
     admin_settings.py  its settings, and the calls of kafka-python that are not supported
     topics.py          topics, partitions, offsets, records
     configs.py         configs of topics and of the cluster
+    group_configs.py   configs of share groups
     partitions.py      elections, reassignments, log dirs, brokers
     groups.py          consumer groups and their offsets
+    share_groups.py    its methods for share groups
     transactions.py    transactions, and the producers of partitions
     users.py, acls.py  users with their credentials, and ACLs
     outcomes.py        errors by topic, group or resource, as in a broker's answers

@@ -14,17 +14,19 @@ from spark_log.clients.admin import configs, groups, partitions, transactions
 from spark_log.clients.admin import topics as on_topics
 from spark_log.clients.admin.access_calls import AccessCalls
 from spark_log.clients.admin.admin_settings import UNSUPPORTED, AdminSettings
+from spark_log.clients.admin.share_groups import ShareGroupCalls
 from spark_log.clients.client_settings import check_number, parse_settings
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
+from spark_log.groups.share.administration import list_groups_with_configs
 from spark_log.ids import TopicPartition
 
 if TYPE_CHECKING:
     from spark_log.maintenance.report import Report
 
 
-class Admin(AccessCalls):
+class Admin(AccessCalls, ShareGroupCalls):
     """Manages topics, configs, offsets, groups and transactions of a cluster.
 
     >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
@@ -165,8 +167,9 @@ class Admin(AccessCalls):
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return {'topic' or 'broker': {name: {config: {'value', 'config_source', …}}}}, by default only of configs
-        that are not at their defaults. A resource of type BROKER, with any name, means the whole cluster.
+        """Return {'topic', 'group' or 'broker': {name: {config: {'value', 'config_source', …}}}}, by default only of
+        configs that are not at their defaults. A resource of type BROKER, with any name, means the whole cluster. A
+        group need not exist.
 
         Raises UnknownTopicOrPartitionError.
         """
@@ -180,7 +183,8 @@ class Admin(AccessCalls):
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Set configs; return {'topic' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the cluster.
+        """Set configs; return {'topic', 'group' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the
+        cluster.
 
         Values are texts or (AlterConfigOp, text). With `incremental=False` the other configs are reset. With
         `raise_on_unknown`, raises ValueError for a config that does not exist.
@@ -208,8 +212,9 @@ class Admin(AccessCalls):
 
     @kafka_errors()
     def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
-        """Return {'topic': [names of all topics]}."""
-        return {"topic": self.list_topics()}
+        """Return {'topic': [names of all topics]}, and {'group': [ids]} of the groups that set configs, if any do."""
+        groups_with_configs = list_groups_with_configs(self._cluster.store)
+        return {"topic": self.list_topics(), **({"group": groups_with_configs} if groups_with_configs else {})}
 
     # the cluster -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Reads and sets configs of topics and of the cluster, with kafka-python's arguments and results.
+"""Reads and sets configs of topics, groups and the cluster, with kafka-python's arguments and results.
 
 All configs are dynamic. A resource of type BROKER, with any name, means the cluster: its settings are Kafka's
 cluster-wide broker defaults, and no broker has its own settings.
@@ -9,19 +9,25 @@ from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
 
+from spark_log.clients.admin import group_configs
+from spark_log.clients.admin.audit import local_user
 from spark_log.clients.admin.outcomes import outcome_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions
+from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions, group_definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.share.administration import alter_group_configs
 from spark_log.replication.controller import topic_operations
 
 
 def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {'topic' or 'broker': {name: {config: facts}}}, by default of configs that differ from their defaults."""
+    """Return {'topic', 'group' or 'broker': {name: {config: facts}}}, by default of configs that differ from their
+    defaults.
+    """
     chosen = ConfigFilterType.build_from(config_filter)
     described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
@@ -36,9 +42,11 @@ def describe_configs(
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
-    """Return the facts of all configs of a topic or of the cluster."""
+    """Return the facts of all configs of a topic, of a group or of the cluster."""
     if _is_cluster(resource):
         return _cluster_entries(read_settings(cluster))
+    if _is_group(resource):
+        return group_configs.config_entries(cluster, _group_id(resource))
     return entries_of(_topic_of(cluster, resource).overrides, everything=True)
 
 
@@ -108,12 +116,18 @@ def alter_configs(
 
 
 def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
-    """Set configs of a topic or of the cluster. `resource.configs` has the values that `alter_configs` accepts."""
+    """Set configs of a topic, of a group or of the cluster. `resource.configs` has the values that `alter_configs`
+    accepts.
+    """
     changes = dict(resource.configs or {})
     if _is_cluster(resource):
         given = {name: _new_setting(name, value) for name, value in changes.items()}
         others = {} if incremental else dict.fromkeys(read_settings(cluster))
         alter_settings(cluster, {**others, **given}, validate_only=validate_only)
+        return
+    if _is_group(resource):
+        texts = {name: _new_text(name, value) for name, value in changes.items()}
+        _alter_group(cluster, resource, texts, validate_only=validate_only, replace_all=not incremental)
         return
     topic = _topic_of(cluster, resource)
     wanted = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
@@ -134,6 +148,10 @@ def reset_configs(
             settings = resource.configs or read_settings(cluster)
             alter_settings(cluster, dict.fromkeys(settings), validate_only=validate_only)
             return
+        if _is_group(resource):
+            named = dict.fromkeys(resource.configs or ())
+            _alter_group(cluster, resource, named, validate_only=validate_only, replace_all=not named)
+            return
         topic = _topic_of(cluster, resource)
         names = list(resource.configs) if resource.configs else list(topic.overrides)
         topic_operations.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
@@ -153,7 +171,8 @@ def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[st
 def _topic_of(cluster: Cluster, resource: ConfigResource) -> Topic:
     if resource.resource_type is not ConfigResourceType.TOPIC:
         raise InvalidConfigurationError(
-            f"{resource.resource_type.name} {resource.name!r}: only topics and the cluster (BROKER) have configs"
+            f"{resource.resource_type.name} {resource.name!r}: only topics, groups and the cluster (BROKER) have"
+            " configs"
         )
     if not isinstance(resource.name, str):
         raise InvalidTopicError(f"topic: expected a name, got {resource.name!r}")
@@ -164,23 +183,57 @@ def _is_cluster(resource: ConfigResource) -> bool:
     return resource.resource_type is ConfigResourceType.BROKER
 
 
+def _is_group(resource: ConfigResource) -> bool:
+    return resource.resource_type is ConfigResourceType.GROUP
+
+
+def _group_id(resource: ConfigResource) -> str:
+    return check_group_id(resource.name)
+
+
+def _alter_group(
+    cluster: Cluster,
+    resource: ConfigResource,
+    changes: Mapping[str, str | None],
+    *,
+    validate_only: bool,
+    replace_all: bool,
+) -> None:
+    group_id = _group_id(resource)
+    if validate_only:
+        alter_group_configs(cluster.store, group_id, changes, replace_all=replace_all, validate_only=True)
+    else:
+        group_configs.alter_recorded(cluster, local_user(), "admin", group_id, changes, replace_all=replace_all)
+
+
 def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
     of_topics = {definition.name for definition in definitions()}
     of_the_cluster = ClusterSettings().as_text().keys()
     unknown: set[str] = set()
     for resource in resources:
         names = dict.fromkeys(resource.configs or ())
-        unknown |= names.keys() - of_the_cluster if _is_cluster(resource) else canonical(names).keys() - of_topics
+        if _is_cluster(resource):
+            unknown |= names.keys() - of_the_cluster
+        elif _is_group(resource):
+            unknown |= names.keys() - group_definitions().keys()
+        else:
+            unknown |= canonical(names).keys() - of_topics
     if unknown:
         raise ValueError(f"Unrecognized configs: {unknown}")
 
 
 def _new_setting(name: str, given: Any) -> str | None:
+    text = _new_text(name, given)
+    return None if text is None else text.lower()
+
+
+def _new_text(name: str, given: Any) -> str | None:
+    """Return the text to store, or None to reset the config to its default. No config is a list."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)
     if op not in (AlterConfigOp.SET, AlterConfigOp.DELETE):
         raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists")
-    return None if op is AlterConfigOp.DELETE or value is None else str(value).lower()
+    return None if op is AlterConfigOp.DELETE or value is None else str(value)
 
 
 def _new_value(topic: Topic, name: str, given: Any) -> str | None:

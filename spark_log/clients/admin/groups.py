@@ -57,8 +57,8 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
                     "member_epoch": member.generation,
                     "member_protocol": member.protocol,
                     "member_metadata": {"topics": sorted(member.topics)},
-                    "member_assignment": {"assigned_partitions": _by_topic(member.assignment)},
-                    "reconciliation": {"assigned_partitions": _by_topic(member.target)},
+                    "member_assignment": {"assigned_partitions": by_topic(member.assignment)},
+                    "reconciliation": {"assigned_partitions": by_topic(member.target)},
                 }
                 for member in group.members
             ],
@@ -68,7 +68,8 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
     }
 
 
-def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
+def by_topic(partitions: Partitions) -> list[dict[str, Any]]:
+    """Return the partitions as kafka-python shows an assignment."""
     found: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(partitions):
         found[topic].append(number)
@@ -105,7 +106,7 @@ def alter_group_offsets(
 def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
     """Reset offsets. If the group has live members, write nothing and return UnknownMemberIdError for each."""
     named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
-    targets = {tp: _reset_to(cluster, tp, spec) for tp, spec in named.items()}
+    targets = {tp: reset_target(cluster, tp, spec) for tp, spec in named.items()}
     error = NoError
     try:
         new = {tp: reset.new for tp, reset in group_operations.reset_offsets(cluster, group_id, targets).items()}
@@ -115,7 +116,8 @@ def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[A
     return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
 
 
-def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:
+def reset_target(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:
+    """Return the reset that an OffsetSpec, an OffsetTimestamp or an offset names. Raises TypeError for others."""
     if isinstance(spec, OffsetTimestamp):
         return group_operations.AtTime(int(spec))
     if spec is OffsetSpec.EARLIEST:

@@ -14,9 +14,12 @@ from spark_log.console.pages.groups import described
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, NotFound, View
 from spark_log.errors import IllegalArgumentError, InvalidConfigurationError
+from spark_log.facts.groups import SHARE_TYPE
+from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_operations import OffsetReset, ResetTo, resolve_reset
+from spark_log.groups.group_operations import Exactly, OffsetReset, ResetTo, resolve_reset
 from spark_log.groups.offset_resets import apply_resets, parse_reset
+from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.ids import TopicPartition
 
 KINDS = ("earliest", "latest", "offset", "time", "shift")
@@ -61,7 +64,8 @@ class ResetPreview:
 
 def _facts(call: Call) -> ResetPreview:
     group = described(call)
-    committed = committed_offsets(call.cluster.store, group.group_id)
+    is_share = group.type == SHARE_TYPE
+    committed = _offsets(call, group.group_id, is_share=is_share)
     visible = {partition: offset for partition, offset in committed.items() if call.sees(partition.topic)}
     kind, value = call.query.get("to", ""), call.query.get("value", "").strip()
     topic, partitions = call.query.get("topic", ""), call.query.get("partitions", "").strip()
@@ -69,7 +73,12 @@ def _facts(call: Call) -> ResetPreview:
     if kind:
         to = parse_kind(kind, value)
         chosen = _chosen(call, topic, partitions, visible)
-        new = resolve_reset(call.cluster, group.group_id, dict.fromkeys(chosen, to))
+        targets = dict.fromkeys(chosen, to)
+        if is_share:
+            resets = reset_share_offsets(call.cluster, group.group_id, targets, preview=True)
+            new = {partition: reset.new for partition, reset in resets.items()}
+        else:
+            new = resolve_reset(call.cluster, group.group_id, targets)
         rows = [_row(partition, visible.get(partition), new[partition]) for partition in sorted(new)]
     topics = sorted({partition.topic for partition in visible} | {topic for m in group.members for topic in m.topics})
     return ResetPreview(
@@ -86,6 +95,14 @@ def _facts(call: Call) -> ResetPreview:
         sum(row.skipped for row in rows or ()),
         json.dumps([[row.topic, row.partition, row.current, row.new] for row in rows or ()]),
     )
+
+
+def _offsets(call: Call, group_id: str, *, is_share: bool) -> dict[TopicPartition, int]:
+    """Return the committed offsets of a group, or the start offsets of a share group."""
+    store = call.cluster.store
+    if not is_share:
+        return committed_offsets(store, group_id)
+    return {each.place: each.start for each in store.read(lambda connection: share_partitions(connection, group_id))}
 
 
 def parse_kind(kind: str, value: str) -> ResetTo:
@@ -133,8 +150,12 @@ def _apply(call: Call) -> Done:
     for name in sorted(names):
         if name not in known or not call.sees(name):
             raise NotFound(f"there is no topic {name!r}")
-    described(call)
-    apply_resets(call.cluster, group_id, resets)
+    if described(call).type == SHARE_TYPE:
+        targets = {partition: Exactly(reset.new) for partition, reset in resets.items()}
+        before = {partition: reset.current for partition, reset in resets.items()}
+        reset_share_offsets(call.cluster, group_id, targets, expected=before)
+    else:
+        apply_resets(call.cluster, group_id, resets)
     text = f"Committed {len(resets):,} offsets for group {group_id}."
     return Done(url("/groups/{group}", group=group_id), text, {"group": group_id, "committed": len(resets)})
 

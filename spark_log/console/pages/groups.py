@@ -1,4 +1,6 @@
-"""Pages `/groups` and `/groups/{group}`, with state, members and lag, and the deletion of a group or of its offsets."""
+"""Pages `/groups` and `/groups/{group}`, with state, members and lag, and the configs of a share group. Deletes groups,
+and their offsets.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,10 +12,13 @@ from spark_log.console.listing import Listing, listing
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
 from spark_log.errors import InvalidConfigurationError
-from spark_log.facts.groups import GroupDescription, GroupListing, describe_groups, group_lag, list_groups
+from spark_log.facts.groups import SHARE_TYPE, GroupDescription, GroupListing, describe_groups, group_lag, list_groups
 from spark_log.facts.metrics.history import Kind
+from spark_log.facts.share_groups import group_config_entries
+from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_operations import delete_group, delete_offsets
+from spark_log.groups.share.administration import alter_group_configs, delete_share_offsets
 from spark_log.ids import TopicPartition
 
 
@@ -70,11 +75,39 @@ class LagRow:
 
 
 @dataclass(frozen=True)
+class ShareRow:
+    """A partition of a share group: offsets, and numbers of records by state."""
+
+    topic: str
+    partition: int
+    start: int
+    next: int
+    log_end: int
+    in_flight: int
+    available: int
+    delayed: int
+    archiving: int
+    lag: int
+
+
+@dataclass(frozen=True)
+class ShareConfigRow:
+    """A config of a share group. `origin` says where its value comes from."""
+
+    name: str
+    value: str
+    origin: str
+    unit: str
+    doc: str
+
+
+@dataclass(frozen=True)
 class Group:
     """A group.
 
-    `type` is that of Kafka, consumer or classic. `protocol_type` is consumer, or connect and others for classic groups.
-    `lag` is the total lag in records of all partitions that the user sees. `topics` are the topics of these partitions.
+    `type` is that of Kafka, consumer, classic or share. `protocol_type` is consumer, share, or connect and others for
+    classic groups. `lag` is the total lag in records of all partitions that the user sees. `topics` are the topics of
+    these partitions. A share group has `share` instead of `partitions`, and `configs`.
     """
 
     group: str
@@ -88,10 +121,15 @@ class Group:
     members: Sequence[MemberRow]
     topics: Sequence[str]
     partitions: Listing[LagRow]
+    share: Listing[ShareRow] | None
+    configs: Sequence[ShareConfigRow]
 
 
 _COLUMNS = tuple(field.name for field in fields(GroupRow))
 _LAG_COLUMNS = tuple(field.name for field in fields(LagRow))
+_SHARE_COLUMNS = tuple(field.name for field in fields(ShareRow))
+_HIDDEN = "***"
+DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 
 
 def _groups(call: Call) -> Groups:
@@ -129,7 +167,7 @@ def described(call: Call) -> GroupDescription:
     [description] = describe_groups(call.cluster.store, [group_id])
     if description.state != "Dead" and not call.role.sees_all:
         topics = {topic for member in description.members for topic in member.topics}
-        topics |= {partition.topic for partition in committed_offsets(call.cluster.store, group_id)}
+        topics |= offset_topics(call, group_id)
         if not any(map(call.sees, topics)):
             raise NotFound(f"there is no group {group_id!r}")
     if description.state == "Dead":
@@ -137,8 +175,46 @@ def described(call: Call) -> GroupDescription:
     return description
 
 
+def offset_topics(call: Call, group_id: str) -> set[str]:
+    """Return the topics of which the group has committed offsets, or as a share group start offsets."""
+    store = call.cluster.store
+    shared = store.read(lambda connection: share_partitions(connection, group_id))
+    return {partition.topic for partition in committed_offsets(store, group_id)} | {each.topic for each in shared}
+
+
+def _share_rows(call: Call, group_id: str) -> Listing[ShareRow]:
+    rows = [
+        ShareRow(
+            each.topic, each.partition, each.start, each.next, each.high_watermark, each.in_flight, each.available,
+            each.delayed, each.archiving, each.lag,
+        )
+        for each in call.cluster.store.read(lambda connection: share_partitions(connection, group_id))
+        if call.sees(each.topic)
+    ]  # fmt: skip
+    return listing(
+        rows, call.query, columns=_SHARE_COLUMNS, sort="topic", name=lambda row: f"{row.topic}-{row.partition:06}"
+    )
+
+
+def _share_configs(call: Call, group_id: str) -> list[ShareConfigRow]:
+    return [
+        ShareConfigRow(
+            entry.definition.name, _shown(call, entry.definition.name, entry.value), entry.origin.value,
+            entry.definition.unit, entry.definition.doc,
+        )
+        for entry in group_config_entries(call.cluster.store, group_id)
+    ]  # fmt: skip
+
+
+def _shown(call: Call, name: str, value: str) -> str:
+    """Return the value of a config as the user may see it: not the name of a hidden topic."""
+    return value if name != DEAD_LETTER_TOPIC or not value or call.sees(value) else _HIDDEN
+
+
 def _group(call: Call) -> Group:
     description = described(call)
+    is_share = description.type == SHARE_TYPE
+    share = _share_rows(call, description.group_id) if is_share else None
     ages = {
         (part.topic, part.partition): part.lag_s
         for part in call.snapshot().groups
@@ -189,12 +265,14 @@ def _group(call: Call) -> Group:
         members,
         sorted({row.topic for row in rows}),
         listing(
-            rows,
-            call.query,
+            () if is_share else rows,
+            {} if is_share else call.query,
             columns=_LAG_COLUMNS,
             sort="topic",
             name=lambda row: f"{row.topic}-{row.partition:06}",
         ),
+        share,
+        _share_configs(call, description.group_id) if is_share else (),
     )
 
 
@@ -219,7 +297,7 @@ def _delete_group(call: Call) -> Done:
     found = described(call)
     if call.form.get("confirm") != found.group_id:
         raise InvalidConfigurationError("confirm: to delete the group with all its offsets, give its id")
-    refuse_hidden(call, {partition.topic for partition in committed_offsets(call.cluster.store, found.group_id)})
+    refuse_hidden(call, offset_topics(call, found.group_id))
     delete_group(call.cluster.store, found.group_id)
     return Done("/groups", f"Deleted group {found.group_id}.", {"deleted": found.group_id})
 
@@ -227,12 +305,37 @@ def _delete_group(call: Call) -> Done:
 def _delete_offsets(call: Call) -> Done:
     """Delete the offsets of all partitions of the topic in field `topic`."""
     description, topic = described(call), call.topic(call.form.get("topic", ""))
+    here = url("/groups/{group}", group=description.group_id)
+    if description.type == SHARE_TYPE:
+        error = delete_share_offsets(call.cluster.store, description.group_id, [topic.name])[topic.name]
+        if error is not None:
+            raise error
+        facts = {"group": description.group_id, "topic": topic.name}
+        return Done(here, f"Deleted the offsets of topic {topic.name}.", facts)
     committed = committed_offsets(call.cluster.store, description.group_id)
     chosen = [TopicPartition(*partition) for partition in committed if partition.topic == topic.name]
     delete_offsets(call.cluster.store, description.group_id, chosen)
     text = f"Deleted {len(chosen):,} offsets of topic {topic.name}."
-    here = url("/groups/{group}", group=description.group_id)
     return Done(here, text, {"group": description.group_id, "topic": topic.name, "deleted": len(chosen)})
+
+
+def _alter_configs(call: Call) -> Done:
+    """Set the config that field `config` names to field `value`, or reset it if field `reset` is 1."""
+    found = described(call)
+    if found.type != SHARE_TYPE:
+        raise NotFound(f"group {found.group_id!r} is not a share group: it has no configs")
+    refuse_hidden(call, offset_topics(call, found.group_id))
+    name, value = call.form.get("config", ""), call.form.get("value")
+    if call.form.get("reset") in ("1", "true"):
+        value = None
+    elif value is None:
+        raise InvalidConfigurationError("value: expected the new value of the config, or reset=1")
+    if name == DEAD_LETTER_TOPIC and value and not call.sees(value):
+        raise NotFound(f"there is no topic {value!r}")
+    changed = alter_group_configs(call.cluster.store, found.group_id, {name: value}).as_text()[name]
+    here = url("/groups/{group}", group=found.group_id) + "#configs"
+    shown = _shown(call, name, changed) or "empty"
+    return Done(here, f"{name} of group {found.group_id} is {shown} now.", {"config": name, "value": shown})
 
 
 VIEWS = (
@@ -243,4 +346,5 @@ VIEWS = (
 CHANGES = (
     Change("/groups/{group}/delete", Allow.OFFSETS, _delete_group),
     Change("/groups/{group}/delete-offsets", Allow.OFFSETS, _delete_offsets),
+    Change("/groups/{group}/configs", Allow.CONFIGS, _alter_configs),
 )

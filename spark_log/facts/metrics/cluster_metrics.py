@@ -19,6 +19,7 @@ PARTITIONS_MAX = 20_000
 
 _PARTITION = ("topic", "partition")
 _GROUP_PARTITION = ("consumergroup", "topic", "partition")
+_SHARE_PARTITION = ("group", "topic", "partition")
 
 
 def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
@@ -31,7 +32,8 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _controller_metrics(snapshot)
     yield from _topic_metrics(snapshot)
     yield from _partition_metrics(shown)
-    yield from _group_metrics(snapshot, snapshot.groups[:PARTITIONS_MAX])
+    yield from _group_metrics(snapshot, [group for group in snapshot.groups if not group.share])
+    yield from _share_metrics(snapshot)
     yield from _table_metrics(snapshot)
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
@@ -126,7 +128,8 @@ def _partition_metrics(partitions: Sequence[PartitionFacts]) -> Iterator[Metric]
         yield Gauges(prefix + name, text, _PARTITION, zip(labels, values, strict=True))
 
 
-def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFacts]) -> Iterator[Metric]:
+def _group_metrics(snapshot: ClusterSnapshot, all_: Sequence[GroupPartitionFacts]) -> Iterator[Metric]:
+    groups = all_[:PARTITIONS_MAX]
     labels = [(g.group, g.topic, str(g.partition)) for g in groups]
     yield Gauges("kafka_consumergroup_current_offset", "Committed offset.", _GROUP_PARTITION,
                   zip(labels, (g.committed for g in groups), strict=True))  # fmt: skip
@@ -134,8 +137,8 @@ def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFac
                   _GROUP_PARTITION, zip(labels, (g.lag for g in groups), strict=True))  # fmt: skip
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     lags: dict[tuple[str, str], int] = defaultdict(int)
-    seconds: dict[str, float] = dict.fromkeys(snapshot.members, 0.0)
-    for g in snapshot.groups:
+    seconds: dict[str, float] = dict.fromkeys(snapshot.members.keys() - snapshot.record_locks.keys(), 0.0)
+    for g in all_:
         offsets[g.group, g.topic] += g.committed
         lags[g.group, g.topic] += g.lag
         seconds[g.group] = max(seconds.get(g.group, 0.0), g.lag_s or 0.0)
@@ -152,6 +155,33 @@ def _group_metrics(snapshot: ClusterSnapshot, groups: Sequence[GroupPartitionFac
                   (((group,), value) for group, value in seconds.items()))  # fmt: skip
     yield Gauges("spark_log_consumergroup_beyond_retention", "1 if records were deleted before the group read them.",
                   _GROUP_PARTITION, _beyond_retention(snapshot, groups))  # fmt: skip
+
+
+def _share_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    parts = snapshot.share_partitions[:PARTITIONS_MAX]
+    labels = [(p.group, p.topic, str(p.partition)) for p in parts]
+    gauges: dict[str, tuple[str, list[int]]] = {
+        "lag": ("Records that are not finished, without those that are archiving.", [p.lag for p in parts]),
+        "start_offset": ("First offset that is not finished.", [p.start for p in parts]),
+        "in_flight_records": ("Records that members have acquired.", [p.in_flight for p in parts]),
+        "available_records": ("Records that wait for their next delivery.", [p.available for p in parts]),
+        "delayed_records": ("Records that wait for their delivery time.", [p.delayed for p in parts]),
+        "archiving_records": ("Records that wait for their dead letter.", [p.archiving for p in parts]),
+    }
+    for name, (text, values) in gauges.items():
+        yield Gauges(f"spark_log_share_group_{name}", text, _SHARE_PARTITION, zip(labels, values, strict=True))
+    totals: dict[str, tuple[str, list[int]]] = {
+        "lock_timeouts": ("Records whose lock ended by time.", [p.lock_timeouts for p in parts]),
+        "dead_letters": ("Dead letters written.", [p.dead_letters for p in parts]),
+        "expired_records": ("Unfinished records that retention removed.", [p.expired for p in parts]),
+    }
+    for name, (text, values) in totals.items():
+        counter = CounterMetricFamily(f"spark_log_share_group_{name}", text, labels=_SHARE_PARTITION)
+        for key, value in zip(labels, values, strict=True):
+            counter.add_metric(key, value)
+        yield counter
+    yield Gauges("spark_log_share_group_record_locks_max", "share.partition.max.record.locks of the group.", ("group",),
+                 (((group,), limit) for group, limit in snapshot.record_locks.items()))  # fmt: skip
 
 
 def _beyond_retention(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -11,7 +11,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
-from spark_log.facts.groups import read_groups, records_behind
+from spark_log.config import ClusterSettings
+from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
+from spark_log.facts.share_partitions import SharePartition, share_partitions
+from spark_log.groups.share.rows import parsed_configs
 from spark_log.ids import LogDirId, TopicId, TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
@@ -59,7 +62,10 @@ class PartitionFacts:
 
 @dataclass(frozen=True)
 class GroupPartitionFacts:
-    """A committed offset. `lag` is in records; `lag_s` is the age of the next record to read, None if there is none."""
+    """A committed offset. `lag` is in records; `lag_s` is the age of the next record to read, None if there is none.
+
+    With `share`, it is the start offset of a share group, whose lag is that of `SharePartition`, and has no `lag_s`.
+    """
 
     group: str
     topic: str
@@ -67,12 +73,13 @@ class GroupPartitionFacts:
     committed: int
     lag: int
     lag_s: float | None
+    share: bool = False
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The state of a cluster at `now_ms`. `members` has the number of live members of each group. Times are in ms since
-    1970, by the store's clock.
+    """The state of a cluster at `now_ms`. `members` has the number of live members of each group. `record_locks` has
+    share.partition.max.record.locks of each share group. Times are in ms since 1970, by the store's clock.
     """
 
     now_ms: int
@@ -86,6 +93,8 @@ class ClusterSnapshot:
     table_lags: Mapping[TableKey, TableLag]
     open_transactions: int
     oldest_transaction_ms: int | None
+    share_partitions: tuple[SharePartition, ...] = ()
+    record_locks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -129,6 +138,9 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
     open_transactions, oldest_ms = connection.execute(transactions).one()
     gateways = connection.execute(sa.select(GATEWAY.lease_until_ms, GATEWAY.lease_clock_epoch))
     controller = read_lease(connection, "controller", now)
+    groups = read_groups(connection, now)
+    shared = tuple(share_partitions(connection))
+    share_groups = [group.group_id for group in groups if group.type == SHARE_TYPE]
     return ClusterSnapshot(
         now.wall_ms,
         controller.holder if controller.left_ms else None,
@@ -136,12 +148,26 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         sum(not now.expired(row.lease_until_ms, row.lease_clock_epoch) for row in gateways),
         topics,
         tuple(_partitions(connection, topics, alive_log_dirs(connection, now))),
-        {group.group_id: group.members for group in read_groups(connection, now)},
-        tuple(_group_partitions(connection, now.wall_ms)),
+        {group.group_id: group.members for group in groups},
+        (*_group_partitions(connection, now.wall_ms), *map(_of_share_group, shared)),
         table_lags(connection),
         open_transactions,
         oldest_ms,
+        shared,
+        _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
     )
+
+
+def _of_share_group(part: SharePartition) -> GroupPartitionFacts:
+    return GroupPartitionFacts(part.group, part.topic, part.partition, part.start, part.lag, None, share=True)
+
+
+def _record_locks(connection: sa.Connection, group_ids: Collection[str], settings: ClusterSettings) -> dict[str, int]:
+    configs = {row.group_id: row.configs for row in connection.execute(sa.select(t.group_config))}
+    return {
+        group_id: parsed_configs(configs.get(group_id, "{}"), settings).share_partition_max_record_locks
+        for group_id in group_ids
+    }
 
 
 def _partitions(

@@ -25,6 +25,7 @@ from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import (
     AtTime,
+    Exactly,
     OffsetReset,
     ResetTo,
     delete_group,
@@ -41,8 +42,7 @@ from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
-from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import GROUP_CONFIG, SHARE_DELAYED, SHARE_PARTITION
+from spark_log.metadata.sql_columns import GROUP_CONFIG
 from spark_log.metadata.store import Attempt, Store
 
 
@@ -60,13 +60,15 @@ def reset_share_offsets(
     targets: Mapping[TopicPartition, ResetTo],
     *,
     dry_run: bool = False,
+    preview: bool = False,
     expected: Mapping[TopicPartition, int | None] | None = None,
 ) -> dict[TopicPartition, OffsetReset]:
     """Make a share group without members begin at other offsets. As in Kafka, a group that does not exist is created.
 
     Returns the start offsets before (None if the group did not read the partition) and after. With `dry_run`, nothing
-    is written. With `expected`, the start offsets before must be these, or IllegalArgumentError is raised. The other
-    partitions of a topic that the group reads for the first time begin by share.auto.offset.reset.
+    is written; with `preview` neither, and the group may have members. With `expected`, the start offsets before must
+    be these, and offsets must be in the log, or IllegalArgumentError is raised. The other partitions of a topic that
+    the group reads for the first time begin by share.auto.offset.reset.
 
     Raises InvalidGroupIdError, GroupIdNotFoundError if the group is of another type, NonEmptyGroupError,
     UnknownTopicOrPartitionError, or the errors of `group_operations.reset_offset`; then nothing is written.
@@ -75,10 +77,9 @@ def reset_share_offsets(
     store = cluster.store
     places = _places(cluster, targets)
     times = _times(cluster, targets)
-    starts = {} if dry_run else _starts_of_others(cluster, group_id, places)
+    starts = {} if dry_run or preview else _starts_of_others(cluster, group_id, places)
 
     def resolve(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
-        refuse_live(store, connection, group_id)
         resets = {}
         for partition, to in sorted(targets.items(), key=lambda each: each[0]):
             here = places[partition]
@@ -90,12 +91,19 @@ def reset_share_offsets(
                     f"{partition}: the start offset is {before} now, it was {expected.get(partition)}: look again"
                 )
             resets[partition] = OffsetReset(before, reset_offset(to, here.positions, before, times.get(partition)))
+            if expected is not None and isinstance(to, Exactly) and resets[partition].new != to.offset:
+                raise IllegalArgumentError(
+                    f"{partition}: offset {to.offset} is outside the log, which is now"
+                    f" [{here.positions.log_start_offset}, {here.positions.high_watermark}]: look again"
+                )
         return resets
 
     def read(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
         group = group_rows.read_group(connection, group_id)
         if group is not None and group.type != SHARE:
             take_over(connection, group_id, group)
+        if not preview:
+            refuse_live(store, connection, group_id)
         return resolve(connection)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
@@ -103,11 +111,12 @@ def reset_share_offsets(
         if group.type != SHARE:
             take_over(connection, group_id, group)
             group_rows.save_group(connection, group_id, group.group, type=SHARE)
+        refuse_live(store, connection, group_id)
         resets = resolve(connection)
         _write(store, connection, group_id, {places[p]: reset.new for p, reset in resets.items()}, starts)
         return resets
 
-    return store.read(read) if dry_run else store.transact(write)
+    return store.read(read) if dry_run or preview else store.transact(write)
 
 
 def _write(
@@ -212,16 +221,9 @@ def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> 
             if name not in known:
                 errors[name] = UnknownTopicOrPartitionError(f"topic {name!r}: does not exist")
                 continue
-            topic_id = known[name].topic_id
-            here = (SHARE_PARTITION.group_id == group_id) & (SHARE_PARTITION.topic_id == topic_id)
-            keys = sorted(rows.partitions_of(connection, group_id, [topic_id]))
-            for key in keys:  # a poll may hold the lock
-                rows.ask_row(connection, group_id, key, lock=True).rows()
-            delayed = (SHARE_DELAYED.group_id == group_id) & in_list(SHARE_DELAYED.topic_id, [topic_id])
-            connection.execute(t.share_delayed.delete().where(delayed))
-            connection.execute(t.share_partition.delete().where(here))
+            deleted = rows.delete_state(connection, group_id, known[name].topic_id)
             missing = f"topic {name!r}: there is no offset information to delete"
-            errors[name] = None if keys else UnknownTopicOrPartitionError(missing)
+            errors[name] = None if deleted else UnknownTopicOrPartitionError(missing)
         return errors
 
     return store.transact(delete)
@@ -248,6 +250,12 @@ def lock_share_group(connection: sa.Connection, group_id: str) -> group_rows.Gro
 def group_overrides(store: Store, group_id: str) -> dict[str, str]:
     """Return the configs that a group sets. The group need not exist."""
     return store.read(lambda connection: rows.read_configs(connection, group_id))
+
+
+def list_groups_with_configs(store: Store) -> list[str]:
+    """Return the ids of the groups that set configs, in order."""
+    query = sa.select(GROUP_CONFIG.group_id).where(GROUP_CONFIG.configs != "{}").order_by(GROUP_CONFIG.group_id)
+    return store.read(lambda connection: list(connection.execute(query).scalars()))
 
 
 def alter_group_configs(

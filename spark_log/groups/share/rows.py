@@ -21,8 +21,6 @@ from spark_log.metadata.remembered import Remembered
 from spark_log.metadata.sql_columns import GROUP_CONFIG, PARTITION, SHARE_DELAYED, SHARE_PARTITION
 from spark_log.metadata.store import StoreClock
 
-SHARE_TABLES = (t.share_delayed, t.share_partition)
-"""The tables of the state of share groups, by group and partition."""
 DUE_MAX = 4_000
 """The number of due records of a partition that one poll considers."""
 _ENTRY = struct.Struct("<qqqiihh")
@@ -250,6 +248,24 @@ def insert_rows(connection: sa.Connection, rows: Sequence[ShareRow], now: StoreC
         connection.execute(
             t.share_partition.insert(), [{**at, **_values(row, now)} for at, row in zip(here, rows, strict=True)]
         )
+
+
+def delete_state(connection: sa.Connection, group_id: str, topic_id: int | None = None) -> bool:
+    """Delete the state of a group, or of one of its topics, and return whether there was some. The group's row is
+    locked. Like polls, it locks the rows of partitions in order, before delayed records.
+    """
+    here = [SHARE_PARTITION.group_id == group_id]
+    delayed = [SHARE_DELAYED.group_id == group_id]
+    if topic_id is not None:
+        here.append(SHARE_PARTITION.topic_id == topic_id)
+        delayed.append(SHARE_DELAYED.topic_id == topic_id)
+    keys = sa.select(SHARE_PARTITION.topic_id, SHARE_PARTITION.partition).where(*here)
+    locked = keys.order_by(SHARE_PARTITION.topic_id, SHARE_PARTITION.partition).with_for_update()
+    found = connection.execute(locked).all()
+    if found:
+        connection.execute(t.share_partition.delete().where(*here))
+        connection.execute(t.share_delayed.delete().where(*delayed))
+    return bool(found)
 
 
 def partitions_of(connection: sa.Connection, group_id: str, topic_ids: Collection[int]) -> set[Key]:

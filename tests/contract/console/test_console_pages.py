@@ -24,6 +24,8 @@ from spark_log.facts.metrics.measurement import task_records
 from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
+from spark_log.groups.share.administration import alter_group_configs, group_overrides
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.recorder import Recorder
 from spark_log.maintenance.recorded_appends import append_records
@@ -31,6 +33,7 @@ from spark_log.metadata import tables as t
 from spark_log.registry.registry import Registry
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.console import running_console
+from tests.support.share_members import ShareMember
 from tests.support.topics import fill, make
 
 pytestmark = pytest.mark.on_sqlite
@@ -175,6 +178,59 @@ def test_lag_of_a_group_is_that_of_group_describe(console, cluster, cluster_addr
     assert (row["group"], row["state"], row["lag"]) == ("readers", listed["state"], listed["lag"])
 
 
+@pytest.fixture
+def workers(cluster, topics):
+    """A member of share group workers, which reads topic seen: it has acquired 2 of 5 records, and delayed 1."""
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    member = ShareMember(cluster, ["seen"])
+    acquired = member.poll(1)
+    member.acknowledge(acquired, AcknowledgeType.RELEASE, delay_ms=60_000)
+    member.poll(2)
+    return member
+
+
+def test_a_share_group_has_its_partitions_and_configs(console, cluster_address, workers):
+    [row] = [row for row in rows(console, "/groups") if row["group"] == "workers"]
+    [listed] = cli(cluster_address, "group", "list")
+    assert (row["state"], row["members"], row["lag"]) == ("Stable", 1, listed["lag"])
+    facts = console.facts("/groups/workers")
+    described = cli(cluster_address, "group", "describe", "workers")["share_partitions"]
+    names = ("topic", "partition", "start", "next", "in_flight", "available", "delayed", "archiving", "lag")
+    shown = [[row[name] for name in names] for row in facts["share"]["rows"]]
+    assert shown == [[row[name] for name in names] for row in described]
+    assert facts["partitions"]["rows"] == []
+    assert sum(row["in_flight"] for row in facts["share"]["rows"]) == 2
+    [config] = [row for row in facts["configs"] if row["name"] == "share.auto.offset.reset"]
+    assert (config["value"], config["origin"]) == ("earliest", "group")
+    page = console.page("/groups/workers")
+    assert "In flight" in page and "share.auto.offset.reset" in page
+    assert "workers" in console.page("/topics/seen") and "workers" in console.page("/")
+
+
+def test_a_share_group_is_reset_as_previewed_and_deleted(console, cluster, workers):
+    query = "to=latest&topic=seen&partitions=0"
+    preview = console.facts(f"/groups/workers/reset?{query}")
+    assert preview["members"] == 1
+    assert console.change("/groups/workers/reset", offsets=preview["offsets"]).status_code == 400
+    workers.leave()
+    wrong = json.dumps([[*row[:2], row[2] + 1, row[3]] for row in json.loads(preview["offsets"])])
+    assert "look again" in console.change("/groups/workers/reset", offsets=wrong).text
+    outside = json.dumps([[*row[:3], 99] for row in json.loads(preview["offsets"])])
+    assert "outside the log" in console.change("/groups/workers/reset", offsets=outside).text
+    assert console.change("/groups/workers/reset", offsets=preview["offsets"]).status_code == 303
+    first = console.facts("/groups/workers")["share"]["rows"][0]
+    assert (first["start"], first["lag"], first["in_flight"]) == (first["log_end"], 0, 0)
+    form = {"config": "share.delivery.count.limit", "value": "3"}
+    assert console.change("/groups/workers/configs", **form).status_code == 303
+    assert console.change("/groups/workers/configs", **{**form, "value": "99"}).status_code == 400
+    assert console.change("/groups/workers/configs", **form, reset="1").status_code == 303
+    assert group_overrides(cluster.store, "workers") == {"share.auto.offset.reset": "earliest"}
+    assert console.change("/groups/workers/delete-offsets", topic="seen").status_code == 303
+    assert console.facts("/groups/workers")["share"]["rows"] == []
+    assert console.change("/groups/workers/delete", confirm="workers").status_code == 303
+    console.page("/groups/workers", 404)
+
+
 def test_members_of_a_group_and_their_partitions_are_shown(console, cluster_address, topics):
     settings = {"group_id": "g", "client_id": "reader", "enable_auto_commit": False}
     with Consumer("seen", cluster=cluster_address, **settings) as consumer:
@@ -280,6 +336,9 @@ def test_unknown_objects_are_not_found(console):
 def test_hidden_topics_are_nowhere(restricted, cluster, cluster_address, topics):
     commit(cluster, "both", seen_0=1, hidden_0=1)
     commit(cluster, "only-hidden", hidden_0=1)
+    alter_group_configs(cluster.store, "shared", {"errors.deadletterqueue.topic.name": "hidden"})
+    ShareMember(cluster, ["seen", "hidden"], "shared")
+    ShareMember(cluster, ["hidden"], "share-of-hidden")
     record_change(cluster, "x", "/topics/{topic}/configs", "topic hidden", {}, "succeeded", "x")
     record_change(cluster, "x", "/topics", "", {"topic": "hidden"}, "succeeded", "x")
     record_change(cluster, "x", "/groups/{group}/reset", "group both", {"offsets": "hidden"}, "failed", "x", "hidden-0")
@@ -289,16 +348,18 @@ def test_hidden_topics_are_nowhere(restricted, cluster, cluster_address, topics)
         producer.send("seen", b"x", partition=1).get(10)
         producer.send("hidden", b"x", partition=0).get(10)
         paths = ["/topics?internal=1", "/topics/seen", "/groups", "/groups/both", "/groups/both/reset?to=earliest",
+                 "/groups/shared", "/groups/shared/reset?to=latest",
                  "/transactions", "/transactions/t", "/brokers", "/maintenance", "/queries", "/audit"]  # fmt: skip
         for path in paths:
             assert "hidden" not in json.dumps(restricted.facts(path)).replace("hidden_", ""), path
             assert ">hidden" not in restricted.page(path), path
         producer.abort_transaction()
-    assert [row["group"] for row in rows(restricted, "/groups")] == ["both"]
+    assert [row["group"] for row in rows(restricted, "/groups")] == ["both", "shared"]
     for path in (
         "/topics/hidden",
         "/topics/hidden/throughput",
         "/groups/only-hidden",
+        "/groups/share-of-hidden",
         "/groups/both/reset?to=latest&topic=hidden",
     ):
         restricted.page(path, 404)
@@ -306,6 +367,9 @@ def test_hidden_topics_are_nowhere(restricted, cluster, cluster_address, topics)
     assert restricted.change("/topics/hidden/delete", confirm="hidden").status_code == 404
     assert restricted.change("/topics", topic="hidden2").status_code == 403
     assert restricted.change("/groups/both/delete", confirm="both").status_code == 403
+    assert restricted.change("/groups/shared/delete", confirm="shared").status_code == 403
+    form = {"config": "share.delivery.count.limit", "value": "3"}
+    assert restricted.change("/groups/shared/configs", **form).status_code == 403
     assert restricted.change("/groups/both/reset", offsets='[["hidden", 0, 1, 0]]').status_code == 404
     assert restricted.change("/topics", topic="seen2").status_code == 303
     assert {topic.name for topic in list_topics(cluster)} >= {"seen", "seen2", "hidden"}

@@ -12,6 +12,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
 from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -23,6 +25,7 @@ from tests.support.alerts import firing, metrics_of_alerts, samples
 from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.replicas import folder_of, topic_on
+from tests.support.share_members import ShareMember
 
 pytestmark = pytest.mark.delta
 
@@ -141,6 +144,19 @@ def test_growing_lag_and_lag_beyond_retention(running):
     delete_records(cluster, {TopicPartition("t", 0): 5})
     list(run_tasks(cluster, ["retention"]))
     fires(*running, "SparkLogLagBeyondRetention")
+
+
+def test_a_share_group_whose_window_is_full_of_records_without_dead_letters(running):
+    cluster, _ = running
+    configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.missing"}
+    alter_settings(cluster, {"group.share.min.partition.max.record.locks": "3"})
+    alter_group_configs(cluster.store, "workers", {**configs, "share.partition.max.record.locks": "3"})
+    member = ShareMember(cluster)
+    fires(*running)
+    member.acknowledge(member.poll(2), AcknowledgeType.REJECT)
+    fires(*running, "SparkLogShareGroupArchiving")
+    member.poll()
+    fires(*running, "SparkLogShareGroupArchiving", "SparkLogShareGroupWindowFull")
 
 
 def test_a_stale_delta_table(running):

@@ -17,9 +17,12 @@ from spark_log import Consumer, Producer, clock
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics import cluster_metrics, export
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.facts.metrics.http_server import serving_metrics
 from spark_log.facts.metrics.query_metrics import QueryCollector
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -32,6 +35,8 @@ from tests.support.group_members import until
 from tests.support.ports import free_port
 from tests.support.records import table
 from tests.support.replicas import take_away, topic_on
+from tests.support.share_members import ShareMember
+from tests.support.topics import fill, make
 
 _CONF = Path(__file__).parents[3] / "conf"
 DASHBOARD = _CONF / "grafana/spark-log.json"
@@ -102,6 +107,28 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     assert value(found, "spark_log_consumergroup_beyond_retention", **here) == 1
     assert value(found, "kafka_controller_kafkacontroller_offlinepartitionscount") == 1
     assert value(found, "kafka_topic_partition_leader", topic="single", partition=0) == -1
+
+
+def test_the_metrics_of_a_share_group_are_its_facts(cluster, log):
+    make(cluster, "t", 2)
+    fill(log, "t", [10])
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    member = ShareMember(cluster)
+    member.acknowledge(member.poll(2), AcknowledgeType.ACCEPT)
+    member.acknowledge(member.poll(2), AcknowledgeType.RELEASE, delay_ms=60_000)
+    member.poll(3)
+    found = samples(generate_latest(registry_of(ClusterCollector(cluster, lambda: True))).decode())
+    here = {"group": "workers", "topic": "t", "partition": 0}
+    values = {"lag": 8, "start_offset": 4, "in_flight_records": 3, "available_records": 0, "delayed_records": 2}
+    totals = dict.fromkeys(("lock_timeouts_total", "dead_letters_total", "expired_records_total"), 0)
+    for name, expected in {**values, "archiving_records": 0, **totals}.items():
+        assert value(found, f"spark_log_share_group_{name}", **here) == expected, name
+    assert value(found, "spark_log_share_group_record_locks_max", group="workers") == 2_000
+    assert value(found, "kafka_consumergroup_members", consumergroup="workers") == 1
+    for name, labels in found:
+        assert name == "kafka_consumergroup_members" or not (name.startswith("kafka_") and "workers" in str(labels))
+    [listed] = [part for part in read_cluster(cluster).groups if part.partition == 0]
+    assert (listed.group, listed.lag, listed.share) == ("workers", 8, True)
 
 
 def test_segments_and_bad_records_are_counted(cluster, log):

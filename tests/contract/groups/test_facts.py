@@ -12,6 +12,8 @@ from spark_log import Admin
 from spark_log.cli.main import app
 from spark_log.facts.metrics.exporter import ClusterCollector, registry_of
 from spark_log.groups.committed_offsets import commit_offsets
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from tests.support.alerts import samples
 from tests.support.classic_member import ClassicMember
@@ -21,10 +23,19 @@ from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
-from tests.support.topics import make
+from tests.support.share_members import ShareMember
+from tests.support.topics import fill, make
 from tests.support.worker_member import WorkerMember
 
-MEMBERS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-leader": 1, "of-connect": 1, "offsets-only": 0}
+MEMBERS = {
+    "of-library": 2,
+    "of-consumers": 1,
+    "of-classic": 1,
+    "of-leader": 1,
+    "of-connect": 1,
+    "of-share": 2,
+    "offsets-only": 0,
+}
 
 
 @pytest.fixture
@@ -42,6 +53,8 @@ def groups(cluster, cluster_address, tmp_path):
         ClassicMember(wire(), "of-classic", ["t"]).join()
         WorkerMember(wire(), "of-leader", kind="consumer", protocol="mine").join()
         WorkerMember(wire(), "of-connect").join()
+        for member in ("m1", "m2"):
+            ShareMember(cluster, group="of-share", member=member)
         commit_offsets(cluster.store, "offsets-only", {TopicPartition("t", 0): 0})
         yield gateway.port
 
@@ -78,6 +91,27 @@ def of_gateway(port):
         listed = [each.group_id for each in wire.exchange(ListGroupsRequest(), 4).groups]
         found = wire.exchange(DescribeGroupsRequest(groups=listed), 5).groups
         return {each.group_id: len(each.members) for each in found}
+
+
+def test_lag_and_type_of_a_share_group(cluster, cluster_address, log):
+    make(cluster, "t", 2)
+    fill(log, "t", [10])
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    member = ShareMember(cluster)
+    member.acknowledge(member.poll(4), AcknowledgeType.ACCEPT)
+    member.poll(3)
+    [listed] = json.loads(CliRunner().invoke(app, ["group", "list", "--json", "--cluster", cluster_address]).stdout)
+    assert (listed["type"], listed["protocol_type"], listed["state"], listed["lag"]) == ("share", "share", "Stable", 6)
+    found = samples(generate_latest(registry_of(ClusterCollector(cluster, lambda: True))).decode())
+    lags = [value for (name, _), value in found.items() if name == "spark_log_share_group_lag"]
+    assert sorted(lags) == [0, 6]
+    with running_console(cluster) as console:
+        [row] = console.facts("/groups")["listing"]["rows"]
+        page = console.facts("/groups/workers")
+    assert (row["lag"], page["lag"], page["type"], page["state"]) == (6, 6, "share", "Stable")
+    with Admin(cluster=cluster_address) as admin:
+        assert [group["group_type"] for group in admin.list_groups()] == ["share"]
+        assert sum(offset.lag for offset in admin.list_share_group_offsets("workers")["workers"].values()) == 6
 
 
 def test_members_of_groups_of_each_kind(groups, cluster, cluster_address):

@@ -1,10 +1,20 @@
 """Descriptions, resets, deletions and configs of share groups, and their borders to the other types of groups."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from kafka import OffsetAndMetadata
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, OffsetSpec, OffsetTimestamp
+from kafka.errors import GroupIdNotFoundError as KafkaGroupIdNotFoundError
+from kafka.errors import NoError
+from kafka.errors import NonEmptyGroupError as KafkaNonEmptyGroupError
+from kafka.errors import UnknownTopicOrPartitionError as KafkaUnknownTopicOrPartitionError
 
+from spark_log import Admin
+from spark_log.clients.admin.audit import read_changes
+from spark_log.clients.admin.share_groups import SharePartitionOffset
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -35,6 +45,7 @@ from spark_log.groups.share.administration import (
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import end_idle_locks
 from spark_log.ids import TopicPartition
+from spark_log.maintenance.coordinator.periodic_tasks import GROUP_TASKS
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import Reader
@@ -111,8 +122,9 @@ def test_the_coordinator_ends_locks_of_groups_that_are_not_polled(cluster, membe
     alter_group_configs(cluster.store, GROUP, {"share.record.lock.duration.ms": "1"})
     member.poll(3)
     assert partitions(cluster)[P0].in_flight == 3
-    while not end_idle_locks(cluster.store):
-        pass
+    [task] = [task for task in GROUP_TASKS if task.name == "share groups"]
+    while partitions(cluster)[P0].in_flight:
+        task.run(SimpleNamespace(cluster=cluster, fence=unfenced))
     here = partitions(cluster)[P0]
     assert (here.in_flight, here.available, here.lock_timeouts, here.lag) == (0, 3, 3, 10)
 
@@ -316,3 +328,99 @@ def test_configs(cluster):
     alter_group_configs(cluster.store, "g", {}, replace_all=True)
     assert group_overrides(cluster.store, "g") == {}
     assert list_groups(cluster.store) == []
+
+
+@pytest.fixture
+def admin(cluster_address, member):
+    with Admin(cluster=cluster_address) as admin:
+        yield admin
+
+
+def test_admin_describes_share_groups(admin, member):
+    member.poll(4)
+    described = admin.describe_share_groups([GROUP, "missing"])
+    assert described[GROUP] == {
+        "group_id": GROUP,
+        "group_state": "Stable",
+        "group_epoch": 1,
+        "assignment_epoch": 1,
+        "assignor_name": "simple",
+        "members": [
+            {
+                "member_id": "m1",
+                "rack_id": None,
+                "member_epoch": 1,
+                "client_id": "client",
+                "client_host": "host",
+                "subscribed_topic_names": ["t"],
+                "assignment": [{"topic": "t", "partitions": [0, 1]}],
+            }
+        ],
+        "error": None,
+    }
+    assert (described["missing"]["group_state"], described["missing"]["error"]) == ("Dead", "Group missing not found.")
+    listed = {"group_id": GROUP, "protocol_type": "share", "group_state": "Stable", "group_type": "share"}
+    assert admin.list_groups(types_filter=["share"]) == [listed]
+    assert admin.list_groups(types_filter=["consumer"]) == []
+    assert admin.list_share_group_offsets(GROUP) == {
+        GROUP: {P0: SharePartitionOffset(0, 0, 10), P1: SharePartitionOffset(0, 0, 0)}
+    }
+    unknown = TopicPartition("t", 7)
+    assert admin.list_share_group_offsets({GROUP: [P1, unknown]}) == {
+        GROUP: {P1: SharePartitionOffset(0, 0, 0), unknown: SharePartitionOffset(-1, None, None)}
+    }
+    with pytest.raises(KafkaGroupIdNotFoundError):
+        admin.list_share_group_offsets("missing")
+
+
+def test_admin_resets_and_deletes(admin, cluster, member):
+    unknown = TopicPartition("u", 0)
+    [error] = admin.alter_share_group_offsets(GROUP, {P0: 3}).values()
+    assert issubclass(error, KafkaNonEmptyGroupError)
+    member.leave()
+    assert admin.alter_share_group_offsets(GROUP, {P0: 3, unknown: 1}) == {
+        P0: NoError,
+        unknown: KafkaUnknownTopicOrPartitionError,
+    }
+    assert partitions(cluster)[P0].start == 3
+    admin.alter_share_group_offsets(GROUP, {P0: OffsetTimestamp(NOON_MS + 5_000), P1: OffsetSpec.LATEST})
+    assert partitions(cluster)[P0].start == 5
+    errors = admin.delete_share_group_offsets(GROUP, ["t", "u"])
+    assert errors == {"t": NoError, "u": KafkaUnknownTopicOrPartitionError}
+    assert admin.delete_share_groups([GROUP, "missing"]) == {GROUP: "OK", "missing": "GroupIdNotFoundError"}
+    changes = read_changes(cluster, target=f"group {GROUP}")
+    assert [(change.action, change.outcome) for change in reversed(changes)] == [
+        ("AlterShareGroupOffsets", "failed"),
+        ("AlterShareGroupOffsets", "succeeded"),
+        ("AlterShareGroupOffsets", "succeeded"),
+        ("DeleteShareGroupOffsets", "succeeded"),
+        ("DeleteGroups", "succeeded"),
+    ]
+
+
+def test_admin_sets_group_configs(admin, cluster):
+    def resource(configs=None):
+        return ConfigResource(ConfigResourceType.GROUP, GROUP, configs)
+
+    alter_settings(cluster, {"group.share.delivery.count.limit": "4"})
+    admin = Admin(cluster=str(cluster.store.address))
+    changes = {"share.isolation.level": "read_committed", "share.auto.offset.reset": (AlterConfigOp.DELETE, None)}
+    assert admin.alter_configs([resource(changes)]) == {"group": {GROUP: "OK"}}
+    assert group_overrides(cluster.store, GROUP) == {"share.isolation.level": "read_committed"}
+    entries = admin.describe_configs([resource()], config_filter="all")["group"][GROUP]
+    sources = {name: (entry["value"], entry["config_source"]) for name, entry in entries.items()}
+    assert sources["share.isolation.level"] == ("read_committed", "DYNAMIC_GROUP_CONFIG")
+    assert sources["share.delivery.count.limit"] == ("4", "DYNAMIC_DEFAULT_BROKER_CONFIG")
+    assert sources["share.auto.offset.reset"] == ("latest", "DEFAULT_CONFIG")
+    assert list(admin.describe_configs([resource()])["group"][GROUP]) == [
+        "share.delivery.count.limit",
+        "share.isolation.level",
+    ]
+    assert admin.list_config_resources() == {"topic": admin.list_topics(), "group": [GROUP]}
+    refused = admin.alter_configs([resource({"share.delivery.count.limit": "99"})], validate_only=True)
+    assert "allow 2 to 10" in refused["group"][GROUP]
+    with pytest.raises(ValueError, match="Unrecognized configs"):
+        admin.alter_configs([resource({"retention.ms": "1"})])
+    assert admin.reset_configs([resource()]) == {"group": {GROUP: "OK"}}
+    assert group_overrides(cluster.store, GROUP) == {}
+    admin.close()

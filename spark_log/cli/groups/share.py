@@ -1,0 +1,198 @@
+"""The commands `spark-log share …`: configs, resets and records of share groups. `group` lists and deletes them."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_log.cli import completion
+from spark_log.cli.groups.group import GroupId, choose_partitions, parse_target
+from spark_log.cli.output import count_of, note, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+
+if TYPE_CHECKING:
+    from spark_log.facts.share_groups import PeekedRecord
+
+app = typer.Typer(no_args_is_help=True, help="Configure share groups (queues), reset them, and show their records.")
+
+_VALUE_MAX = 60
+
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITION,…]",
+        help="Only these; repeatable. [default: all that the group reads]",
+        autocompletion=completion.topics,
+    ),
+]
+
+
+@app.command()
+def config(
+    group: GroupId,
+    cluster: Cluster_,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a config; repeatable.", autocompletion=completion.group_configs
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            metavar="NAME",
+            help="Reset a config to its default; repeatable.",
+            autocompletion=completion.group_configs,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show or set the configs of a share group, which need not exist yet. Members follow with their next poll.
+
+    **Examples**
+
+    - `spark-log share config workers`
+    - `spark-log share config workers --set share.auto.offset.reset=earliest --set share.delivery.count.limit=3`
+    """
+    from spark_log.clients.admin.audit import local_user
+    from spark_log.clients.admin.group_configs import alter_recorded
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.share_groups import group_config_entries
+
+    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
+    for name in unset or ():
+        if name in changes:
+            raise typer.BadParameter(f"{name!r} is also given with --set", param_hint="--unset")
+        changes[name] = None
+    with Cluster.open(cluster) as opened:
+        if changes:
+            alter_recorded(opened, local_user(), "cli", group, changes)
+        entries = group_config_entries(opened.store, group)
+    if as_json:
+        print_json({entry.definition.name: {"value": entry.value, "origin": entry.origin.value} for entry in entries})
+        return
+    rows = [(entry.definition.name, entry.value, entry.origin.value) for entry in entries]
+    print_table(None, ("config", "value", "from"), rows)
+
+
+@app.command()
+def reset(
+    group: GroupId,
+    cluster: Cluster_,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="earliest, latest, an offset, +N or -N (from the start offset), a time (2026-01-31T12:00:00Z) or "
+            "@milliseconds.",
+        ),
+    ],
+    topic: Topics = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Reset the group.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where a share group without members would begin after a reset; with --execute reset it.
+
+    The group then forgets its unfinished and delayed records of the partitions. New offsets are kept between log start
+    offset and high watermark.
+
+    **Examples**
+
+    - `spark-log share reset workers --to earliest`
+    - `spark-log share reset workers --to 2026-01-31T12:00:00Z --topic jobs:0,1 --execute`
+    """
+    from spark_log.clients.admin.audit import local_user
+    from spark_log.clients.admin.share_groups import reset_offsets
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.groups.share.administration import reset_share_offsets
+
+    where = parse_target(to)
+    with Cluster.open(cluster) as opened:
+        chosen = choose_partitions(opened, topic, _partitions(opened, group) if not topic else ())
+        targets = dict.fromkeys(chosen, where)
+        if execute:
+            resets = reset_offsets(opened, local_user(), "cli", group, targets)
+        else:
+            resets = reset_share_offsets(opened, group, targets, dry_run=True)
+    if as_json:
+        print_json(
+            [{**tp._asdict(), "start_offset": each.current, "new_offset": each.new} for tp, each in resets.items()]
+        )
+    else:
+        rows = [(str(tp), each.current, each.new) for tp, each in resets.items()]
+        print_table(None, ("partition", "start offset", "new offset"), rows)
+    if not execute:
+        note("Nothing is changed. To reset the group, add --execute.")
+    elif not as_json:
+        say(f"Reset {count_of(len(resets), 'partition')} of group {group}.")
+
+
+@app.command()
+def peek(
+    group: GroupId,
+    cluster: Cluster_,
+    topic: Topics = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=10_000, metavar="N", help="Records of each state and partition.")
+    ] = 10,
+    as_json: Json = False,
+) -> None:
+    """Show the records that a share group works on, and those that it would acquire next. It acquires nothing.
+
+    The states are acquired, available (for the next delivery), delayed, archiving (it waits for its dead letter), and
+    next.
+
+    **Examples**
+
+    - `spark-log share peek workers`
+    - `spark-log share peek workers --topic jobs:0 --limit 100 --json`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.share_groups import peek_records
+
+    with Cluster.open(cluster) as opened:
+        chosen = choose_partitions(opened, topic, ()) if topic else ()
+        records = peek_records(opened, group, chosen, limit)
+    if as_json:
+        print_json([_as_json(record) for record in records])
+        return
+    if not records:
+        say(f"Group {group} has no record to show.")
+        return
+    rows = [
+        (
+            str(each.partition), each.offset, each.state, each.deliveries or None, each.member or None, _when(each),
+            _beginning(each.value),
+        )
+        for each in records
+    ]  # fmt: skip
+    print_table(None, ("partition", "offset", "state", "deliveries", "member", "until", "value"), rows)
+
+
+def _partitions(opened: Any, group: str) -> list[Any]:
+    from spark_log.facts.share_groups import describe_share_group
+
+    return [partition.place for partition in describe_share_group(opened.store, group).partitions]
+
+
+def _when(record: "PeekedRecord") -> str | None:
+    from spark_log.text import time_of
+
+    if record.left_ms is not None:
+        return f"{record.left_ms} ms"
+    return None if record.due_ms is None else time_of(record.due_ms)
+
+
+def _beginning(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    text = value[: 4 * _VALUE_MAX].decode("utf-8", "replace")
+    return text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}…"
+
+
+def _as_json(record: "PeekedRecord") -> dict[str, Any]:
+    texts = {name: _beginning(getattr(record, name)) for name in ("key", "value")}
+    return {**vars(record), **record.partition._asdict(), **texts}
