@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from spark_log.cli.access import acl, quota, user
-from spark_log.cli.groups import group, share, transaction
+from spark_log.cli.groups import group, share, share_records, transaction
 from spark_log.cli.operations import broker, cluster, delta, maintenance, partition, path, store, top
 from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
@@ -57,6 +57,8 @@ app.command("registry")(registry.registry)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+share.app.command("consume")(share_records.consume)
+share.app.command("redrive")(share_records.redrive)
 app.add_typer(share.app, name="share")
 app.add_typer(transaction.app, name="transaction")
 app.add_typer(broker.app, name="broker")

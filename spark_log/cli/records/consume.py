@@ -97,8 +97,8 @@ def consume(
         batches = reader.follow(idle) if follow else reader.read_available()
         count = 0
         try:
-            for row in _rows(batches, max_messages):
-                _print(row, values, as_json)
+            for row in rows_of(batches, max_messages):
+                print_row(row, values, as_json)
                 count += 1
         except KeyboardInterrupt:
             pass
@@ -150,8 +150,8 @@ def _consume_as_member(
     )
     count = 0
     try:
-        for row in _rows(member_batches(consumer, max_messages, follow, idle), None):
-            _print(row, values, as_json)
+        for row in rows_of(member_batches(consumer, max_messages, follow, idle), None):
+            print_row(row, values, as_json)
             count += 1
     except KeyboardInterrupt:
         pass
@@ -162,7 +162,7 @@ def _consume_as_member(
         note(f"{count_of(count, 'record')}.")
 
 
-def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
+def rows_of(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
     """Yield rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
     import pyarrow as pa
 
@@ -180,7 +180,8 @@ def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, An
                 return
 
 
-def _print(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
+def print_row(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
+    """Print a row of `rows_of` on stdout: as text, as the bytes of its value, or as JSON."""
     if values and sys.stdout.isatty():
         text = (row["value"] or b"").decode(errors="backslashreplace")
         sys.stdout.write(printable(text, keep="\n\t") + "\n")

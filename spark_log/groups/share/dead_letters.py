@@ -188,7 +188,7 @@ def _letters(
             gone = copy is None and config.errors_deadletterqueue_copy_record_enable
             headers = [
                 *((copy or {}).get("headers") or ()),
-                *_headers(source, offset, group_id, r.deliveries, message),
+                *letter_headers(source, offset, group_id, r.deliveries, message),
                 {"key": DEAD_LETTER_CAUSE, "value": (MISSING if gone else cause).encode()},
             ]
             record = {"key": None, "value": None} if copy is None else {"key": copy["key"], "value": copy["value"]}
@@ -196,7 +196,9 @@ def _letters(
     return pa.Table.from_pylist(made, schema=RECORD_SCHEMA)
 
 
-def _headers(source: TopicPartition, offset: int, group_id: str, deliveries: int, message: str) -> list[dict[str, Any]]:
+def letter_headers(
+    source: TopicPartition, offset: int, group_id: str, deliveries: int, message: str
+) -> list[dict[str, Any]]:
     facts = {
         "topic": source.topic, "partition": source.partition, "offset": offset, "group": group_id,
         "delivery.count": deliveries, "message": message,

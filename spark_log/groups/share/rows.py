@@ -381,7 +381,7 @@ def offer_of(row: ShareRow, log: LogFacts, now: StoreClock) -> Offer:
     available, archiving = window.count(available=True), window.count(archiving=True)
     return Offer(
         window.next, window.start, available, window.unfinished, archiving, window.delayed, window.wake_ms, None,
-        now.clock_epoch, log,
+        now.clock_epoch, row.leader_epoch, log,
     )  # fmt: skip
 
 

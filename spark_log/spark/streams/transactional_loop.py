@@ -7,6 +7,9 @@
 A record's results and the offset after it are committed together or not at all. So readers see each record transformed
 exactly once, however often the program is killed and however many members its group has.
 
+With `attempts`, a poll whose function keeps failing is run record by record, and a record that keeps failing becomes a
+dead letter (`record_retries.py`).
+
 After an abort the consumer has to seek back. The sent records are gone, but the consumer's position is after the
 consumed records, which would be skipped.
 """
@@ -25,15 +28,14 @@ from kafka.structs import MemberState, TopicPartition
 from spark_log import clock
 from spark_log.clients.consume.consumer import Consumer
 from spark_log.clients.produce.producer import Producer
+from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import (
-    CommitFailedError,
     IllegalStateError,
     InvalidTxnStateError,
     SparkLogError,
-    TransactionAbortableError,
 )
-from spark_log.groups.committed_offsets import Commit
 from spark_log.process import Stop
+from spark_log.spark.streams.record_retries import NotRunError, Polled, RecordRetries, is_worth_a_retry
 from spark_log.text import count_of
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ _LOOP_METHODS = frozenset(
         "abort_transaction", "close",
     }
 )  # fmt: skip
-_POLL_MS = 200
+POLL_MS = 200
 """The time that a poll waits for records. The loop notices a `stop` within this time."""
 _PROGRESS_S = 10.0
 """The interval at which the progress is logged."""
@@ -62,23 +64,13 @@ class Totals:
     transactions: int = 0
     """The number of committed transactions."""
     aborted: int = 0
+    dead_letters: int = 0
+    """The number of `records` that are in the dead letter topic."""
 
     def __str__(self) -> str:
         transactions = count_of(self.transactions, "transaction")
-        return f"{count_of(self.records, 'record')} in {transactions}, {self.aborted:,} aborted"
-
-
-@dataclass(frozen=True)
-class _Polled:
-    """The result of one poll."""
-
-    records: Any
-    """The records in the form that the transform takes."""
-    count: int
-    starts: Mapping[TopicPartition, int]
-    """The offset of the first record of each partition."""
-    ends: Mapping[TopicPartition, Commit]
-    """The offsets to commit once the records are processed."""
+        letters = f", {count_of(self.dead_letters, 'dead letter')}" if self.dead_letters else ""
+        return f"{count_of(self.records, 'record')} in {transactions}, {self.aborted:,} aborted{letters}"
 
 
 class TransactionalLoop:
@@ -121,11 +113,19 @@ class TransactionalLoop:
         _check("transactional_id", None, transactional_id is not None, "the name of this process")
         _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
         self._consumer, self._producer, self._retries = consumer, producer, retries
+        self._record_retries: RecordRetries | None = None
         self._stop = Stop()
         self._logged_s = clock.monotonic_s()
         self.totals = Totals()
 
-    def run(self, transform: RecordsTransform) -> Totals:
+    def run(
+        self,
+        transform: RecordsTransform,
+        *,
+        attempts: int | None = None,
+        backoff_ms: tuple[int, int] = (1_000, 60_000),
+        dead_letter_topic: str | None = None,
+    ) -> Totals:
         """Call `transform(records, producer)` with the ConsumerRecords of each poll, in order within a partition.
 
         The function sends its results with the producer. The loop runs until `stop`, or until consumer_timeout_ms have
@@ -135,8 +135,22 @@ class TransactionalLoop:
         none of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors
         that a retry cannot fix are raised too. The loop retries, with pauses, after a lost session or partition
         (CommitFailedError), a transaction that has timed out (TransactionAbortableError), and retriable errors.
+
+        With `attempts`, records whose function fails are tried again, after pauses of `backoff_ms` (the first, and the
+        largest; they double). After `attempts` tries of a poll its records run one by one, up to `attempts` times each.
+        A record that still fails is sent to `dead_letter_topic`, in one transaction with its offset; without such a
+        topic its error is raised. No later record of the partition runs before, so records of a key stay in order.
+        Raises ValueError for settings that do not fit, and UnknownTopicOrPartitionError for the topic.
         """
-        return self._run(self._poll_records, transform)
+        if attempts is None:
+            _check("dead_letter_topic", dead_letter_topic, dead_letter_topic is None, "attempts= with it")
+        else:
+            topic = None if dead_letter_topic is None else self._letter_topic(dead_letter_topic)
+            self._record_retries = RecordRetries(self._consumer.settings, attempts, backoff_ms, topic)
+        try:
+            return self._run(self._poll_records, transform)
+        finally:
+            self._record_retries = None
 
     def run_arrow(self, transform: TableTransform) -> Totals:
         """Do the same as `run`, with all records of a poll as one Arrow table with the columns of
@@ -150,7 +164,7 @@ class TransactionalLoop:
         """Finish the current transaction and return from `run`. Other threads and signal handlers may call it."""
         self._stop.set()
 
-    def _run(self, poll: Callable[[], _Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
+    def _run(self, poll: Callable[[], Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
         if not callable(transform):
             raise TypeError(f"transform: expected a function of (records, producer), got {transform!r}")
         self._producer.init_transactions()
@@ -163,10 +177,16 @@ class TransactionalLoop:
                 if self._is_over(now_s - active_s):
                     break
                 continue
+            retries = self._record_retries
+            letter = None if retries is None else retries.letter(polled)
             try:
-                self._transact(polled, transform)
+                self._transact(polled, transform if letter is None else letter)
             except BaseException as error:
                 self.totals = replace(self.totals, aborted=self.totals.aborted + 1)
+                if retries and not letter and (pause_s := retries.failed(polled, error)) is not None:
+                    logger.warning("%s: the function failed: %s: %s", self._name, type(error).__name__, error)
+                    self._stop.wait(pause_s)
+                    continue
                 if failures == self._retries or not is_worth_a_retry(error):
                     raise
                 failures += 1
@@ -174,15 +194,25 @@ class TransactionalLoop:
                 self._pause(failures)
             else:
                 failures = 0
-                done = self.totals
-                self.totals = replace(done, records=done.records + polled.count, transactions=done.transactions + 1)
+                self._count(polled, letter is not None)
+                if retries is not None:
+                    retries.succeeded(polled)
             active_s = clock.monotonic_s()
             if active_s - self._logged_s >= _PROGRESS_S:
                 self._log_progress()
         self._log_progress()
         return self.totals
 
-    def _transact(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
+    def _count(self, polled: Polled, is_letter: bool) -> None:
+        done = self.totals
+        self.totals = replace(
+            done,
+            records=done.records + polled.count,
+            transactions=done.transactions + 1,
+            dead_letters=done.dead_letters + is_letter,
+        )
+
+    def _transact(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
         """Run one transaction. After an error it is aborted, and the consumer is at its position before the poll."""
         try:
             self._producer.begin_transaction()
@@ -192,12 +222,12 @@ class TransactionalLoop:
             self._go_back(polled)
             raise
 
-    def _fill(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
+    def _fill(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
         consumer, producer = self._consumer, self._producer
         try:
             returned = transform(polled.records, cast(Producer, _Sending(producer)))
             if isinstance(returned, Generator | Coroutine):
-                raise TypeError(
+                raise NotRunError(
                     f"transform returned a {type(returned).__name__}, which was not run: send inside the function"
                 )
             producer.send_offsets_to_transaction(polled.ends, consumer.group_metadata())
@@ -230,7 +260,7 @@ class TransactionalLoop:
                 self._pause(failures)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _go_back(self, polled: _Polled) -> None:
+    def _go_back(self, polled: Polled) -> None:
         """Seek to the first record of the poll, or to the committed offset of the group if that is larger.
 
         Partitions that this member has lost are not changed. A position before the committed offset would be wrong,
@@ -244,19 +274,26 @@ class TransactionalLoop:
             offset = max(polled.starts[partition], committed.get(partition) or 0)
             self._consumer.seek(partition, polled.ends[partition]._replace(offset=offset))
 
-    def _poll_records(self) -> _Polled | None:
-        polled = self._consumer.poll(_POLL_MS)
+    def _poll_records(self) -> Polled | None:
+        retries = self._record_retries
+        alone = retries is not None and retries.is_alone(self._consumer.assignment())
+        polled = self._consumer.poll(POLL_MS, max_records=1 if alone else None)
         records = [record for found in polled.values() for record in found]
         starts = {partition: found[0].offset for partition, found in polled.items()}
-        return _Polled(records, len(records), starts, self._consumer.offsets_to_commit(starts)) if records else None
+        return Polled(records, len(records), starts, self._consumer.offsets_to_commit(starts)) if records else None
 
-    def _poll_table(self) -> _Polled | None:
-        polled = self._consumer.poll_arrow(_POLL_MS)
-        if not polled:
-            return None
+    def _poll_table(self) -> Polled | None:
+        polled = self._consumer.poll_arrow(POLL_MS)
+        return self._polled_tables(polled) if polled else None
+
+    def _polled_tables(self, polled: Mapping[TopicPartition, pa.Table]) -> Polled:
         starts = {partition: table.column("offset")[0].as_py() for partition, table in polled.items()}
         table = pa.concat_tables(polled.values())
-        return _Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
+        return Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
+
+    def _letter_topic(self, name: str) -> Topic:
+        _check("dead_letter_topic", name, name not in (self._consumer.subscription() or ()), "another topic")
+        return self._consumer.cluster.store.read(lambda connection: find_topic(connection, name))
 
     def _has_assignment(self) -> bool:
         """Return whether the group has assigned the partitions. Before that, polls return no records."""
@@ -289,15 +326,6 @@ class _Sending:
         if name in _LOOP_METHODS:
             raise IllegalStateError(f"{name}: the loop does this; the function only sends")
         return getattr(self._producer, name)
-
-
-def is_worth_a_retry(error: BaseException) -> bool:
-    """Return whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
-    if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
-        return is_worth_a_retry(error.__cause__)
-    if isinstance(error, TransactionAbortableError | CommitFailedError):
-        return True
-    return isinstance(error, SparkLogError | KafkaError) and bool(error.retriable)
 
 
 def _check(field: str, value: object, valid: bool, expected: str) -> None:

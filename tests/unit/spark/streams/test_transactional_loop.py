@@ -8,7 +8,7 @@ from kafka import errors as theirs
 
 from spark_log import errors as ours
 from spark_log.clients.kafka_errors import kafka_error
-from spark_log.spark.streams.transactional_loop import is_worth_a_retry
+from spark_log.spark.streams.record_retries import is_worth_a_retry
 
 
 def failed_because_of(cause: Exception) -> Exception:

@@ -1,0 +1,146 @@
+"""When the function of a TransactionalLoop is called again, and the dead letters of the records that it cannot process.
+
+    poll -> fails `attempts` times -> its records one by one -> a record fails `attempts` times -> dead letter
+                                                                       (one transaction with its offset)
+
+Only failures of the function count. Those of the store, of the group and of the transaction do not make a letter. The
+counts are in memory: a process that starts again begins at the first try.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.produce.producer import Producer
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    IllegalStateError,
+    InvalidProducerIdMappingError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+    redact,
+)
+from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.share.dead_letters import letter_headers
+from spark_log.log.records.schema import DEAD_LETTER_CAUSE, HEADERS
+
+COPY_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("partition", pa.int32())])
+"""The columns of records that are copied with `send_table`."""
+_CAUSE = {"key": DEAD_LETTER_CAUSE, "value": b"failed"}
+_MESSAGE_MAX = 1_000
+
+Place = tuple[TopicPartition, int]
+
+
+class NotRunError(TypeError):
+    """The function is a generator or a coroutine: its body did not run."""
+
+
+_FATAL = (NotRunError, ProducerFencedError, FencedInstanceIdError, InvalidProducerIdMappingError, IllegalStateError)
+"""Errors after which a call of the function with any record fails too."""
+
+
+@dataclass(frozen=True)
+class Polled:
+    """The result of one poll."""
+
+    records: Any
+    """The records in the form that the transform takes."""
+    count: int
+    starts: Mapping[TopicPartition, int]
+    """The offset of the first record of each partition."""
+    ends: Mapping[TopicPartition, Commit]
+    """The offsets to commit once the records are processed."""
+
+
+class RecordRetries:
+    """Counts the failed tries of polls and of single records. Not thread-safe."""
+
+    def __init__(
+        self, settings: ConsumerSettings, attempts: int, backoff_ms: tuple[int, int], dead_letter_topic: Topic | None
+    ) -> None:
+        """Raises ValueError that names the setting that does not fit."""
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise ValueError(f"attempts: {attempts!r}: expected a whole number from 1")
+        first_ms, most_ms = backoff_ms
+        if not 0 <= first_ms <= most_ms < settings.max_poll_interval_ms:
+            raise ValueError(
+                f"backoff_ms: {backoff_ms!r}: expected (first, largest), below max_poll_interval_ms"
+                f" {settings.max_poll_interval_ms}"
+            )
+        for name in ("key_deserializer", "value_deserializer"):
+            if dead_letter_topic is not None and getattr(settings, name) is not None:
+                raise ValueError(f"{name}: with dead_letter_topic, decode in the function: letters have the bytes")
+        self._attempts, self._first_ms, self._most_ms = attempts, first_ms, most_ms
+        self._group_id, self._topic = str(settings.group_id), dead_letter_topic
+        self._polls: dict[Place, int] = {}
+        """The failed polls by their first record in a partition."""
+        self._single: dict[Place, int] = {}
+        """The failures of records that ran alone."""
+        self._errors: dict[Place, Exception] = {}
+        self._alone: dict[TopicPartition, int] = {}
+        """The end offsets of polls that kept failing: records before them run one by one."""
+
+    def is_alone(self, assigned: Collection[TopicPartition]) -> bool:
+        """Return whether the next poll takes one record. Partitions that are not assigned any more do not count."""
+        self._alone = {partition: end for partition, end in self._alone.items() if partition in assigned}
+        return bool(self._alone)
+
+    def failed(self, polled: Polled, error: BaseException) -> float | None:
+        """Count a failure. Returns the pause before the next try in seconds, or None if the error is to be raised."""
+        if not isinstance(error, Exception) or isinstance(error, _FATAL) or is_worth_a_retry(error):
+            return None
+        counts = self._single if polled.count == 1 else self._polls
+        for place in polled.starts.items():
+            counts[place] = counts.get(place, 0) + 1
+            self._errors[place] = error
+        failures = max(counts[place] for place in polled.starts.items())
+        if failures >= self._attempts:
+            if polled.count == 1 and self._topic is None:
+                return None
+            self._alone |= {partition: commit.offset for partition, commit in polled.ends.items()}
+        return float(min(self._first_ms * 2 ** (failures - 1), self._most_ms)) / 1000
+
+    def succeeded(self, polled: Polled) -> None:
+        for place in polled.starts.items():
+            for counts in (self._polls, self._single, self._errors):
+                counts.pop(place, None)
+        for partition, commit in polled.ends.items():
+            if commit.offset >= self._alone.get(partition, commit.offset + 1):
+                del self._alone[partition]
+
+    def letter(self, polled: Polled) -> Callable[[Any, Producer], object] | None:
+        """Return a transform that sends the dead letter of the only record, if it has failed often enough."""
+        [place, *others] = polled.starts.items()
+        failures = self._single.get(place, 0)
+        if self._topic is None or others or polled.count != 1 or failures < self._attempts:
+            return None
+        topic, (partition, offset), error = self._topic, place, self._errors[place]
+        message = redact(f"{type(error).__name__}: {error}")[:_MESSAGE_MAX]
+        facts = letter_headers(partition, offset, self._group_id, failures, message)
+
+        def send(records: Any, producer: Producer) -> None:
+            [record] = records
+            headers = [{"key": name, "value": value} for name, value in record.headers]
+            row = {"key": record.key, "value": record.value, "headers": [*headers, *facts, _CAUSE]}
+            row["partition"] = partition.partition % topic.partition_count
+            producer.send_table(topic.name, pa.Table.from_pylist([row], COPY_SCHEMA))
+
+        return send
+
+
+def is_worth_a_retry(error: BaseException) -> bool:
+    """Return whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
+    if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
+        return is_worth_a_retry(error.__cause__)
+    if isinstance(error, TransactionAbortableError | CommitFailedError):
+        return True
+    return isinstance(error, SparkLogError | KafkaError) and bool(error.retriable)

@@ -1,0 +1,314 @@
+"""Copies dead letters back to the topics that their records came from, each of them once.
+
+A letter has the headers of `groups/share/dead_letters.py`. It holds a copy of its record, or only says where the record
+is: then the record is read from there. The copies and the offsets of their letters are committed in one transaction.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from spark_log.clients.consume.consumer import Consumer
+from spark_log.clients.produce.producer import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.share.dead_letters import PREFIX
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.reader import LogReader
+from spark_log.log.records.schema import DEAD_LETTER_CAUSE, read_schema
+from spark_log.spark.streams.record_retries import COPY_SCHEMA, Polled
+from spark_log.spark.streams.transactional_loop import POLL_MS, TransactionalLoop
+
+_TOGETHER = 500
+"""The number of letters that one transaction copies."""
+_SESSION_MS, _HEARTBEAT_MS = 6_000, 1_000
+"""The letters of a redrive that was killed go to the next one after the session."""
+_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+
+Row = Mapping[str, Any]
+"""A record as `to_pylist` returns it, with _COLUMNS."""
+
+
+class Origin(NamedTuple):
+    """The place of the record that a dead letter is about."""
+
+    partition: TopicPartition
+    offset: int
+
+
+@dataclass
+class Redriven:
+    """The letters that were copied, or that a preview would copy."""
+
+    copied: Counter[str] = field(default_factory=Counter)
+    """By the topic that they were copied to."""
+    missing: int = 0
+    """The number of letters that were skipped because their record is gone."""
+
+    def add(self, other: "Redriven") -> None:
+        self.copied += other.copied
+        self.missing += other.missing
+
+
+class Redrive:
+    """Copies the letters that `topic` has now. Letters that come meanwhile, also of the copies, are left for the next
+    run.
+
+    `to` is the topic of the copies, by default that of each record. `group` remembers which letters were copied, by
+    default `redrive-<topic>`. `limit` is the largest number of letters. A letter whose record is gone is an error,
+    unless `skip_missing` is set.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        to: str | None = None,
+        group: str | None = None,
+        limit: int | None = None,
+        skip_missing: bool = False,
+    ) -> None:
+        """Raises UnknownTopicOrPartitionError for `topic` and `to`, and InvalidRecordError if they are the same."""
+        if to == topic:
+            raise InvalidRecordError(f"the letters of topic {topic!r} cannot be copied to the same topic")
+        self.topic, self.group, self.limit = topic, group or f"redrive-{topic}", limit
+        self._to, self._skip_missing = to, skip_missing
+        self._cluster, self._log = cluster, LogReader(cluster)
+        if to is not None:
+            self._log.find_topic(to)
+        self._letters = self._log.find_topic(topic)
+        self._ends = {tp: end for tp, (_, end) in self._log.positions(self._letters).items()}
+
+    def close(self) -> None:
+        self._log.close()
+
+    def __enter__(self) -> "Redrive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def preview(self) -> Redriven:
+        """Return what `run` would copy. It skips letters whose record is gone, and counts them."""
+        redriven, left = Redriven(), self.limit
+        ranges = {tp: OffsetRange(first, self._ends[tp]) for tp, first in self._begins().items()}
+        ranges = {tp: each for tp, each in ranges.items() if each.start < each.end}
+        for batch in self._log.read(ranges, read_schema(include_headers=True, columns=_COLUMNS)):
+            rows = batch.slice(0, left).to_pylist() if left is not None else batch.to_pylist()
+            redriven.add(self._copies(rows, skip_missing=True)[1])
+            left = None if left is None else left - len(rows)
+            if left == 0:
+                break
+        return redriven
+
+    def run(self, report: Callable[[Redriven], object] = lambda _: None) -> Redriven:
+        """Copy the letters. `report` gets the totals after each transaction.
+
+        Raises InvalidRecordError for a record that is not a dead letter, UnknownTopicOrPartitionError for a letter
+        whose topic was deleted, and DataLossError for one whose record is gone. Letters before it are copied then, up
+        to a multiple of a transaction.
+        """
+        address = str(self._cluster.store.address)
+        consumer = Consumer(
+            self.topic, cluster=address, group_id=self.group, client_id="spark-log-redrive",
+            enable_auto_commit=False, auto_offset_reset="earliest", allow_auto_create_topics=False,
+            session_timeout_ms=_SESSION_MS, heartbeat_interval_ms=_HEARTBEAT_MS,
+        )  # fmt: skip
+        producer = Producer(
+            cluster=address, transactional_id=f"{self.group}-{uuid.uuid4()}", allow_auto_create_topics=False
+        )
+        with consumer, producer:
+            loop = _Loop(self, consumer, producer, report)
+            loop.run_arrow(loop.copy)
+        return loop.redriven
+
+    def is_done(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Return whether every letter is copied. `positions` are those of this member, of its partitions."""
+        begins = self._begins()
+        return all(max(begins[tp], positions.get(tp, 0)) >= end for tp, end in self._ends.items())
+
+    def end_of(self, partition: TopicPartition) -> int:
+        return self._ends.get(partition, 0)
+
+    def _begins(self) -> dict[TopicPartition, int]:
+        """Return the offsets of the first letters that are not copied."""
+        committed = committed_offsets(self._cluster.store, self.group)
+        starts = self._log.positions(self._letters)
+        return {tp: max(committed.get(tp, 0), starts[tp].log_start_offset) for tp in self._ends}
+
+    def copies(self, rows: Sequence[Row]) -> tuple[dict[str, pa.Table], Redriven]:
+        """Return the copies of letters as tables for `send_table`, by topic."""
+        return self._copies(rows, self._skip_missing)
+
+    def _copies(self, rows: Sequence[Row], skip_missing: bool) -> tuple[dict[str, pa.Table], Redriven]:
+        origins = [_origin(row) for row in rows]
+        topics = self._topics({origin.partition.topic for origin in origins if origin is not None})
+        pointers = [
+            (row, origin) for row, origin in zip(rows, origins, strict=True) if origin is not None and _is_pointer(row)
+        ]
+        sources = self._read_sources(pointers, topics)
+        made: dict[str, list[Row]] = {}
+        redriven = Redriven()
+        for row, origin in zip(rows, origins, strict=True):
+            record: Row | None = row
+            if origin is None:
+                if self._to is None:
+                    raise InvalidRecordError(
+                        f"{_place(row)} is not a dead letter: it has no header {PREFIX}topic. Name a topic with --to"
+                    )
+            elif _is_pointer(row):
+                record = sources.get(origin)
+            if record is None:
+                assert origin is not None
+                if not skip_missing:
+                    raise DataLossError(
+                        f"dead letter {_place(row)} has no copy of its record, and {origin.partition}@{origin.offset}"
+                        " is gone. --skip-missing skips such letters"
+                    )
+                redriven.missing += 1
+                continue
+            target, number = self._target(row, origin, topics)
+            made.setdefault(target, []).append({**record, "headers": _own_headers(record), "partition": number})
+            redriven.copied[target] += 1
+        return {
+            name: pa.Table.from_pylist(list(map(dict, copies)), COPY_SCHEMA) for name, copies in made.items()
+        }, redriven
+
+    def _target(self, row: Row, origin: Origin | None, topics: Mapping[str, Topic]) -> tuple[str, int | None]:
+        """Return the topic and the partition of a copy; None lets the key decide."""
+        if self._to is not None:
+            return self._to, None
+        assert origin is not None
+        topic = topics.get(origin.partition.topic)
+        if topic is None:
+            raise UnknownTopicOrPartitionError(
+                f"dead letter {_place(row)}: topic {origin.partition.topic!r} does not exist. Name another with --to"
+            )
+        number = origin.partition.partition
+        return topic.name, number if number < topic.partition_count else None
+
+    def _topics(self, names: set[str]) -> dict[str, Topic]:
+        return self._cluster.store.read(lambda connection: find_topics(connection, sorted(names)))
+
+    def _read_sources(self, pointers: Iterable[tuple[Row, Origin]], topics: Mapping[str, Topic]) -> dict[Origin, Row]:
+        """Return the records that still exist. A topic that was created after the letter has other records."""
+        offsets: dict[TopicPartition, set[int]] = {}
+        for row, (partition, offset) in pointers:
+            topic = topics.get(partition.topic)
+            if topic is not None and topic.created_ms <= row["timestamp"].timestamp() * 1000:
+                offsets.setdefault(partition, set()).add(offset)
+        found: dict[Origin, Row] = {}
+        schema = read_schema(include_headers=True, columns=_COLUMNS)
+        for partition, wanted in offsets.items():
+            positions = self._log.positions(topics[partition.topic]).get(partition)
+            if positions is None:
+                continue
+            readable = [offset for offset in sorted(wanted) if positions[0] <= offset < positions[1]]
+            for run in _runs(readable):
+                for batch in self._log.read({partition: run}, schema):
+                    found |= {Origin(partition, row["offset"]): row for row in batch.to_pylist()}
+        return found
+
+
+class _Loop(TransactionalLoop):
+    """The loop of a redrive. It ends at the letters that there were at its start, or at the limit."""
+
+    def __init__(
+        self, redrive: Redrive, consumer: Consumer, producer: Producer, report: Callable[[Redriven], object]
+    ) -> None:
+        super().__init__(consumer, producer)
+        self._redrive, self._report = redrive, report
+        self.redriven = Redriven()
+        self._prepared = Redriven()
+
+    def copy(self, letters: pa.Table, producer: Producer) -> None:
+        """Send the copies of letters; the transform of the loop."""
+        tables, self._prepared = self._redrive.copies(letters.to_pylist())
+        for topic, table in tables.items():
+            producer.send_table(topic, table)
+
+    def _poll_table(self) -> Polled | None:
+        limit = self._redrive.limit
+        left = _TOGETHER if limit is None else min(_TOGETHER, limit - self.totals.records)
+        if left == 0:
+            self.stop()
+            return None
+        polled = self._consumer.poll_arrow(POLL_MS, max_records=left, columns=_COLUMNS)
+        tables = {partition: self._cut(partition, table) for partition, table in polled.items()}
+        tables = {partition: table for partition, table in tables.items() if table.num_rows}
+        if not tables:
+            mine = self._consumer.assignment()
+            ends = self._consumer.offsets_to_commit(mine)
+            if self._redrive.is_done({partition: commit.offset for partition, commit in ends.items()}):
+                self.stop()
+            return None
+        return self._polled_tables(tables)
+
+    def _cut(self, partition: TopicPartition, table: pa.Table) -> pa.Table:
+        """Return the letters before the end. The consumer stays at the others."""
+        end = self._redrive.end_of(partition)
+        offsets = table["offset"].to_pylist()
+        count = sum(offset < end for offset in offsets)
+        if count < len(offsets):
+            here = self._consumer.offsets_to_commit([partition])[partition]
+            self._consumer.seek(partition, here._replace(offset=offsets[count]))
+            self._consumer.pause(partition)
+        return table.slice(0, count)
+
+    def _transact(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
+        super()._transact(polled, transform)
+        self.redriven.add(self._prepared)
+        self._report(self.redriven)
+
+
+def _origin(letter: Row) -> Origin | None:
+    """Return where the record of a letter is, or None if it is not a dead letter.
+
+    Later headers count: a record may have had such headers of its own.
+    """
+    facts = {header["key"]: header["value"] for header in letter["headers"] or ()}
+    if f"{PREFIX}topic" not in facts:
+        return None
+    try:
+        topic, partition, offset = ((facts[PREFIX + name] or b"").decode() for name in ("topic", "partition", "offset"))
+        return Origin(TopicPartition(topic, int(partition)), int(offset))
+    except (KeyError, ValueError) as error:
+        raise InvalidRecordError(
+            f"{_place(letter)}: expected headers {PREFIX}topic, .partition and .offset, with numbers: {error}"
+        ) from None
+
+
+def _is_pointer(letter: Row) -> bool:
+    """Return whether a letter has no copy of its record. A copy of a record without key and value looks the same."""
+    return letter["key"] is None and letter["value"] is None
+
+
+def _own_headers(record: Row) -> list[Mapping[str, Any]]:
+    """Return the headers that the record had before it became a letter."""
+    return [
+        header
+        for header in record["headers"] or ()
+        if header["key"] != DEAD_LETTER_CAUSE and not header["key"].startswith("__dlq.")
+    ]
+
+
+def _runs(offsets: Sequence[int]) -> list[OffsetRange]:
+    """Return ascending offsets as ranges."""
+    runs: list[OffsetRange] = []
+    for offset in offsets:
+        if runs and runs[-1].end == offset:
+            runs[-1] = OffsetRange(runs[-1].start, offset + 1)
+        else:
+            runs.append(OffsetRange(offset, offset + 1))
+    return runs
+
+
+def _place(record: Row) -> str:
+    return f"{record['topic']}-{record['partition']}@{record['offset']}"

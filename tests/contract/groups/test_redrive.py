@@ -1,0 +1,184 @@
+"""Redrive of dead letters: each is copied back to its topic once, also if the redrive is killed and repeated."""
+
+import signal
+
+import pytest
+
+from spark_log import AcknowledgeType, Consumer, ShareConsumer
+from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.groups.share import rows
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark.streams.redrive import Redrive
+from tests.support.python_process import PythonProcess
+from tests.support.topics import all_stored
+
+LETTERS = {"errors.deadletterqueue.group.enable": "true"}
+POINTERS = {"errors.deadletterqueue.copy.record.enable": "false"}
+REDRIVE = """
+import os, signal, sys
+from spark_log import Cluster
+from spark_log.spark.streams import redrive
+
+address, kill_after, before_commit = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+redrive._TOGETHER = 2
+copies = redrive._Loop.copy
+calls = []
+
+def copy(loop, letters, producer):
+    copies(loop, letters, producer)
+    producer.flush()
+    calls.append(letters.num_rows)
+    if before_commit and len(calls) == kill_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def report(redriven):
+    if not before_commit and len(calls) == kill_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+redrive._Loop.copy = copy
+with Cluster.open(address) as cluster, redrive.Redrive(cluster, "dlq.jobs") as letters:
+    letters.run(report)
+"""
+
+
+@pytest.fixture
+def reject(cluster, cluster_address, produce):
+    """A function that sends records to topic `jobs` and rejects them, so that they have letters in `dlq.jobs`."""
+    create_topic(cluster, "jobs", partitions=2)
+    create_topic(cluster, "dlq.jobs", configs=LETTERS)
+    base = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
+
+    def send_and_reject(*values, count=None, **configs):
+        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", {**base, **configs}))
+        producer = produce()
+        for number, value in enumerate(values):
+            headers = [("mine", b"kept")]
+            producer.send("jobs", value.encode(), key=b"key", headers=headers, partition=number % 2).get()
+        settings = {"group_id": "workers", "share_acknowledgement_mode": "explicit"}
+        with ShareConsumer("jobs", cluster=cluster_address, **settings) as consumer:
+            done = 0
+            while done < (len(values) if count is None else count):
+                for records in consumer.poll(5_000).values():
+                    for record in records:
+                        consumer.acknowledge(record, AcknowledgeType.REJECT)
+                        done += 1
+                consumer.commit_sync()
+
+    return send_and_reject
+
+
+@pytest.fixture
+def redrive(cluster):
+    """A function that redrives `dlq.jobs` once."""
+
+    def run(**options):
+        with Redrive(cluster, "dlq.jobs", **options) as letters:
+            return letters.run()
+
+    return run
+
+
+def records_of(cluster_address, topic, count):
+    with Consumer(topic, cluster=cluster_address, auto_offset_reset="earliest") as consumer:
+        found = []
+        while len(found) < count:
+            polled = consumer.poll(5_000)
+            assert polled, f"only {len(found)} of {count} records"
+            found += [record for records in polled.values() for record in records]
+        assert consumer.poll(0) == {}
+    return found
+
+
+def test_letters_go_back_to_their_partitions_without_their_headers_and_once(cluster, cluster_address, reject, redrive):
+    reject("a", "b", "c")
+    with Redrive(cluster, "dlq.jobs") as letters:
+        assert letters.preview().copied == {"jobs": 3}
+    done = redrive()
+    assert (done.copied, done.missing) == ({"jobs": 3}, 0)
+    copies = [record for record in records_of(cluster_address, "jobs", 6) if record.offset >= 2 - record.partition]
+    assert sorted((copy.partition, copy.value) for copy in copies) == [(0, b"a"), (0, b"c"), (1, b"b")]
+    assert {(copy.key, tuple(copy.headers)) for copy in copies} == {(b"key", (("mine", b"kept"),))}
+    assert redrive().copied == {}
+    with Redrive(cluster, "dlq.jobs") as letters:
+        assert letters.preview().copied == {}
+    reject("d", count=4)
+    assert redrive().copied == {"jobs": 4}, "the group has rejected the copies, too"
+
+
+def test_a_limit_and_another_topic(cluster, reject, redrive):
+    create_topic(cluster, "again")
+    reject("a", "b", "c")
+    assert redrive(to="again", limit=2).copied == {"again": 2}
+    with Redrive(cluster, "dlq.jobs", to="again", limit=2) as letters:
+        assert letters.preview().copied == {"again": 1}
+    assert redrive(to="again").copied == {"again": 1}
+    assert all_stored(cluster, "again") == ["a", "b", "c"]
+    assert redrive(to="again", group="other").copied == {"again": 3}, "a group of its own copies all letters"
+    with pytest.raises(InvalidRecordError, match="to the same topic"):
+        redrive(to="dlq.jobs")
+    with pytest.raises(UnknownTopicOrPartitionError):
+        redrive(to="nowhere")
+
+
+def test_a_letter_without_a_copy_is_read_from_its_topic(cluster, cluster_address, reject, redrive):
+    reject("a", "b", "c", **POINTERS)
+    delete_records(cluster, {TopicPartition("jobs", 1): 1})
+    with Redrive(cluster, "dlq.jobs") as letters:
+        shown = letters.preview()
+    assert (shown.copied, shown.missing) == ({"jobs": 2}, 1)
+    with pytest.raises(DataLossError, match=r"jobs-1@0 is gone. --skip-missing"):
+        redrive()
+    assert len(records_of(cluster_address, "jobs", 2)) == 2, "nothing was copied"
+    done = redrive(skip_missing=True)
+    assert (done.copied, done.missing) == ({"jobs": 2}, 1)
+    copies = [record for record in records_of(cluster_address, "jobs", 4) if record.offset >= 2]
+    assert sorted(copy.value for copy in copies) == [b"a", b"c"]
+    assert copies[0].headers == [("mine", b"kept")]
+
+
+def test_a_topic_that_was_created_again_has_other_records(cluster, produce, reject, redrive):
+    reject("a", **POINTERS)
+    delete_topic(cluster, "jobs")
+    with pytest.raises(DataLossError, match="jobs-0@0 is gone"):
+        redrive()
+    create_topic(cluster, "jobs")
+    produce().send("jobs", b"another record at the same offset").get()
+    with pytest.raises(DataLossError, match="jobs-0@0 is gone"):
+        redrive()
+
+
+def test_records_that_are_not_dead_letters_are_refused(cluster, cluster_address, produce, reject, redrive):
+    reject()
+    create_topic(cluster, "again")
+    produce().send("dlq.jobs", b"mine").get()
+    with pytest.raises(InvalidRecordError, match=r"dlq.jobs-0@0 is not a dead letter"):
+        redrive()
+    assert redrive(to="again").copied == {"again": 1}
+    facts = {"topic": b"jobs", "partition": b"first", "offset": b"0"}
+    produce().send("dlq.jobs", b"x", headers=[(f"__dlq.errors.{name}", fact) for name, fact in facts.items()]).get()
+    with pytest.raises(InvalidRecordError, match=r"dlq.jobs-0@1: expected headers .* 'first'"):
+        redrive()
+
+
+@pytest.mark.parametrize("before_commit", [True, False])
+def test_a_redrive_that_is_killed_and_repeated_copies_each_letter_once(
+    cluster, cluster_address, reject, redrive, before_commit
+):
+    values = [f"job {number}" for number in range(7)]
+    reject(*values)
+    process = PythonProcess("-c", REDRIVE, cluster_address, 2, before_commit)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    done = redrive()
+    assert done.copied == {"jobs": 5 if before_commit else 3}
+    assert all_stored(cluster, "jobs") == sorted(values * 2)
+
+
+def test_two_redrives_at_the_same_time_copy_each_letter_once(cluster, cluster_address, reject, redrive):
+    values = [f"job {number}" for number in range(9)]
+    reject(*values)
+    others = [PythonProcess("-c", REDRIVE, cluster_address, 100, False) for _ in range(2)]
+    assert [process.wait(timeout=90) for process in others] == [0, 0]
+    assert all_stored(cluster, "jobs") == sorted(values * 2)
+    assert redrive().copied == {}
