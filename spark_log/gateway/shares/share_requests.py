@@ -138,7 +138,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         until_s = until_s if acquires and not refused else 0.0
         found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
     result = found.result
-    _note_acknowledgements(session, asked, checked, result, answers)
+    _note_acknowledgements(services, session, asked, checked, result, answers)
     for key in result.unread & session.places.keys():
         topic_place = session.places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
@@ -231,7 +231,7 @@ def _close(services: Services, session: Session, checked: Mapping[Key, Checked])
 
 
 def _note_acknowledgements(
-    session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
+    services: Services, session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
     answers: dict[tuple[uuid.UUID, int], _Answer],
 ) -> None:  # fmt: skip
     """Put the outcome of each partition's acknowledgements into its answer."""
@@ -244,6 +244,8 @@ def _note_acknowledgements(
             answer.acknowledged, answer.acknowledge_message = error_code(error), client_message(error)
         elif not each.code:
             note_acknowledged(session, key, each.acknowledgements)
+            for ack in each.acknowledgements:
+                services.counters.acknowledgements[ack.type.name.lower()] += ack.end - ack.first
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
@@ -324,7 +326,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
         result = await services.call(
             services.shares.polls.acknowledge, session.group_id, session.member_id, acknowledgements
         )
-    _note_acknowledgements(session, asked, checked, result, answers)
+    _note_acknowledgements(services, session, asked, checked, result, answers)
     return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 
