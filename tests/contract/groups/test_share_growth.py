@@ -40,11 +40,13 @@ def test_partitions_are_added_under_load(cluster, cluster_address, quick, reset)
         try:
             with consumer:
                 consumer.set_acknowledgement_commit_callback(
-                    lambda offsets, error: accepted.extend(
-                        (partition.partition, offset) for partition, found in offsets.items() for offset in found
+                    lambda offsets, error: (
+                        accepted.extend(
+                            (partition.partition, offset) for partition, found in offsets.items() for offset in found
+                        )
+                        if error is None
+                        else failed.append(error)
                     )
-                    if error is None
-                    else failed.append(error)
                 )
                 while not done.is_set() and len(accepted) < expected:
                     consumer.poll(100)

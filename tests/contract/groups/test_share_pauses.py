@@ -108,7 +108,6 @@ def test_a_gateway_that_was_stopped_beyond_the_locks_of_its_members(cluster, clu
     is_not_disturbed(cluster, other)
 
 
-
 def test_an_acknowledgement_that_a_stopped_gateway_executes_late(cluster, cluster_address, tmp_path):
     """Meanwhile the same member has acquired the records again through another gateway: only the lock differs."""
     stopped, other = (GatewayProcess(tmp_path, cluster_address) for _ in range(2))

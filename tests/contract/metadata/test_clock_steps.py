@@ -50,7 +50,9 @@ def members(cluster, log):
 
 
 @pytest.mark.parametrize("step_ms", [MONTH_MS, -MONTH_MS])
-def test_a_step_of_the_wall_clock_ends_no_lock_of_a_share_group_and_extends_none(cluster, members, monkeypatch, step_ms):
+def test_a_step_of_the_wall_clock_ends_no_lock_of_a_share_group_and_extends_none(
+    cluster, members, monkeypatch, step_ms
+):
     first, second, acquired = members
     before_ms = next_change_ms(look(cluster.store, "workers"))
     wall_ms = clock.wall_ms
