@@ -206,7 +206,8 @@ def test_requests_that_fit_no_share_session(cluster, sharing):
     member, other = sharing
     everything = [(0, 19, [1])]
     refused = {
-        NO_SESSION: [{"member_id": "unknown"}, {"group_id": "unknown"}, {"member_id": "unknown", "share_session_epoch": -1}],
+        NO_SESSION: [{"member_id": "unknown"}, {"group_id": "unknown"},
+                     {"member_id": "unknown", "share_session_epoch": -1}],
         WRONG_EPOCH: [{"share_session_epoch": member.epoch + 1}, {"share_session_epoch": 2**31 - 1},
                       {"share_session_epoch": -2}],
         INVALID_REQUEST: [{"member_id": ""}, {"member_id": None}, {"group_id": None}],

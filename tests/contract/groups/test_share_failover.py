@@ -1,4 +1,4 @@
-"""Unclean elections that truncate the log below what a share group has acquired: the new records there are delivered."""
+"""Unclean elections that truncate the log below what a share group has acquired: new records there are delivered."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The log is rewritten between a share group's read of records and their acquisition: members get what the log has then,
-byte for byte, and no offset without a record.
+"""The log is rewritten between a share group's read of records and their acquisition: members get what the log has
+then, byte for byte, and no offset without a record.
 """
 
 import pytest

@@ -158,7 +158,7 @@ def test_an_acknowledgement_counts_once(proxied, moment):
     assert cut.done.is_set()
     assert [(r.first, r.end, r.deliveries) for r in last] == [(3, 4, 1)]
     cut = proxy.cut(moment, "UPDATE share_partition")
-    released = member.acknowledge({topic_key: last for topic_key in acquired}, AcknowledgeType.RELEASE)
+    released = member.acknowledge(dict.fromkeys(acquired, last), AcknowledgeType.RELEASE)
     assert cut.done.is_set() and set(released.errors.values()) == {None}
     [last] = member.poll().values()
     assert [(r.first, r.end, r.deliveries) for r in last] == [(3, 4, 2)]
