@@ -33,6 +33,7 @@ from spark_log.gateway.shares.share_sessions import (
     Session,
     SessionError,
     check_acknowledgements,
+    check_ids,
     deadline_s,
     note_acknowledged,
     wait_s,
@@ -107,8 +108,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     mode = request.share_acquire_mode if request.version >= _RENEWS_SINCE else 0
     shares, epoch = services.shares, request.share_session_epoch
     try:
-        if not request.group_id or not request.member_id:
-            raise SessionError(INVALID_REQUEST)
+        check_ids(request.group_id, request.member_id)
         limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
         if renews and any(limits):
             raise SessionError(INVALID_REQUEST)
@@ -308,8 +308,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
     renews = request.version >= _RENEWS_SINCE and request.is_renew_ack
     epoch = request.share_session_epoch
     try:
-        if not request.group_id or not request.member_id:
-            raise SessionError(INVALID_REQUEST)
+        check_ids(request.group_id, request.member_id)
         if epoch == INITIAL:
             raise SessionError(INVALID_SESSION_EPOCH)
         session = services.shares.find(request.group_id, request.member_id, epoch)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 INITIAL, FINAL = 0, -1
 """Session epochs that open and close a session."""
 INVALID_REQUEST, SESSION_NOT_FOUND, INVALID_SESSION_EPOCH, SESSION_LIMIT_REACHED = 42, 122, 123, 133
+CHARACTERS_MAX = 249
+"""The largest length of the ids of a group and of a member."""
 _EPOCH_MAX = 2**31 - 1
 _HELD_MAX = 20_000
 """The number of ranges of a partition that a session remembers. Older ones have no lock any more."""
@@ -41,6 +43,12 @@ class SessionError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(str(code))
         self.code = code
+
+
+def check_ids(group_id: str | None, member_id: str | None) -> None:
+    """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
+    if not group_id or not member_id or len(group_id) > CHARACTERS_MAX or len(member_id) > CHARACTERS_MAX:
+        raise SessionError(INVALID_REQUEST)
 
 
 class Place(NamedTuple):
