@@ -44,6 +44,7 @@ from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, sh
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType, Request
+from spark_log.groups.share.transacted import ShareAcknowledgements, ShareGroupMetadata
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Finalizer
@@ -361,6 +362,25 @@ class ShareConsumer(Guarded):
         partition. The callback must not call the consumer.
         """
         self._callback = callback
+
+    @exclusive
+    def acknowledgements_for_transaction(self) -> ShareAcknowledgements:
+        """Return the acknowledgements that were not sent, for `Producer.send_share_acknowledgements_to_transaction`.
+        This consumer gives them up: it sends none of them, and does not release their records.
+
+        Raises IllegalStateError in implicit mode, or for a RENEW.
+        """
+        self._check_explicit()
+        marked = self._deliveries.marked()
+        by_partition = acknowledgements(marked, self.member_id)
+        if any(ack.type == AcknowledgeType.RENEW for acks in by_partition.values() for ack in acks):
+            raise IllegalStateError("a RENEW cannot be part of a transaction: call commit_sync first")
+        self._deliveries.sent(marked, 0.0)
+        return ShareAcknowledgements(self.settings.group_id, by_partition)
+
+    def share_group_metadata(self) -> ShareGroupMetadata:
+        """Return the identity of this member, for a transaction."""
+        return ShareGroupMetadata(self.settings.group_id, self.member_id)
 
     def _commit(self) -> dict[TopicPartition, Exception | None]:
         marked = self._deliveries.marked()

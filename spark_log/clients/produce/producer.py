@@ -22,7 +22,13 @@ from spark_log.clients.produce.known_topics import KnownTopics
 from spark_log.clients.produce.partitioner_setting import ClusterView, choose_with
 from spark_log.clients.produce.producer_batch import RECORD_BYTES, Headers
 from spark_log.clients.produce.producer_settings import KAFKA_DEFAULTS, ProducerSettings, parse, serialize_with
-from spark_log.clients.produce.record_checks import check_timestamp, checked_bytes, checked_headers
+from spark_log.clients.produce.record_checks import (
+    check_delivery_time,
+    check_timestamp,
+    checked_bytes,
+    checked_headers,
+    deliver_at_header,
+)
 from spark_log.clients.produce.sender import Sender
 from spark_log.clients.produce.table_batches import checked, topic_batches
 from spark_log.cluster.cluster import Cluster
@@ -33,6 +39,7 @@ from spark_log.process import Finalizer
 
 if TYPE_CHECKING:
     from spark_log.clients.produce.producer_transaction import ProducerTransaction
+    from spark_log.groups.share.transacted import ShareAcknowledgements, ShareGroupMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +94,15 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        *,
+        deliver_at_ms: int | None = None,
     ) -> SendFuture:
         """Send a record; return at once with a future of its RecordMetadata.
 
         The record goes to `partition` if it is given; otherwise the partitioner chooses, by default by the key's hash.
-        Headers are a list of (str, bytes); `timestamp_ms` counts from 1970, by default it is the current time.
+        Headers are a list of (str, bytes); `timestamp_ms` counts from 1970, by default it is the current time. With
+        `deliver_at_ms` (since 1970) share groups deliver the record at that time or later; other consumers read it at
+        once. It is a header, spark-log.deliver-at; ValueError is raised for a time beyond the topic's retention.ms.
         Raises TypeError and ValueError for records that no topic accepts, as kafka-python does,
         MessageSizeTooLargeError above max_request_size, KafkaTimeoutError when the topic is not found or the buffer has
         no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this
@@ -104,6 +115,8 @@ class Producer:
         try:
             if value is None and key is None:
                 raise ValueError("Need at least one: key or value")
+            if deliver_at_ms is not None:
+                headers = [*(headers or []), deliver_at_header(deliver_at_ms)]
             if headers is not None:
                 headers = checked_headers(headers)
             key_bytes, value_bytes = key, value
@@ -120,6 +133,8 @@ class Producer:
             else:
                 check_timestamp(timestamp_ms)
             known_topic = self._topics.by_name.get(topic) or self._find(topic)
+            if deliver_at_ms is not None:
+                check_delivery_time(deliver_at_ms, known_topic.topic, clock.wall_ms())
             size = RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
             if headers or size > self._settings.max_request_size:
                 size = self._checked_size(key_bytes, value_bytes, headers)
@@ -266,6 +281,25 @@ class Producer:
 
         commits = of_topics_read(check_commits(offsets, self._cluster.store.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
+
+    @kafka_errors()
+    def send_share_acknowledgements_to_transaction(
+        self, acknowledgements: "ShareAcknowledgements", group_metadata: "ShareGroupMetadata"
+    ) -> None:
+        """Commit acknowledgements of a share group with the transaction: either its records are visible and the
+        acknowledgements count, or neither. The arguments are the results of
+        `ShareConsumer.acknowledgements_for_transaction()` and `share_group_metadata()`.
+
+        From now on the locks of the acknowledged records last as long as the transaction, and the consumer may poll or
+        close. Raises, now or in the commit, CommitFailedError if a lock has ended: abort the transaction then. An abort
+        releases the records.
+        """
+        if acknowledgements.group_id != group_metadata.group_id:
+            raise ValueError(
+                f"group_metadata: of group {group_metadata.group_id!r}, the acknowledgements are of group"
+                f" {acknowledgements.group_id!r}"
+            )
+        self._transactional().add_acknowledgements(acknowledgements)
 
     @kafka_errors()
     def commit_transaction(self) -> list[Written]:

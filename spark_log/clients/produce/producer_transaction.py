@@ -31,8 +31,10 @@ from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
+    CommitFailedError,
     IllegalStateError,
     InvalidProducerIdMappingError,
+    InvalidRecordStateError,
     InvalidTxnStateError,
     ProducerFencedError,
     SparkLogError,
@@ -41,12 +43,16 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.share.rules import Acknowledgement
+from spark_log.groups.share.service import Poll, acknowledge_hook, move_locks, run_polls
+from spark_log.groups.share.transacted import ShareAcknowledgements
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.log.append.rules import (
     Appended,
     Batch,
 )
 from spark_log.log.log import Log, Records, WrittenBatches
+from spark_log.log.partitions.partition_rows import Key
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
@@ -71,6 +77,7 @@ CALLS: Mapping[str, frozenset[State]] = {
     "send": frozenset({State.IN_TRANSACTION}),
     "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
     "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
+    "send_share_acknowledgements_to_transaction": frozenset({State.IN_TRANSACTION}),
     "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
     "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
 }
@@ -166,6 +173,25 @@ class ProducerTransaction:
                 found = self._check_in_store(lambda connection: check_offsets(store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(found)
 
+    def add_acknowledgements(self, acknowledgements: ShareAcknowledgements) -> None:
+        """Add acknowledgements of a share group to commit with the transaction. Their records are locked until its end.
+        Raises CommitFailedError if a lock has ended.
+        """
+        with self._lock:
+            self.check("send_share_acknowledgements_to_transaction")
+            with self.fail_on_error():
+                self._check_in_store()
+                owner = f"transaction {self._ref.producer_id}-{self._ref.epoch}"
+                lasts_ms = self._settings.transaction_timeout_ms
+                group_id, given = acknowledgements.group_id, acknowledgements.by_partition
+                try:
+                    moved = move_locks(self._cluster.store, group_id, given, owner, lasts_ms)
+                except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
+                    raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
+            mine = self._acknowledgements.setdefault(group_id, {})
+            for key, acks in moved.items():
+                mine[key] = [*mine.get(key, ()), *acks]
+
     def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """Make the records of the producer batches pending: they are stored, and no reader sees them.
 
@@ -241,7 +267,7 @@ class ProducerTransaction:
             self._state = State.IN_DOUBT
             sent = [self._sent[position] for position in sorted(self._sent)]
             try:
-                if sent or self._offsets:
+                if sent or self._offsets or self._acknowledgements:
                     self._reached = True
                     offsets = self._commit(log, sent)
                 else:
@@ -261,12 +287,17 @@ class ProducerTransaction:
         topics: dict[int, Topic] = {
             topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
         }
-        durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
+        durable = bool(self._offsets or self._acknowledgements) or any(
+            topic.config.flush_messages <= 1 for topic in topics.values()
+        )
         commit = TransactionCommit(
             self._ref,
             batches,
             self._blobs,
-            after=[commit_offsets_hook(self._cluster.store, self._offsets)],
+            after=[
+                commit_offsets_hook(self._cluster.store, self._offsets),
+                acknowledge_hook(self._cluster.store, self._acknowledgements),
+            ],
             durable=durable,
         )
         result = log.append_whole(commit.request(), topics, timeout_ms=self._timeout_ms)
@@ -290,6 +321,7 @@ class ProducerTransaction:
             try:
                 if self._reached:
                     transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
+                self._release_locks()
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
                 raise
@@ -297,6 +329,16 @@ class ProducerTransaction:
                 self._over()
                 raise
             self._over()
+
+    def _release_locks(self) -> None:
+        """Let other members have the records that the transaction would have acknowledged."""
+        polls = []
+        for group_id, by_key in self._acknowledgements.items():
+            owners = {ack.member for acks in by_key.values() for ack in acks}
+            locks = {key: frozenset(ack.lock for ack in acks) for key, acks in by_key.items()}
+            polls += [Poll(group_id, owner, release=locks) for owner in owners]
+        if polls:
+            run_polls(self._cluster.store, polls)
 
     @property
     def may_send(self) -> bool:
@@ -344,6 +386,8 @@ class ProducerTransaction:
         self._sent: dict[int, _Sent] = {}
         self._blobs: dict[str, bytes] = {}
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
+        self._acknowledgements: dict[str, dict[Key, list[Acknowledgement]]] = {}
+        """Acknowledgements of share groups, by group id, with the locks of this transaction."""
         self._reached = False
         """Whether the store may have rows of the transaction."""
 

@@ -4,8 +4,10 @@ from typing import Any
 
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.producer_batch import Headers
+from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError
 from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+from spark_log.log.records.schema import DELIVER_AT
 
 
 def checked_headers(headers: object) -> Headers:
@@ -30,6 +32,24 @@ def checked_bytes(field: str, data: Any) -> bytes | None:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"Unsupported type for serialized {field}: {type(data)}")
     return bytes(data)
+
+
+def deliver_at_header(deliver_at_ms: object) -> tuple[str, bytes]:
+    """Return the header of a record that share groups deliver at this time or later."""
+    if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, int):
+        raise TypeError(f"deliver_at_ms: expected a whole number, got {deliver_at_ms!r}")
+    if not 0 <= deliver_at_ms <= TIMESTAMP_MS_MAX:
+        raise ValueError(f"deliver_at_ms: {deliver_at_ms} is outside [0, {TIMESTAMP_MS_MAX}]")
+    return DELIVER_AT, str(deliver_at_ms).encode()
+
+
+def check_delivery_time(deliver_at_ms: int, topic: Topic, now_ms: int) -> None:
+    """Raise ValueError if retention would remove a record of the topic before its delivery."""
+    keeps_ms = topic.config.retention_ms
+    if "delete" in topic.config.cleanup_policy and 0 <= keeps_ms < deliver_at_ms - now_ms:
+        raise ValueError(
+            f"deliver_at_ms: {deliver_at_ms} is more than retention.ms={keeps_ms} of topic {topic.name!r} from now"
+        )
 
 
 def check_timestamp(timestamp_ms: object) -> None:

@@ -5,7 +5,7 @@ needs a group without members, as the deletion does. The lock of the group's row
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,6 +54,15 @@ class _Place(NamedTuple):
     leader_epoch: int
 
 
+class _Reset(NamedTuple):
+    """The reset of a partition, with its row before, or None if there is none."""
+
+    partition: TopicPartition
+    place: _Place
+    row: rows.ShareRow | None
+    offsets: OffsetReset
+
+
 def reset_share_offsets(
     cluster: Cluster,
     group_id: str,
@@ -79,64 +88,73 @@ def reset_share_offsets(
     times = _times(cluster, targets)
     starts = {} if dry_run or preview else _starts_of_others(cluster, group_id, places)
 
-    def resolve(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
-        resets = {}
-        for partition, to in sorted(targets.items(), key=lambda each: each[0]):
-            here = places[partition]
-            now = store.clock(connection)
-            row = rows.row_of(rows.ask_row(connection, group_id, here.key, lock=False), group_id, here.key, now)
-            before = None if row is None else row.window.start
-            if expected is not None and before != expected.get(partition):
-                raise IllegalArgumentError(
-                    f"{partition}: the start offset is {before} now, it was {expected.get(partition)}: look again"
-                )
-            resets[partition] = OffsetReset(before, reset_offset(to, here.positions, before, times.get(partition)))
-            if expected is not None and isinstance(to, Exactly) and resets[partition].new != to.offset:
-                raise IllegalArgumentError(
-                    f"{partition}: offset {to.offset} is outside the log, which is now"
-                    f" [{here.positions.log_start_offset}, {here.positions.high_watermark}]: look again"
-                )
+    def resolve(connection: sa.Connection, *, lock: bool) -> list[_Reset]:
+        now = store.clock(connection)
+        resets = []
+        for partition, place in sorted(places.items(), key=lambda each: each[1].key):
+            row = rows.row_of(rows.ask_row(connection, group_id, place.key, lock=lock), group_id, place.key, now)
+            before = None if row is None else max(row.window.start, place.positions.log_start_offset)
+            new = reset_offset(targets[partition], place.positions, before, times.get(partition))
+            resets.append(_Reset(partition, place, row, OffsetReset(before, new)))
         return resets
 
-    def read(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
+    def read(connection: sa.Connection) -> list[_Reset]:
         group = group_rows.read_group(connection, group_id)
         if group is not None and group.type != SHARE:
             take_over(connection, group_id, group)
         if not preview:
             refuse_live(store, connection, group_id)
-        return resolve(connection)
+        return resolve(connection, lock=False)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+    def write(connection: sa.Connection, _attempt: Attempt) -> list[_Reset]:
         group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
         if group.type != SHARE:
             take_over(connection, group_id, group)
             group_rows.save_group(connection, group_id, group.group, type=SHARE)
         refuse_live(store, connection, group_id)
-        resets = resolve(connection)
-        _write(store, connection, group_id, {places[p]: reset.new for p, reset in resets.items()}, starts)
+        resets = resolve(connection, lock=True)
+        if expected is not None:
+            for each in resets:
+                _check_expected(each, targets[each.partition], expected.get(each.partition))
+        _write(store, connection, group_id, resets, starts)
         return resets
 
-    return store.read(read) if dry_run or preview else store.transact(write)
+    resets = store.read(read) if dry_run or preview else store.transact(write)
+    return {each.partition: each.offsets for each in sorted(resets, key=lambda each: each.partition)}
+
+
+def _check_expected(found: _Reset, to: ResetTo, expected: int | None) -> None:
+    """Raise IllegalArgumentError if the start offset is not `expected`, or the new offset is not in the log."""
+    if found.offsets.current != expected:
+        raise IllegalArgumentError(
+            f"{found.partition}: the start offset is {found.offsets.current} now, it was {expected}: look again"
+        )
+    if isinstance(to, Exactly) and found.offsets.new != to.offset:
+        limits = found.place.positions
+        raise IllegalArgumentError(
+            f"{found.partition}: offset {to.offset} is outside the log, which is now"
+            f" [{limits.log_start_offset}, {limits.high_watermark}]: look again"
+        )
 
 
 def _write(
-    store: Store, connection: sa.Connection, group_id: str, offsets: Mapping[_Place, int], starts: Mapping[Key, Start]
+    store: Store, connection: sa.Connection, group_id: str, resets: Sequence[_Reset], starts: Mapping[Key, Start]
 ) -> None:
-    """Write the reset windows, and rows for `starts` where there are none. The group's row is locked."""
+    """Write the reset windows, and rows for `starts` where there are none. Their rows, and the group's, are locked."""
     now = store.clock(connection)
     changed, new = [], []
-    for place, offset in sorted(offsets.items(), key=lambda each: each[0].key):
-        key = place.key
-        row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
+    for each in resets:
+        key, offset = each.place.key, each.offsets.new
         log = rows.log_of(rows.ask_log(connection, key))
         if log is None:
-            raise UnknownTopicOrPartitionError(f"partition {key[1]} of topic id {key[0]}: the topic was deleted")
-        if row is None:
+            raise UnknownTopicOrPartitionError(f"{each.partition}: the topic was deleted")
+        if each.row is None:
             new.append(rows.ShareRow(group_id, key, Window(offset, offset), log.leader_epoch))
         else:
             rows.drop_delays(connection, group_id, key)
-            changed.append(replace(row, window=rules.reset(row.window, offset), leader_epoch=log.leader_epoch))
-    there = {place.key for place in offsets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
+            window = rules.reset(each.row.window, offset)
+            changed.append(replace(each.row, window=window, leader_epoch=log.leader_epoch))
+    there = {each.place.key for each in resets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
     for key, start in sorted(starts.items()):
         if key not in there and rows.log_of(rows.ask_log(connection, key)) is not None:
             new.append(rows.ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch))

@@ -32,10 +32,9 @@ from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.encoding import Encoding, prepare
 from spark_log.log.log import Log, Records
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.log.records.schema import DEAD_LETTER_CAUSE, RECORD_SCHEMA, read_schema
 from spark_log.log.segments.plan import find_positions
-from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import TOPIC
+from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 from spark_log.replication.controller.topic_operations import create_topic
 
@@ -43,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "__dlq.errors."
 """Kafka's prefix of the headers that say where a dead letter comes from."""
-CAUSE = "spark-log.dlq.cause"
 MESSAGES = {
     REJECTED: ("Offset rejected by client.", "rejected"),
     rules.EXHAUSTED: ("Offset delivery count exceeded the threshold.", "delivery-count"),
@@ -191,7 +189,7 @@ def _letters(
             headers = [
                 *((copy or {}).get("headers") or ()),
                 *letter_headers(source, offset, group_id, r.deliveries, message),
-                {"key": CAUSE, "value": (MISSING if gone else cause).encode()},
+                {"key": DEAD_LETTER_CAUSE, "value": (MISSING if gone else cause).encode()},
             ]
             record = {"key": None, "value": None} if copy is None else {"key": copy["key"], "value": copy["value"]}
             made.append({**record, "headers": headers, "timestamp": now_ms * 1000})
@@ -248,6 +246,6 @@ def _end(log: Log, group_id: str, key: Key, ranges: Sequence[Range], letters: in
 
 def archiving_partitions(connection: sa.Connection) -> list[tuple[str, Key]]:
     """Return the groups and partitions with Archiving records."""
-    here = t.share_partition.c
-    query = sa.select(here.group_id, here.topic_id, here.partition).where(here.archiving > 0)
+    columns = (SHARE_PARTITION.group_id, SHARE_PARTITION.topic_id, SHARE_PARTITION.partition)
+    query = sa.select(*columns).where(SHARE_PARTITION.archiving > 0)
     return [(row[0], (row[1], row[2])) for row in connection.execute(query)]

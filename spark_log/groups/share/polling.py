@@ -29,7 +29,11 @@ from spark_log.metadata.store import Store
 _PARTITIONS_MAX = 16
 """The largest number of partitions that one poll acquires from."""
 _DUE_MAX = 500
+_AVAILABLE_MAX = 1_000
+"""The number of Available records that are read at once, also if a poll takes fewer."""
 _WAIT_S_MAX = 5.0
+_REMEMBERED_S = 0.2
+_GROUPS_MAX = 1_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class SharePolls:
         self._reads = reads
         self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
         self._dead_letters = dead_letters
+        self._seen: dict[str, tuple[float, Look]] = {}
+        """By group: what its last poll saw and left, and when it looked."""
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -111,9 +117,9 @@ class SharePolls:
         """
         errors: dict[Key, SparkLogError | None] = {}
         waiting = dict(acknowledgements)
+        before = self._remembered(group_id)
         while True:
-            seen = look(self._store, group_id)
-            self._write_letters_of_others(group_id, seen)
+            seen = before or self._look(group_id)
             readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
                 poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
@@ -124,9 +130,14 @@ class SharePolls:
                 for key in outcome.stale:
                     self._reads.forget(key)
                 if outcome.acquired:
+                    self._remember(group_id, seen, outcome)
                     return _result(poll, outcome, errors, began_s)
-                if outcome.stale:
+                if outcome.stale and before is None:
                     continue
+            if before is not None:
+                before = None
+                continue
+            if readable:
                 seen = look(self._store, group_id)
             lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
             return Result(errors, (), lock_ms, next_change_ms(seen), unread=unread)
@@ -151,6 +162,26 @@ class SharePolls:
             for key in sorted(outcome.archived):
                 self._dead_letters.write(poll.group_id, key)
         return outcome
+
+    def _look(self, group_id: str) -> Look:
+        seen = look(self._store, group_id)
+        self._write_letters_of_others(group_id, seen)
+        return seen
+
+    def _remembered(self, group_id: str) -> Look | None:
+        """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
+        transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
+        """
+        looked_s, seen = self._seen.get(group_id, (0.0, None))
+        return seen if clock.monotonic_s() - looked_s < _REMEMBERED_S else None
+
+    def _remember(self, group_id: str, seen: Look, outcome: Outcome) -> None:
+        looked_s, known = self._seen.get(group_id, (0.0, None))
+        if known is not seen:
+            looked_s = clock.monotonic_s()
+        self._seen[group_id] = looked_s, replace(seen, offers={**seen.offers, **outcome.offers}, due={})
+        if len(self._seen) > _GROUPS_MAX:
+            self._seen.clear()
 
     def _write_letters_of_others(self, group_id: str, seen: Look) -> None:
         """Write dead letters that the process which archived their records has not written in a second."""
@@ -207,7 +238,7 @@ class SharePolls:
         return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
 
     def _available(self, group_id: str, key: Key, request: Request) -> list[tuple[int, int]]:
-        """Return Available ranges, and those whose locks ended, as many as one poll takes."""
+        """Return Available ranges, and those whose locks ended, as many as one poll takes or more."""
 
         def read(connection: object) -> rows.ShareRow | None:
             now = self._store.clock(connection)  # type: ignore[arg-type]
@@ -218,9 +249,9 @@ class SharePolls:
         found, records = [], 0
         for r in () if row is None else row.window.ranges:
             if r.lock == AVAILABLE or (r.lock > 0 and r.until_ms <= now.lease_ms):
-                found.append((r.first, min(r.end, r.first + request.records_max)))
+                found.append((r.first, r.end))
                 records += r.length
-                if records >= request.records_max:
+                if records >= max(request.records_max, _AVAILABLE_MAX):
                     break
         return found
 

@@ -21,13 +21,10 @@ from spark_log.groups.share.rules import Numbers, Stretch
 from spark_log.groups.share.service import Readable
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.log.records.schema import read_schema
+from spark_log.log.records.schema import DELIVER_AT, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
-
-DELIVER_AT = "spark-log.deliver-at"
-"""Header of a record with the time before which share groups do not deliver it: decimal milliseconds."""
 
 _AHEAD_BYTES = 8 * 1024 * 1024
 """Decoded bytes of a partition that one call reads."""

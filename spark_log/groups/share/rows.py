@@ -372,6 +372,16 @@ def offers_of(answer: Answer) -> dict[Key, Offer]:
     }
 
 
+def offer_of(row: ShareRow, log: LogFacts, now: StoreClock) -> Offer:
+    """Return what a row offers, without the due time of delayed records."""
+    window = row.window
+    available, archiving = window.count(available=True), window.count(archiving=True)
+    return Offer(
+        window.next, window.start, available, window.unfinished, archiving, window.delayed, window.wake_ms, None,
+        now.clock_epoch, log,
+    )  # fmt: skip
+
+
 def with_delays_dropped(row: ShareRow, dropped: int, *, expired: bool) -> ShareRow:
     """Return the row after its delayed records were deleted."""
     window = replace(row.window, delayed=max(0, row.window.delayed - dropped))

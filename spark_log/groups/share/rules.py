@@ -241,6 +241,37 @@ def acknowledge(
     return Change(_with_ranges(after, ranges), tuple(delayed), became_available)
 
 
+def move(
+    window: Window, acknowledgements: Iterable[Acknowledgement], log_start: int, owner: str, until_ms: int, now: Time
+) -> tuple[Window, tuple[Acknowledgement, ...]]:
+    """Give acquired records a new lock of a producer's transaction, and return the window and the same acknowledgements
+    with that lock. Offsets below the log start offset are left out.
+
+    Raises InvalidRecordStateError, without a change, under the same conditions as `acknowledge`.
+    """
+    lock = window.last_lock + 1
+    mine = [ack._replace(first=max(ack.first, log_start)) for ack in sorted(acknowledgements) if ack.end > log_start]
+    ranges: list[Range] = []
+    remaining = list(reversed(window.ranges))
+    for ack in mine:
+        position = ack.first
+        while position < ack.end:
+            while remaining and remaining[-1].end <= position:
+                ranges.append(remaining.pop())
+            if not remaining or not remaining[-1].first <= position or not _is_live(remaining[-1], ack, now):
+                raise InvalidRecordStateError(
+                    f"record {position} is not acquired by {ack.member!r} with lock {ack.lock}"
+                )
+            r = remaining.pop()
+            end = min(r.end, ack.end)
+            ranges += [r._replace(end=position)] if r.first < position else []
+            ranges.append(r._replace(first=position, end=end, lock=lock, until_ms=until_ms, member=owner))
+            remaining += [r._replace(first=end)] if end < r.end else []
+            position = end
+    moved = tuple(ack._replace(lock=lock, member=owner) for ack in mine)
+    return _with_ranges(replace(window, last_lock=lock), [*ranges, *reversed(remaining)]), moved
+
+
 def _is_live(r: Range, ack: Acknowledgement, now: Time) -> bool:
     return r.lock == ack.lock and r.lock > 0 and r.member == ack.member and r.until_ms > now.lease_ms
 

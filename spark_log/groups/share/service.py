@@ -3,8 +3,9 @@
 All functions block. Several polls may share a transaction: they run one after the other on the same rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,11 @@ import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import GroupConfig
-from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import CommitFailedError, InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.rules import Acknowledgement, Change, Delayed, Limits, Range, Request, Stretch, Time
+from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.truncations import read_truncations
@@ -76,6 +78,8 @@ class Outcome:
     """The duration of the locks."""
     archived: set[Key] = field(default_factory=set)
     """Partitions in which this transaction archived records, which wait for their dead letters."""
+    offers: dict[Key, rows.Offer] = field(default_factory=dict)
+    """What the partitions of the poll have after the transaction, without the due time of delayed records."""
 
 
 def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
@@ -255,11 +259,78 @@ class _Transaction:
         changed = [work for work in self._work.values() if work.row != work.stored or work.delayed or work.came_due]
         for poll, outcome in zip(self.polls, self.outcomes, strict=True):
             outcome.archived = {work.row.key for work in changed if work.archived and work.row.key in poll.keys}
+            mine = {key: self._work[poll.group_id, key] for key in poll.readable if (poll.group_id, key) in self._work}
+            outcome.offers = {key: rows.offer_of(work.row, work.log, self._now) for key, work in mine.items()}
         with sent_with_commit(self.connection):
             rows.save(self.connection, [work.row for work in changed], self._now)
             for work in changed:
                 rows.end_delays(self.connection, work.row.group_id, work.row.key, work.came_due)
                 rows.delay(self.connection, work.row.group_id, work.row.key, work.delayed)
+
+
+def move_locks(
+    store: Store, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], owner: str, lasts_ms: int
+) -> dict[Key, tuple[Acknowledgement, ...]]:
+    """Let acquired records belong to `owner`, a producer's transaction, for this time. Returns the acknowledgements
+    with their new locks. Raises InvalidRecordStateError, without a change, if a lock has ended.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
+        now = store.clock(connection)
+        moved, changed = {}, []
+        for key, found in _locked(connection, group_id, acknowledgements, now).items():
+            time = Time(now.lease_ms, now.wall_ms)
+            until_ms, log_start = now.lease_ms + lasts_ms, found.log.log_start_offset
+            window, moved[key] = rules.move(found.row.window, acknowledgements[key], log_start, owner, until_ms, time)
+            changed.append(replace(found.row, window=window))
+        rows.save(connection, changed, now)
+        return moved
+
+    done = store.transact(body, durable=False)
+    failpoint("share.locks-moved")
+    return done
+
+
+def acknowledge_hook(
+    store: Store, acknowledgements: Mapping[str, Mapping[Key, Sequence[Acknowledgement]]]
+) -> CommitHook:
+    """Return an append hook that acknowledges records of groups, by group id. It raises CommitFailedError if one of
+    their locks has ended: then nothing of the append is committed.
+    """
+
+    def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
+        for group_id in sorted(acknowledgements):
+            config = rows.configs_of(rows.ask_configs(connection, group_id), store.settings)
+            limits, changed = rows.limits_of(config), []
+            try:
+                for key, found in _locked(connection, group_id, acknowledgements[group_id], now).items():
+                    acks, time = acknowledgements[group_id][key], Time(now.lease_ms, now.wall_ms)
+                    change = rules.acknowledge(found.row.window, acks, found.log.log_start_offset, limits, time)
+                    changed.append(replace(found.row, window=change.window))
+                    rows.delay(connection, group_id, key, change.delayed)
+            except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
+                raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
+            rows.save(connection, changed, now)
+        return True
+
+    return acknowledge
+
+
+class _Locked(NamedTuple):
+    row: rows.ShareRow
+    log: rows.LogFacts
+
+
+def _locked(connection: sa.Connection, group_id: str, keys: Iterable[Key], now: StoreClock) -> dict[Key, _Locked]:
+    """Lock and return the rows of partitions. Raises UnknownTopicOrPartitionError if one is missing."""
+    found = {}
+    for key in sorted(keys):
+        row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
+        log = rows.log_of(rows.ask_log(connection, key))
+        if row is None or log is None:
+            raise UnknownTopicOrPartitionError(f"group {group_id!r} reads no such partition, or it was deleted")
+        found[key] = _Locked(row, log)
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,10 @@ MICROSECONDS_PER_MILLISECOND = 1000
 TIMESTAMP = pa.timestamp("us", "UTC")
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 HEADERS = pa.list_(pa.field("element", HEADER))
+DELIVER_AT = "spark-log.deliver-at"
+"""Header with the time before which share groups do not deliver the record: decimal milliseconds since 1970."""
+DEAD_LETTER_CAUSE = "spark-log.dlq.cause"
+"""Header that says why a dead letter was written: rejected, delivery-count, missing, or failed (in a loop)."""
 
 RECORD_SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("timestamp", TIMESTAMP)]

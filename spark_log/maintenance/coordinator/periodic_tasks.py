@@ -13,9 +13,11 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
+from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
 from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
@@ -59,14 +61,26 @@ def _follow_topic_changes(context: PeriodicTaskContext) -> None:
     _reconcile(context, groups_with_members(context.cluster.store))
 
 
-def _end_idle_share_locks(context: PeriodicTaskContext) -> None:
-    end_idle_locks(context.cluster.store, context.fence)
+def _serve_share_groups(context: PeriodicTaskContext) -> None:
+    """Do for share groups that no member polls what polls do: end locks by time, and write dead letters."""
+    store = context.cluster.store
+    end_idle_locks(store, context.fence)
+    places = store.read(archiving_partitions)
+    if places:
+        letters = DeadLetters(lambda: ClientLog(context.cluster, holder="coordinator: dead letters"))
+        try:
+            for group_id, key in places:
+                if context.stopping():
+                    return
+                letters.write(group_id, key)
+        finally:
+            letters.close()
 
 
 GROUP_TASKS: tuple[PeriodicTask, ...] = (
     PeriodicTask("end sessions and assign partitions of groups", 250, _reconcile_groups),
     PeriodicTask("assign partitions of topics that were created or changed", 5_000, _follow_topic_changes),
-    PeriodicTask("share groups", 60_000, _end_idle_share_locks),
+    PeriodicTask("share groups", 60_000, _serve_share_groups),
 )
 
 

@@ -29,12 +29,12 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.groups.committed_offsets import Commit
-from spark_log.groups.share.dead_letters import CAUSE, letter_headers
-from spark_log.log.records.schema import HEADERS
+from spark_log.groups.share.dead_letters import letter_headers
+from spark_log.log.records.schema import DEAD_LETTER_CAUSE, HEADERS
 
 COPY_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("partition", pa.int32())])
 """The columns of records that are copied with `send_table`."""
-_CAUSE = {"key": CAUSE, "value": b"failed"}
+_CAUSE = {"key": DEAD_LETTER_CAUSE, "value": b"failed"}
 _MESSAGE_MAX = 1_000
 
 Place = tuple[TopicPartition, int]

@@ -18,10 +18,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.share.dead_letters import CAUSE, PREFIX
+from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
-from spark_log.log.records.schema import read_schema
+from spark_log.log.records.schema import DEAD_LETTER_CAUSE, read_schema
 from spark_log.spark.streams.record_retries import COPY_SCHEMA, Polled
 from spark_log.spark.streams.transactional_loop import POLL_MS, TransactionalLoop
 
@@ -295,7 +295,7 @@ def _own_headers(record: Row) -> list[Mapping[str, Any]]:
     return [
         header
         for header in record["headers"] or ()
-        if header["key"] != CAUSE and not header["key"].startswith("__dlq.")
+        if header["key"] != DEAD_LETTER_CAUSE and not header["key"].startswith("__dlq.")
     ]
 
 

@@ -51,7 +51,7 @@ from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import Reader
 from tests.support.records import NOON_MS
 from tests.support.share_members import ShareMember
-from tests.support.topics import fill, make
+from tests.support.topics import fill, make, stored
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 GROUP = "workers"
@@ -122,11 +122,28 @@ def test_the_coordinator_ends_locks_of_groups_that_are_not_polled(cluster, membe
     alter_group_configs(cluster.store, GROUP, {"share.record.lock.duration.ms": "1"})
     member.poll(3)
     assert partitions(cluster)[P0].in_flight == 3
-    [task] = [task for task in GROUP_TASKS if task.name == "share groups"]
     while partitions(cluster)[P0].in_flight:
-        task.run(SimpleNamespace(cluster=cluster, fence=unfenced))
+        run_task(cluster)
     here = partitions(cluster)[P0]
     assert (here.in_flight, here.available, here.lock_timeouts, here.lag) == (0, 3, 3, 10)
+
+
+def run_task(cluster):
+    [task] = [task for task in GROUP_TASKS if task.name == "share groups"]
+    task.run(SimpleNamespace(cluster=cluster, fence=unfenced, stopping=lambda: False))
+
+
+def test_the_coordinator_writes_dead_letters_of_groups_that_are_not_polled(cluster, member):
+    alter_group_configs(cluster.store, GROUP, {"errors.deadletterqueue.topic.name": "dlq.t"})
+    member.acknowledge(member.poll(2), AcknowledgeType.REJECT)
+    member.leave()
+    run_task(cluster)  # the topic is missing: they stay
+    assert partitions(cluster)[P0].archiving == 2
+    make(cluster, "dlq.t", errors_deadletterqueue_group_enable="true")
+    run_task(cluster)
+    here = partitions(cluster)[P0]
+    assert (here.archiving, here.dead_letters, here.lag) == (0, 2, 8)
+    assert stored(cluster, "dlq.t") == {0: ["0/0", "0/1"]}
 
 
 def test_dead_members_are_removed_and_nothing_is_assigned(cluster, member):
@@ -197,6 +214,15 @@ def test_reset_that_was_previewed_is_refused_after_a_change(cluster, member):
     with pytest.raises(IllegalArgumentError, match="the start offset is 3 now, it was 2: look again"):
         reset_share_offsets(cluster, GROUP, {P0: Exactly(0)}, expected={P0: 2})
     assert reset_share_offsets(cluster, GROUP, {P0: Exactly(0)}, expected={P0: 3}) == {P0: (3, 0)}
+
+
+def test_a_reset_counts_from_the_log_start_if_retention_has_passed_the_start(cluster, member):
+    member.leave()
+    delete_records(cluster, {P0: 4})
+    assert reset_share_offsets(cluster, GROUP, {P0: ShiftBy(1)}, preview=True) == {P0: (4, 5)}
+    assert reset_share_offsets(cluster, GROUP, {P0: Exactly(6)}, expected={P0: 4}) == {P0: (4, 6)}
+    with pytest.raises(IllegalArgumentError, match="outside the log"):
+        reset_share_offsets(cluster, GROUP, {P0: Exactly(3)}, expected={P0: 6})
 
 
 def test_reset_of_unknown_partitions(cluster, member):
@@ -342,14 +368,14 @@ def test_admin_describes_share_groups(admin, member):
     assert described[GROUP] == {
         "group_id": GROUP,
         "group_state": "Stable",
-        "group_epoch": 1,
-        "assignment_epoch": 1,
+        "group_epoch": member.answer.epoch,
+        "assignment_epoch": member.answer.epoch,
         "assignor_name": "simple",
         "members": [
             {
                 "member_id": "m1",
                 "rack_id": None,
-                "member_epoch": 1,
+                "member_epoch": member.answer.epoch,
                 "client_id": "client",
                 "client_host": "host",
                 "subscribed_topic_names": ["t"],

@@ -378,6 +378,34 @@ class SharePartition(RuleBasedStateMachine):
                         self.released(o)
         assert {d.offset: d for d in change.delayed} == later
 
+    @rule(data=st.data(), until=st.integers(1, 200))
+    def move(self, data, until):
+        """A producer's transaction takes records over, or tries to."""
+        mine = [(o, s) for o, s in sorted(self.state.items()) if s.kind == "acquired"]
+        if not mine:
+            return
+        first, s = data.draw(st.sampled_from(mine))
+        end = first + 1
+        while self.state.get(end, FINISHED).lock == s.lock and data.draw(st.integers(0, 3)):
+            end += 1
+        stranger = data.draw(st.integers(0, 4)) == 0
+        ack = Acknowledgement(first, end, s.lock, "stranger" if stranger else s.member, AcknowledgeType.ACCEPT)
+        until_ms = self.now.lease_ms + until
+        live = all(self.state[o].until_ms > self.now.lease_ms for o in range(first, end))
+        try:
+            self.window, [moved] = rules.move(self.window, [ack], self.log_start, "transaction", until_ms, self.now)
+        except InvalidRecordStateError:
+            assert stranger or not live
+            return
+        assert live
+        assert not stranger
+        assert moved.lock not in self.locks_given, "a lock number was given twice"
+        self.locks_given.add(moved.lock)
+        assert moved == ack._replace(lock=moved.lock, member="transaction")
+        self.old = [*self.old[-5:], ack, moved]
+        for o in range(first, end):
+            self.state[o] = replace(self.state[o], lock=moved.lock, until_ms=until_ms, member="transaction")
+
     @rule(member=members)
     def close(self, member):
         self.window = rules.release(self.window, member, None, self.limits, self.now).window

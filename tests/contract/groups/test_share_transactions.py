@@ -1,0 +1,239 @@
+"""Transactions that acknowledge records of a share group (KIP-1289): output and acknowledgements, both or none."""
+
+import signal
+
+import pytest
+
+from spark_log import AcknowledgeType, Consumer, Producer, ShareConsumer
+from spark_log.cluster.settings import alter_settings
+from spark_log.errors import CommitFailedError, IllegalStateError, TransactionAbortableError
+from spark_log.groups.share import rows
+from spark_log.groups.share.service import look
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.python_process import PythonProcess
+
+LOCK_MS = 300
+ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
+
+
+@pytest.fixture
+def topics(cluster):
+    """Topics jobs and results; locks of group `workers` last LOCK_MS."""
+    alter_settings(
+        cluster,
+        {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(LOCK_MS)},
+    )
+    cluster.store.transact(
+        lambda connection, _: rows.save_configs(connection, "workers", {"share.auto.offset.reset": "earliest"})
+    )
+    create_topic(cluster, "jobs")
+    create_topic(cluster, "results")
+
+
+@pytest.fixture
+def worker(cluster_address, topics):
+    with ShareConsumer(
+        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
+    ) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def producer(cluster_address, topics):
+    with Producer(cluster=cluster_address, transactional_id="results") as producer:
+        producer.init_transactions()
+        yield producer
+
+
+def send(produce, *values):
+    producer = produce()
+    for value in values:
+        producer.send("jobs", value).get()
+
+
+def take(consumer, count=1):
+    found = []
+    while len(found) < count:
+        polled = consumer.poll(5_000)
+        assert polled
+        found += [record for records in polled.values() for record in records]
+    return found
+
+
+def results(cluster_address):
+    with Consumer("results", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
+        return [record.value for records in consumer.poll(1_000).values() for record in records]
+
+
+def work(worker, producer, records, kind=ACCEPT):
+    """Send a result of each record, and acknowledge the records with the open transaction."""
+    for record in records:
+        producer.send("results", record.value.upper())
+        worker.acknowledge(record, kind)
+    producer.send_share_acknowledgements_to_transaction(
+        worker.acknowledgements_for_transaction(), worker.share_group_metadata()
+    )
+
+
+def unfinished(cluster):
+    return sum(offer.unfinished for offer in look(cluster.store, "workers").offers.values())
+
+
+def test_TransactionalShareAckCommitAccept(cluster, cluster_address, produce, worker, producer):
+    send(produce, b"a", b"b")
+    producer.begin_transaction()
+    work(worker, producer, take(worker, 2))
+    assert results(cluster_address) == []
+    assert unfinished(cluster) == 2
+    producer.commit_transaction()
+    assert results(cluster_address) == [b"A", b"B"]
+    assert unfinished(cluster) == 0
+    assert worker.poll(2 * LOCK_MS) == {}
+
+
+def test_TransactionalShareAckCommitAcrossMultiplePolls(cluster, cluster_address, produce, worker, producer):
+    producer.begin_transaction()
+    for value in (b"a", b"b", b"c"):
+        send(produce, value)
+        work(worker, producer, take(worker))
+    producer.commit_transaction()
+    assert results(cluster_address) == [b"A", b"B", b"C"]
+    assert unfinished(cluster) == 0
+
+
+def test_TransactionalShareAckAbortAccept(cluster, cluster_address, produce, worker, producer):
+    send(produce, b"a")
+    producer.begin_transaction()
+    work(worker, producer, take(worker))
+    producer.abort_transaction()
+    [again] = take(worker)
+    assert (again.value, again.delivery_count) == (b"a", 2)
+    assert results(cluster_address) == []
+    worker.acknowledge(again)
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_TransactionalShareAckCommitReject(cluster, cluster_address, produce, topics, producer, dead_letters):
+    if dead_letters:
+        create_topic(cluster, "dlq.jobs", configs={"errors.deadletterqueue.group.enable": "true"})
+        configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
+        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    send(produce, b"a")
+    with ShareConsumer(
+        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
+    ) as worker:
+        producer.begin_transaction()
+        work(worker, producer, take(worker), REJECT)
+        producer.commit_transaction()
+        assert unfinished(cluster) == int(dead_letters)
+        while unfinished(cluster):  # a poll writes the letter, after a second
+            assert worker.poll(200) == {}
+    if dead_letters:
+        with Consumer("dlq.jobs", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
+            assert [r.value for found in consumer.poll(5_000).values() for r in found] == [b"a"]
+
+
+def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produce, worker, producer):
+    send(produce, b"a", b"b", b"c")
+    producer.begin_transaction()
+    first, second, third = take(worker, 3)
+    work(worker, producer, [first, third])
+    producer.commit_transaction()
+    worker.acknowledge(second, AcknowledgeType.RELEASE)
+    [again] = take(worker)
+    assert (again.value, again.delivery_count) == (b"b", 2)
+    worker.acknowledge(again)
+    assert results(cluster_address) == [b"A", b"C"]
+
+
+def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, produce, topics, producer):
+    send(produce, b"a")
+    with ShareConsumer(
+        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
+    ) as worker:
+        producer.begin_transaction()
+        work(worker, producer, take(worker))
+    with ShareConsumer("jobs", cluster=cluster_address, group_id="workers") as other:
+        assert other.poll(3 * LOCK_MS) == {}
+        producer.commit_transaction()
+        assert other.poll(LOCK_MS) == {}
+    assert results(cluster_address) == [b"A"]
+
+
+def test_an_ended_lock_fails_the_call(cluster, cluster_address, produce, worker, producer):
+    send(produce, b"a")
+    producer.begin_transaction()
+    [record] = take(worker)
+    with ShareConsumer("jobs", cluster=cluster_address, group_id="workers") as other:
+        assert take(other)[0].delivery_count == 2
+        with pytest.raises(CommitFailedError, match="not acquired"):
+            work(worker, producer, [record])
+        producer.abort_transaction()
+    assert results(cluster_address) == []
+
+
+def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster_address, produce, worker):
+    send(produce, b"a")
+    with Producer(cluster=cluster_address, transactional_id="slow", transaction_timeout_ms=LOCK_MS) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        work(worker, producer, take(worker))
+        [again] = take(worker)
+        assert again.delivery_count == 2
+        with pytest.raises((CommitFailedError, TransactionAbortableError)):  # the transaction's time is over too
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert results(cluster_address) == []
+    worker.acknowledge(again)
+
+
+def test_mistakes_are_named(cluster, cluster_address, produce, worker, producer):
+    send(produce, b"a")
+    [record] = take(worker)
+    worker.acknowledge(record, AcknowledgeType.RENEW)
+    with pytest.raises(IllegalStateError, match="RENEW"):
+        worker.acknowledgements_for_transaction()
+    worker.commit_sync()
+    worker.acknowledge(record)
+    given = worker.acknowledgements_for_transaction()
+    with pytest.raises(IllegalStateError, match="begin_transaction"):
+        producer.send_share_acknowledgements_to_transaction(given, worker.share_group_metadata())
+
+
+PROGRAM = """
+import sys
+from spark_log import AcknowledgeType, Producer, ShareConsumer
+address = sys.argv[1]
+with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as worker:
+    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=1_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        [records] = worker.poll(10_000).values()
+        for record in records:
+            producer.send("results", record.value.upper())
+            worker.acknowledge(record)
+        producer.send_share_acknowledgements_to_transaction(
+            worker.acknowledgements_for_transaction(), worker.share_group_metadata())
+        producer.commit_transaction()
+"""
+
+
+@pytest.mark.parametrize("point", ["share.locks-moved", "append.decided", "transaction.committed"])
+def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce, topics, point):
+    send(produce, b"a", b"b")
+    with PythonProcess("-c", PROGRAM, cluster_address, failpoint=point) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    with Producer(cluster=cluster_address, transactional_id="results") as producer:
+        producer.init_transactions()  # aborts the transaction of the killed one
+        with ShareConsumer(
+            "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
+        ) as worker:
+            if point != "transaction.committed":
+                producer.begin_transaction()
+                again = take(worker, 2)
+                assert {record.delivery_count for record in again} == {2}
+                work(worker, producer, again)
+                producer.commit_transaction()
+            assert worker.poll(LOCK_MS) == {}
+    assert results(cluster_address) == [b"A", b"B"]
+    assert unfinished(cluster) == 0
